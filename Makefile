@@ -1,0 +1,52 @@
+# Two commands do all the set-up: `make demo` and `make test`. Each builds .venv when it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help demo test check format golden bench deep clean
+.DEFAULT_GOAL := help
+
+help:  ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+.venv/bin/python:
+	$(if $(UV),uv venv --quiet --seed --python $(PYTHON) .venv,$(PYTHON) -m venv .venv)
+
+.venv/.core: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e . -c constraints.txt
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e '.[dev]' -c constraints.txt
+	@touch .venv/.core $@
+
+demo: .venv/.core  ## Play a cached multi-turn session against the simulator, offline
+	@$(BIN)/holdfast demo
+
+test: .venv/.dev  ## Run the tests
+	$(PYTEST) -n 2
+
+check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory test
+
+format: .venv/.dev  ## Format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+golden: .venv/.dev  ## Write the golden files anew; review the diff like code
+	HOLDFAST_GOLDEN=write $(PYTEST) -p no:xdist tests/golden
+
+bench: .venv/.dev  ## Measure, as ratios in one run
+	$(BIN)/python -m benchmarks
+
+deep: .venv/.dev  ## Slow checks: mutate 50 functions and see the tests fail
+	$(BIN)/python scripts/mutate.py
+
+clean:  ## Remove what the other targets made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

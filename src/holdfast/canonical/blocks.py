@@ -1,0 +1,93 @@
+"""What a message is made of: blocks, the same for every provider.
+
+A block that we do not know in full, be it by its type or by a field, is kept as the bytes it came in.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+class Text(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class Base64Source(msgspec.Struct, frozen=True, tag_field="kind", tag="base64"):
+    media_type: str
+    data: str
+
+
+class UrlSource(msgspec.Struct, frozen=True, tag_field="kind", tag="url"):
+    url: str
+
+
+class FileSource(msgspec.Struct, frozen=True, tag_field="kind", tag="file"):
+    file_id: str
+
+
+class Image(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
+    source: Base64Source | UrlSource | FileSource
+
+
+class ToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    arguments_json: str  # Kept as sent: re-serialising would change the cached bytes.
+
+
+class Thinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    text: str
+    signature: str | None = None
+
+
+class RedactedThinking(msgspec.Struct, frozen=True, tag_field="type", tag="redacted_thinking"):
+    data: str
+
+
+class Opaque(msgspec.Struct, frozen=True, tag_field="type", tag="opaque"):
+    """A block of a type or with a field that we do not know, byte for byte as it was received."""
+
+    kind: str
+    raw: bytes
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: tuple[Text | Image | Opaque, ...]
+    is_error: bool = False
+
+
+Block = Text | Image | ToolUse | ToolResult | Thinking | RedactedThinking | Opaque
+
+Role = Literal["user", "assistant", "system"]
+
+THINKING_KINDS = (Thinking, RedactedThinking)
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Role
+    content: tuple[Block, ...]
+
+
+def user(*content: Block | str) -> Message:
+    return Message("user", tuple(Text(part) if isinstance(part, str) else part for part in content))
+
+
+def assistant(*content: Block | str) -> Message:
+    return Message("assistant", tuple(Text(part) if isinstance(part, str) else part for part in content))
+
+
+def text_of(content: tuple[Block, ...]) -> str:
+    """The plain text of some blocks, one paragraph a block; everything else is left out."""
+    return "\n\n".join(block.text for block in content if isinstance(block, Text))
+
+
+def mend_surrogates(text: str) -> str:
+    """The text with lone surrogates, which no JSON encoder can spell, replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

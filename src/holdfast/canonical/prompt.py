@@ -1,0 +1,99 @@
+"""What goes to a provider, before it is spelled: segments in wire order, marks, and parameters."""
+
+import enum
+from typing import Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Role, Text
+from holdfast.canonical.tools import ToolSpec
+
+
+class Stability(enum.IntEnum):
+    """How often the bytes of a part change; the prompt is ordered by it."""
+
+    FROZEN = 0  # with a release
+    EPOCH = 1  # at the start of a session or at a compaction, never between
+    GROWING = 2  # only by appending
+    VOLATILE = 3  # every turn
+
+
+Place = Literal["tools", "system", "messages"]
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """Blocks that entered the conversation together.
+
+    Neighbouring passages of one role are one message on the wire, so that a passage can be appended to a
+    message that was already sent without moving a byte of it.
+    """
+
+    role: Role
+    content: tuple[Block, ...]
+    layer: str = "history"
+    stability: Stability = Stability.GROWING
+    ephemeral: bool = False
+
+    @property
+    def injected(self) -> bool:
+        """Whether a volatile layer put this here, and not a person, a model or a tool."""
+        return self.layer != "history"
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One layer's part of the prompt. Which of the three contents it has is told by its place."""
+
+    name: str
+    stability: Stability
+    place: Place
+    tools: tuple[ToolSpec, ...] = ()
+    system: tuple[Text, ...] = ()
+    passages: tuple[Passage, ...] = ()
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Segments in wire order: tools, then system, then messages, most stable first."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return tuple(tool for segment in self.segments for tool in segment.tools)
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        return tuple(passage for segment in self.segments for passage in segment.passages)
+
+
+Ttl = Literal["5m", "1h"]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A request to the provider to keep the prefix that ends with this piece."""
+
+    piece: int
+    ttl: Ttl = "5m"
+    reason: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Where the marks go; pieces are counted from the start of the prompt."""
+
+    marks: tuple[Mark, ...] = ()
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """Everything in a request that is not the prompt.
+
+    `extra` holds fields that we do not know, as (name, JSON text), so that they survive a round trip.
+    """
+
+    model: str
+    output_tokens_max: int
+    stream: bool = False
+    stop_sequences: tuple[str, ...] = ()
+    temperature: float | None = None
+    tool_choice_json: str | None = None
+    thinking_json: str | None = None
+    betas: tuple[str, ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,55 @@
+"""What a provider answers: a message, why it stopped, what it took; whole, or piece by piece."""
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import Block
+from holdfast.canonical.usage import Usage
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    content: tuple[Block, ...]
+    stop_reason: StopReason
+    usage: Usage
+    model: str = ""
+    id: str = ""
+    stop_sequence: str | None = None
+
+
+class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):
+    """The first byte of the answer is here: from now on others can read what this call wrote."""
+
+    id: str
+    model: str
+    usage: Usage
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text.delta"):
+    index: int
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking.delta"):
+    index: int
+    text: str
+
+
+class ToolUseStarted(msgspec.Struct, frozen=True, tag_field="type", tag="tool.use_start"):
+    index: int
+    id: str
+    name: str
+
+
+class ToolUseDelta(msgspec.Struct, frozen=True, tag_field="type", tag="tool.use_input_delta"):
+    index: int
+    json_part: str
+
+
+class ReplyFinished(msgspec.Struct, frozen=True, tag_field="type", tag="message.complete"):
+    reply: Reply
+
+
+Delta = ReplyStarted | TextDelta | ThinkingDelta | ToolUseStarted | ToolUseDelta | ReplyFinished

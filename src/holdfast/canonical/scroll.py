@@ -1,0 +1,75 @@
+"""The request so far, in wire bytes: it grows at its end, and marks are spliced in on the way out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from holdfast.canonical.pieces import Link, Piece, link_up, stable_count
+from holdfast.canonical.prompt import Mark, Ttl
+
+
+class Spelling(Protocol):
+    """What a scroll must know of a provider's JSON."""
+
+    def lead(self, before: Piece | None, piece: Piece) -> bytes:
+        """The bytes between two neighbouring pieces, or in front of the first."""
+
+    def close(self, last: Piece | None) -> bytes:
+        """The bytes that end the body behind the last piece."""
+
+    def mark(self, ttl: Ttl) -> bytes:
+        """A cache mark, as the last member of a block's JSON object, leading comma included."""
+
+
+class Scroll:
+    """Append-only: what was written is never encoded, hashed or counted again."""
+
+    def __init__(self, spelling: Spelling, count: Callable[[bytes], int]) -> None:
+        self._spelling = spelling
+        self._count = count
+        self._bytes = bytearray()
+        self.pieces: list[Piece] = []
+        self.links: list[Link] = []
+        self.tokens: list[int] = []
+        self.tokens_total = 0
+
+    def extend(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            before = self.pieces[-1] if self.pieces else None
+            data = self._spelling.lead(before, piece) + piece.data
+            self.links.append(link_up(self.links[-1] if self.links else None, piece.layer, data))
+            self._bytes += data
+            self.pieces.append(piece)
+            self.tokens.append(self._count(piece.data))
+            self.tokens_total += self.tokens[-1]
+
+    def cut(self, keep: int) -> None:
+        """Forget every piece behind the first `keep`: the prefix moved there, or ephemeral text was dropped."""
+        self.tokens_total -= sum(self.tokens[keep:])
+        del self.pieces[keep:], self.links[keep:], self.tokens[keep:]
+        del self._bytes[self.links[-1].end if self.links else 0 :]
+
+    def cacheable_bytes(self) -> bytes:
+        return bytes(self._bytes)
+
+    @property
+    def stable_prefix_length(self) -> int:
+        """Where, in cacheable bytes, the layers end that do not change within an epoch."""
+        count = stable_count(self.pieces)
+        return self.links[count - 1].end if count else 0
+
+    def render(self, opening: bytes, marks: Sequence[Mark] = ()) -> bytes:
+        """The whole body: `opening` is the request's JSON object up to the prompt, without closing brace."""
+        parts: list[bytes | memoryview] = [opening]
+        with memoryview(self._bytes) as written:
+            done = 0
+            for mark in sorted(marks, key=lambda mark: mark.piece):
+                # A block is a JSON object: the mark becomes its last member.
+                inside = self.links[mark.piece].end - 1
+                parts += [written[done:inside], self._spelling.mark(mark.ttl)]
+                done = inside
+            parts += [written[done:], self._spelling.close(self.pieces[-1] if self.pieces else None)]
+            body = b"".join(parts)
+            for part in parts:
+                if isinstance(part, memoryview):
+                    part.release()
+        return body

@@ -1,0 +1,37 @@
+"""How many tokens a call took, in buckets that never overlap."""
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """`input` is what was neither read from the cache nor written to it."""
+
+    input: int = 0
+    cache_read: int = 0
+    cache_write_5m: int = 0
+    cache_write_1h: int = 0
+    cache_write_other: int = 0  # Lifetimes of other providers, such as 30 minutes.
+    output: int = 0
+
+    @property
+    def cache_write(self) -> int:
+        return self.cache_write_5m + self.cache_write_1h + self.cache_write_other
+
+    @property
+    def tokens_sent(self) -> int:
+        """The whole prompt: uncached, read and written; shown to people as `in`."""
+        return self.input + self.cache_read + self.cache_write
+
+    @property
+    def read_share(self) -> float:
+        return self.cache_read / self.tokens_sent if self.tokens_sent else 0.0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input=self.input + other.input,
+            cache_read=self.cache_read + other.cache_read,
+            cache_write_5m=self.cache_write_5m + other.cache_write_5m,
+            cache_write_1h=self.cache_write_1h + other.cache_write_1h,
+            cache_write_other=self.cache_write_other + other.cache_write_other,
+            output=self.output + other.output,
+        )

@@ -1,0 +1,59 @@
+"""What can go wrong that someone may want to catch.
+
+    HoldfastError
+    ├── UserError          what was asked cannot be done as asked; the message says what to do
+    │   ├── OrderError     a layer that changes stands before one that does not
+    │   └── BudgetError    the next call would pass a spending limit
+    ├── ProviderError      a provider refused, failed, or could not be reached
+    └── StoreError         the event log cannot be read or written
+"""
+
+from typing import Literal
+
+FailureKind = Literal[
+    "rate_limit",
+    "auth",
+    "server_error",
+    "network",
+    "context_overflow",
+    "invalid_request",
+    "cancelled",
+    "other",
+]
+
+
+class HoldfastError(Exception):
+    """Base of all errors that Holdfast raises on purpose."""
+
+
+class UserError(HoldfastError):
+    """The caller can mend this; the message is one line that says how."""
+
+
+class OrderError(UserError):
+    """A changing part of the prompt stands before a stable one."""
+
+
+class BudgetError(UserError):
+    """The next call could cost more than the session may still spend."""
+
+
+class ProviderError(HoldfastError):
+    """A provider's failure, reduced to one of a closed set of kinds."""
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
+        self.status = status
+        self.retry_after_seconds = retry_after_seconds
+
+
+class StoreError(HoldfastError):
+    """A store cannot be opened, read or written; nothing acknowledged was lost."""

@@ -1,0 +1,29 @@
+"""Who hears of an event once it is on the log; a listener that raises harms nobody but itself."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast.events.envelope import Event, type_of
+
+Listener = Callable[[Event], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Bus:
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear every event from now on; call the result to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def publish(self, events: Sequence[Event]) -> None:
+        for event in events:
+            for listener in tuple(self._listeners):
+                try:
+                    listener(event)
+                except Exception as error:  # noqa: BLE001 - a listener's fault must not reach the loop
+                    # The message of the error could quote a prompt; its type cannot.
+                    logger.warning("a listener failed on %s: %s", type_of(event.payload), type(error).__name__)

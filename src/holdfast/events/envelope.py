@@ -1,0 +1,72 @@
+"""An event as it is kept: who, when, in which session and turn, and what happened."""
+
+import enum
+from typing import Literal
+
+import msgspec
+
+from holdfast.events.payloads import (
+    AnyPayload,
+    ContextInjected,
+    EpochOpened,
+    LlmCallStarted,
+    MemoryEviction,
+    MemoryUpdated,
+    MessageAppended,
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+    TurnStarted,
+)
+
+SCHEMA_VERSION = 1
+
+Actor = Literal["user", "agent", "system", "tool", "worker"]
+
+
+class Sensitivity(enum.StrEnum):
+    PRIVATE = "private"
+    PSEUDONYMOUS = "pseudonymous"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """`at` is in seconds since the epoch; ids rise with time, so the order of ids is the order of events."""
+
+    id: str
+    at: float
+    session_id: str
+    actor: Actor
+    payload: AnyPayload
+    turn_id: str | None = None
+    parent_event_id: str | None = None
+    version: int = SCHEMA_VERSION
+
+
+_PRIVATE = (
+    ContextInjected,
+    EpochOpened,
+    LlmCallStarted,
+    MemoryEviction,
+    MemoryUpdated,
+    MessageAppended,
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+    TurnStarted,
+)
+
+
+def type_of(payload: AnyPayload) -> str:
+    """The event's type, such as `turn.started`."""
+    tag = type(payload).__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def sensitivity_of(payload: AnyPayload) -> Sensitivity:
+    """The least private this kind of event may ever be treated as."""
+    return Sensitivity.PRIVATE if isinstance(payload, _PRIVATE) else Sensitivity.PSEUDONYMOUS

@@ -1,0 +1,256 @@
+"""Everything that can happen, as one closed union: a new case must be handled by every fold.
+
+Usage is in disjoint buckets. Text that came from outside is redacted before it enters an error message.
+"""
+
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import Message
+from holdfast.canonical.pieces import Link
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.reply import StopReason
+from holdfast.canonical.tools import ToolSpec
+from holdfast.canonical.usage import Usage
+from holdfast.errors import FailureKind
+
+SideEffects = Literal["none", "read", "write", "execute", "network"]
+ToolErrorClass = Literal[
+    "not_found",
+    "validation_error",
+    "permission_denied",
+    "user_denied",
+    "timeout",
+    "execution_error",
+    "cancelled",
+    "confirmation_timeout",
+]
+
+
+class Payload(msgspec.Struct, frozen=True, tag_field="type"):
+    """Common to all payloads: the tag, which is the event's type."""
+
+
+class SessionStarted(Payload, tag="session.started"):
+    model: str
+    workspace_path: str | None = None
+    workspace_hash: str | None = None
+    name: str | None = None
+    profile: Literal["default", "seed"] = "default"
+    layout: Literal["default", "seed"] = "default"
+    spend_max_usd: Decimal | None = None
+
+
+class SessionEnded(Payload, tag="session.ended"):
+    disposition: Literal["completed", "abandoned", "error"]
+    turn_count: int
+    total_cost_usd: Decimal
+    duration_seconds: float
+
+
+class PinnedText(msgspec.Struct, frozen=True):
+    """The text of one system layer, pinned for an epoch."""
+
+    layer: str
+    text: str
+
+
+class EpochOpened(Payload, tag="epoch.opened"):
+    """What does not change until the next epoch: pinned here so that a resumed session sends the same bytes."""
+
+    epoch: int
+    system: tuple[PinnedText, ...]
+    tools: tuple[ToolSpec, ...]
+    skills: tuple[str, ...] = ()
+    digest: str | None = None
+    padding: str | None = None
+
+
+class TurnStarted(Payload, tag="turn.started"):
+    user_message_hash: str
+    estimated_input_tokens: int
+    has_images: bool = False
+    has_tool_calls_in_history: bool = False
+
+
+class TurnCompleted(Payload, tag="turn.completed"):
+    stop_reason: StopReason
+    llm_call_count: int
+    tool_call_count: int
+    usage: Usage
+    total_cost_usd: Decimal
+    wall_time_seconds: float
+
+
+class TurnCancelled(Payload, tag="turn.cancelled"):
+    reason: Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
+    partial_llm_calls: int
+    partial_tool_calls: int
+
+
+class MessageAppended(Payload, tag="message.appended"):
+    message: Message
+
+
+class ContextInjected(Payload, tag="context.injected"):
+    """Text of a volatile layer, from now on part of the history; ephemeral text leaves it with the turn."""
+
+    layer: str
+    text: str
+    ephemeral: bool = False
+
+
+class RequestPrepared(Payload, tag="request.prepared"):
+    """The plan, and the digest chain from the first block that the call before did not have.
+
+    `shared_blocks` leading blocks are those of the call before, byte for byte.
+    """
+
+    plan: Plan
+    encoding: str
+    shared_blocks: int
+    links: tuple[Link, ...]
+    parameters_digest: str
+    body_bytes: int
+
+
+class LlmCallStarted(Payload, tag="llm.call_started"):
+    model: str
+    provider: str
+    estimated_input_tokens: int
+    request_id: str
+
+
+class LlmCallCompleted(Payload, tag="llm.call_completed"):
+    model: str
+    provider: str
+    usage: Usage
+    cost_usd: Decimal
+    pricing_version: str
+    latency_ms: int
+    stop_reason: StopReason
+    produced_tool_calls: int
+    produced_thinking_blocks: int
+    request_id: str
+    response_id: str = ""
+
+
+class LlmCallFailed(Payload, tag="llm.call_failed"):
+    model: str
+    provider: str
+    error_class: FailureKind
+    error_message_redacted: str
+    retry_count: int
+    latency_ms: int
+    request_id: str
+
+
+class ToolCalled(Payload, tag="tool.called"):
+    tool_use_id: str
+    tool_name: str
+    input_hash: str
+    input_size_bytes: int
+    side_effects: SideEffects
+
+
+class ToolCompleted(Payload, tag="tool.completed"):
+    tool_use_id: str
+    success: bool
+    output_size_bytes: int
+    latency_ms: int
+    files_modified: tuple[str, ...] | None = None
+    command_executed: str | None = None
+
+
+class ToolFailed(Payload, tag="tool.failed"):
+    tool_use_id: str
+    error_class: ToolErrorClass
+    error_message: str
+    latency_ms: int
+
+
+class ToolInputInvalid(Payload, tag="tool.input_invalid"):
+    tool_name: str
+    validation_errors: tuple[str, ...]
+
+
+class ToolConfirmationRequested(Payload, tag="tool.confirmation_requested"):
+    tool_use_id: str
+    tool_name: str
+    side_effects: SideEffects
+    input_summary: str
+    expires_at: float
+
+
+class ToolConfirmationResolved(Payload, tag="tool.confirmation_resolved"):
+    tool_use_id: str
+    decision: Literal["allow", "deny", "timeout"]
+    scope: str | None = None
+
+
+class RouteStep(msgspec.Struct, frozen=True):
+    policy: str
+    verdict: str
+    reason: str
+    candidate_model: str | None = None
+
+
+class RouteDecided(Payload, tag="route.decided"):
+    chosen_model: str
+    winner_index: int
+    elapsed_ms: int
+    chain: tuple[RouteStep, ...]
+
+
+class SkillLoaded(Payload, tag="skill.loaded"):
+    skill_id: str
+    skill_version: str
+    load_reason: Literal["always", "on_demand", "auto_suggested"]
+    load_size_tokens: int
+    source: Literal["global", "workspace"]
+    triggered_by_tool_use_id: str | None = None
+
+
+class MemoryUpdated(Payload, tag="memory.updated"):
+    file: str
+    operation: Literal["add", "replace", "consolidate"]
+    before_hash: str
+    after_hash: str
+    before_size_bytes: int
+    after_size_bytes: int
+
+
+class MemoryEviction(Payload, tag="memory.eviction"):
+    file: str
+    trigger: Literal["size_cap_exceeded", "manual"]
+    entries_evicted: int
+    size_before_bytes: int
+    size_after_bytes: int
+
+
+AnyPayload = (
+    SessionStarted
+    | SessionEnded
+    | EpochOpened
+    | TurnStarted
+    | TurnCompleted
+    | TurnCancelled
+    | MessageAppended
+    | ContextInjected
+    | RequestPrepared
+    | LlmCallStarted
+    | LlmCallCompleted
+    | LlmCallFailed
+    | ToolCalled
+    | ToolCompleted
+    | ToolFailed
+    | ToolInputInvalid
+    | ToolConfirmationRequested
+    | ToolConfirmationResolved
+    | RouteDecided
+    | SkillLoaded
+    | MemoryUpdated
+    | MemoryEviction
+)
