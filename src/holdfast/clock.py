@@ -50,6 +50,10 @@ class Ulids:
         return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
+new_ulid: NewId = Ulids()
+"""The ids of this process."""
+
+
 class CountedIds:
     """Identifiers that depend on nothing but how many were asked for; for tests and goldens."""
 

@@ -62,7 +62,12 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        return tuple(passage for segment in self.segments for passage in segment.passages)
+        found: tuple[Passage, ...] = ()
+        for segment in self.segments:
+            if segment.passages:
+                # The history is by far the longest, and first: it is taken as it is and copied at most once.
+                found += segment.passages
+        return found
 
 
 Ttl = Literal["5m", "1h"]

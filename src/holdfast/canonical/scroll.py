@@ -31,6 +31,7 @@ class Scroll:
         self.links: list[Link] = []
         self.tokens: list[int] = []
         self.tokens_total = 0
+        self.first_ephemeral: int | None = None
 
     def extend(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
@@ -38,36 +39,47 @@ class Scroll:
             data = self._spelling.lead(before, piece) + piece.data
             self.links.append(link_up(self.links[-1] if self.links else None, piece.layer, data))
             self._bytes += data
+            if piece.ephemeral and self.first_ephemeral is None:
+                self.first_ephemeral = len(self.pieces)
             self.pieces.append(piece)
             self.tokens.append(self._count(piece.data))
             self.tokens_total += self.tokens[-1]
 
     def cut(self, keep: int) -> None:
-        """Forget every piece behind the first `keep`: the prefix moved there, or ephemeral text was dropped."""
+        """Forget every piece behind the first `keep`: the prefix moved there, or ephemeral text left."""
         self.tokens_total -= sum(self.tokens[keep:])
         del self.pieces[keep:], self.links[keep:], self.tokens[keep:]
         del self._bytes[self.links[-1].end if self.links else 0 :]
+        if self.first_ephemeral is not None and self.first_ephemeral >= keep:
+            self.first_ephemeral = None
 
     def cacheable_bytes(self) -> bytes:
         return bytes(self._bytes)
 
     @property
+    def stable_count(self) -> int:
+        """How many leading pieces belong to layers that do not change within an epoch."""
+        return stable_count(self.pieces)
+
+    @property
     def stable_prefix_length(self) -> int:
-        """Where, in cacheable bytes, the layers end that do not change within an epoch."""
-        count = stable_count(self.pieces)
-        return self.links[count - 1].end if count else 0
+        """Where, in cacheable bytes, those layers end."""
+        return self.links[self.stable_count - 1].end if self.stable_count else 0
 
     def render(self, opening: bytes, marks: Sequence[Mark] = ()) -> bytes:
         """The whole body: `opening` is the request's JSON object up to the prompt, without closing brace."""
+        # Whatever can fail comes before the views: one that outlives an error would forbid the bytes to grow.
+        ordered = sorted(marks, key=lambda mark: mark.piece)
+        # A block is a JSON object: the mark becomes its last member.
+        splices = [(self.links[mark.piece].end - 1, self._spelling.mark(mark.ttl)) for mark in ordered]
+        closing = self._spelling.close(self.pieces[-1] if self.pieces else None)
         parts: list[bytes | memoryview] = [opening]
         with memoryview(self._bytes) as written:
             done = 0
-            for mark in sorted(marks, key=lambda mark: mark.piece):
-                # A block is a JSON object: the mark becomes its last member.
-                inside = self.links[mark.piece].end - 1
-                parts += [written[done:inside], self._spelling.mark(mark.ttl)]
+            for inside, spelled_mark in splices:
+                parts += [written[done:inside], spelled_mark]
                 done = inside
-            parts += [written[done:], self._spelling.close(self.pieces[-1] if self.pieces else None)]
+            parts += [written[done:], closing]
             body = b"".join(parts)
             for part in parts:
                 if isinstance(part, memoryview):

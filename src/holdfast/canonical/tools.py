@@ -1,6 +1,27 @@
-"""What a tool looks like to a model."""
+"""What a tool looks like to a model, and whether a call of it fits."""
+
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice, pairwise
 
 import msgspec
+
+from holdfast.canonical.blocks import Json
+from holdfast.canonical.encoding import canonical_json
+from holdfast.canonical.schema import Schema, checked_schema, misfits, type_name
+from holdfast.errors import UserError
+
+DESCRIPTION_CHARS_MAX = 16_384
+ARGUMENTS_CHARS_MAX = 8_388_608
+FINDINGS_MAX = 20
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_BASIC: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_LITERALS = (str, int, float, bool, types.NoneType)
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -13,3 +34,156 @@ class ToolSpec(msgspec.Struct, frozen=True):
     description: str
     input_schema_json: str
     wire_json: str | None = None
+
+
+def tool_spec(name: str, description: str, input_schema: Mapping[str, object]) -> ToolSpec:
+    """A tool that every provider takes; a `UserError` says which part of this one would be refused."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"tool name {name[:80]!r} is refused; use 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+        )
+    if not description.strip():
+        raise UserError(
+            f"tool {name!r} has no description; say in a sentence what it does and when to use it"
+        )
+    if len(description) > DESCRIPTION_CHARS_MAX:
+        raise UserError(
+            f"tool {name!r}: its description is longer than {DESCRIPTION_CHARS_MAX} characters; shorten it"
+        )
+    try:
+        description.encode()
+        return ToolSpec(name, description, canonical_json(checked_schema(input_schema)).decode())
+    except UnicodeEncodeError:
+        raise UserError(f"tool {name!r}: its description holds a lone surrogate; remove it") from None
+    except UserError as error:
+        raise UserError(f"tool {name!r}: {error}") from None
+
+
+def sorted_tools(specs: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """By name: the order in which tools were registered must not move the prompt's first bytes."""
+    ordered = sorted(specs, key=lambda spec: spec.name)
+    for before, spec in pairwise(ordered):
+        if before.name == spec.name:
+            raise UserError(f"two tools are named {spec.name!r}; rename one of them")
+    return tuple(ordered)
+
+
+def check_arguments(spec: ToolSpec, arguments_json: str) -> tuple[str, ...]:
+    """What is wrong with a call's arguments, as `$.path: reason`; nothing when the tool can be called.
+
+    A tool whose schema could not have been registered, such as one read from the wire, is held to one rule:
+    its arguments are a JSON object.
+    """
+    if len(arguments_json) > ARGUMENTS_CHARS_MAX:
+        return (f"$: longer than {ARGUMENTS_CHARS_MAX} characters",)
+    try:
+        arguments: Json = msgspec.json.decode(arguments_json)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return ("$: not valid JSON",)
+    return tuple(islice(misfits(_schema_of(spec.input_schema_json), arguments), FINDINGS_MAX))
+
+
+@functools.lru_cache(maxsize=256)
+def _schema_of(schema_json: str) -> Schema:
+    try:
+        return checked_schema(msgspec.json.decode(schema_json))
+    except (UserError, msgspec.MsgspecError, RecursionError, ValueError):
+        return {"type": "object"}
+
+
+def spec_from_function(function: Callable[..., object]) -> ToolSpec:
+    """Name, docstring and annotations of a function as a tool that is called with keyword arguments.
+
+    `Annotated[T, "text"]` gives a parameter its description.
+    """
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise UserError(f"a {type(function).__name__} has no name to be a tool under; pass a function")
+    description = inspect.getdoc(function)
+    if not description:
+        raise UserError(f"tool {name!r} has no docstring; the model reads it to know when to call the tool")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise UserError(f"tool {name!r}: its annotations cannot be resolved: {error}") from None
+    properties: Schema = {}
+    required: list[Json] = []
+    for parameter in _parameters_of(name, function):
+        properties[parameter.name] = _parameter_schema(name, parameter, hints.get(parameter.name))
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return tool_spec(name, description, schema | ({"required": required} if required else {}))
+
+
+def _parameters_of(tool: str, function: Callable[..., object]) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        raise UserError(f"tool {tool!r}: its parameters cannot be read; pass a Python function") from None
+
+
+def _parameter_schema(tool: str, parameter: inspect.Parameter, hint: object) -> Schema:
+    where = f"tool {tool!r}: parameter {parameter.name!r}"
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise UserError(f"{where} cannot be passed by name; make it an ordinary parameter")
+    if hint is None:
+        raise UserError(f"{where} has no annotation; give it one, such as str")
+    schema = _schema_for(hint)
+    if schema is None:
+        raise UserError(
+            f"{where} has a type that a schema cannot express; "
+            "use str, int, float, bool, list, dict, Literal, or one of them | None"
+        )
+    default = parameter.default
+    if type(default) not in _LITERALS or any(misfits(schema, default)):
+        return schema  # A default that the model could not send itself would only confuse it.
+    return schema | {"default": default}
+
+
+def _schema_for(hint: object) -> Schema | None:
+    """None for what the allowed keywords cannot say."""
+    if isinstance(hint, type) and hint in _BASIC:
+        return {"type": _BASIC[hint]}
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is list or origin is list:
+        return _list_schema(arguments)
+    if hint is dict or (origin is dict and arguments in ((str, object), (str, typing.Any))):
+        return {"type": "object"}
+    if origin is typing.Literal:
+        return _literal_schema(arguments)
+    if origin is typing.Annotated:
+        schema = _schema_for(arguments[0])
+        text = next((note for note in arguments[1:] if isinstance(note, str)), None)
+        return schema if schema is None or text is None else schema | {"description": text}
+    if origin in (typing.Union, types.UnionType):
+        return _optional_schema(arguments)
+    return None
+
+
+def _list_schema(arguments: tuple[object, ...]) -> Schema | None:
+    if not arguments:
+        return {"type": "array"}
+    items = _schema_for(arguments[0])
+    return None if items is None else {"type": "array", "items": items}
+
+
+def _literal_schema(values: tuple[object, ...]) -> Schema | None:
+    choices: list[Json] = [value for value in values if value is None or isinstance(value, str | int)]
+    if any(type(value) not in _LITERALS for value in values):  # Members of an Enum are str or int, too.
+        return None
+    names: list[Json] = list(dict.fromkeys(type_name(choice) for choice in choices))
+    return {"type": names[0] if len(names) == 1 else names, "enum": choices}
+
+
+def _optional_schema(options: tuple[object, ...]) -> Schema | None:
+    others = [option for option in options if option is not types.NoneType]
+    schema = _schema_for(others[0]) if len(others) == 1 else None
+    if schema is None:
+        return None
+    kinds, choices = schema["type"], schema.get("enum")
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    if "null" in listed:
+        return schema
+    optional = schema | {"type": [*listed, "null"]}
+    return optional | {"enum": [*choices, None]} if isinstance(choices, list) else optional

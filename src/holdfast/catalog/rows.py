@@ -2,9 +2,15 @@
 
 import datetime
 from decimal import Decimal
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from holdfast.canonical.prompt import Place
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Limit = Annotated[int, msgspec.Meta(ge=1)]
+Factor = Annotated[float, msgspec.Meta(ge=0.1, le=10)]
 
 LookbackCounting = Literal["blocks", "positions"]
 """`blocks`: every block counts. `positions`: a run of tool calls, or of tool results, counts as one."""
@@ -14,13 +20,17 @@ CacheKind = Literal["marks", "implicit", "breakpoints", "none"]
 
 
 class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a provider's cache treats a model. Everything unsettled is a field here, never a constant in code."""
+    """How a provider's cache treats a model. Everything unsettled is a field here, never a constant in code.
+
+    `invalidates` names, for what may differ between two requests, the first part of the prompt that can no
+    longer be read; every part behind it is lost with it. Effort has a field of its own, because nobody knows.
+    """
 
     kind: CacheKind
-    tokens_min: int
-    ttls_seconds: dict[str, int] = {}
-    marks_max: int = 0
-    lookback_positions: int = 0
+    tokens_min: Count
+    ttls_seconds: dict[str, Limit] = {}
+    marks_max: Count = 0
+    lookback_positions: Count = 0
     lookback_counting: LookbackCounting = "blocks"
     ttl_upgrade: bool = True
     binds_thinking: bool = False
@@ -29,11 +39,21 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refuses_forced_tool_choice: bool = False
     effort_breaks_messages: bool = False
     takes_system_messages: bool = False
-    rounds_reads_to: int = 1
+    rounds_reads_to: Limit = 1
+    invalidates: dict[str, Place] = {}
+    binding_sees_marks: bool = False  # Whether a moved mark counts as a changed prefix for bound thinking.
+    takes_automatic_mark: bool = False  # Whether the provider places the rolling mark itself when asked to.
+    explicit_tokens_min: Count = 0  # The smallest cache that can be made by hand; 0: none can.
+    lookup_first_marks: Count = 0  # Explicit breakpoints looked up: so many of the first,
+    lookup_latest_marks: Count = 0  # and so many of the latest.
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """US dollars per million tokens, from `valid_from` on, for prompts longer than `prompt_tokens_over`."""
+    """US dollars per million tokens, from `valid_from` on, for prompts longer than `prompt_tokens_over`.
+
+    A write that a provider does not charge for costs what plain input costs. `cache_write_12h` is None where
+    no rate is known.
+    """
 
     valid_from: datetime.date
     input: Decimal
@@ -43,18 +63,40 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_write_1h: Decimal
     cache_write_other: Decimal
     storage_per_hour: Decimal = Decimal(0)
-    prompt_tokens_over: int = 0
+    prompt_tokens_over: Count = 0
     source: str = ""
+    cache_write_12h: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        for field in RATES:
+            rate = getattr(self, field)
+            if rate is not None and not (rate.is_finite() and rate >= 0):
+                raise ValueError(f"{field} must be a finite number of dollars, not below 0: {rate}")
+
+
+RATES = (
+    "input",
+    "output",
+    "cache_read",
+    "cache_write_5m",
+    "cache_write_1h",
+    "cache_write_other",
+    "storage_per_hour",
+    "cache_write_12h",
+)
+"""The fields of a price that are amounts of money."""
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`tokens_factor` turns a count of o200k tokens into an estimate of this model's own."""
+
     provider: str
     name: str
-    context_tokens_max: int
-    output_tokens_max: int
+    context_tokens_max: Limit
+    output_tokens_max: Limit
     cache: CacheRules
     prices: tuple[Price, ...]
-    tokens_factor: float
+    tokens_factor: Factor
     released: datetime.date | None = None
     source: str = ""
     checked: datetime.date | None = None
@@ -63,3 +105,24 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def id(self) -> str:
         return f"{self.provider}:{self.name}"
+
+
+class PriceOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where our prices differ from the price list they are filled from, when, and why.
+
+    `changes` holds rates by field name. Without `prompt_tokens_over` they hold for prompts of every size.
+    """
+
+    model: str
+    valid_from: datetime.date
+    changes: dict[str, Decimal]
+    reason: str
+    valid_until: datetime.date | None = None
+    prompt_tokens_over: Count | None = None
+
+
+class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dated: datetime.date
+    notes: tuple[str, ...]
+    price_overrides: tuple[PriceOverride, ...]
+    models: tuple[Model, ...]

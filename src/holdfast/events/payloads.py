@@ -14,6 +14,7 @@ from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import StopReason
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
+from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
 
 SideEffects = Literal["none", "read", "write", "execute", "network"]
@@ -33,49 +34,42 @@ class Payload(msgspec.Struct, frozen=True, tag_field="type"):
     """Common to all payloads: the tag, which is the event's type."""
 
 
-class SessionStarted(Payload, tag="session.started"):
+class SessionStarted(Payload, frozen=True, tag="session.started"):
     model: str
     workspace_path: str | None = None
     workspace_hash: str | None = None
     name: str | None = None
     profile: Literal["default", "seed"] = "default"
-    layout: Literal["default", "seed"] = "default"
+    layout: Layout = "default"
     spend_max_usd: Decimal | None = None
 
 
-class SessionEnded(Payload, tag="session.ended"):
+class SessionEnded(Payload, frozen=True, tag="session.ended"):
     disposition: Literal["completed", "abandoned", "error"]
     turn_count: int
     total_cost_usd: Decimal
     duration_seconds: float
 
 
-class PinnedText(msgspec.Struct, frozen=True):
-    """The text of one system layer, pinned for an epoch."""
-
-    layer: str
-    text: str
-
-
-class EpochOpened(Payload, tag="epoch.opened"):
+class EpochOpened(Payload, frozen=True, tag="epoch.opened"):
     """What does not change until the next epoch: pinned here so that a resumed session sends the same bytes."""
 
     epoch: int
-    system: tuple[PinnedText, ...]
+    system: tuple[LayerText, ...]
     tools: tuple[ToolSpec, ...]
     skills: tuple[str, ...] = ()
     digest: str | None = None
     padding: str | None = None
 
 
-class TurnStarted(Payload, tag="turn.started"):
+class TurnStarted(Payload, frozen=True, tag="turn.started"):
     user_message_hash: str
     estimated_input_tokens: int
     has_images: bool = False
     has_tool_calls_in_history: bool = False
 
 
-class TurnCompleted(Payload, tag="turn.completed"):
+class TurnCompleted(Payload, frozen=True, tag="turn.completed"):
     stop_reason: StopReason
     llm_call_count: int
     tool_call_count: int
@@ -84,25 +78,30 @@ class TurnCompleted(Payload, tag="turn.completed"):
     wall_time_seconds: float
 
 
-class TurnCancelled(Payload, tag="turn.cancelled"):
+class TurnCancelled(Payload, frozen=True, tag="turn.cancelled"):
     reason: Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
     partial_llm_calls: int
     partial_tool_calls: int
 
 
-class MessageAppended(Payload, tag="message.appended"):
+class MessageAppended(Payload, frozen=True, tag="message.appended"):
     message: Message
 
 
-class ContextInjected(Payload, tag="context.injected"):
-    """Text of a volatile layer, from now on part of the history; ephemeral text leaves it with the turn."""
+class ContextInjected(Payload, frozen=True, tag="context.injected"):
+    """Text of a volatile layer, exactly as it is sent.
+
+    In the messages it is history from now on (ephemeral text leaves it with the turn); at the end of the system
+    prompt it replaces what stood there.
+    """
 
     layer: str
     text: str
     ephemeral: bool = False
+    place: Literal["messages", "system"] = "messages"
 
 
-class RequestPrepared(Payload, tag="request.prepared"):
+class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     """The plan, and the digest chain from the first block that the call before did not have.
 
     `shared_blocks` leading blocks are those of the call before, byte for byte.
@@ -116,14 +115,14 @@ class RequestPrepared(Payload, tag="request.prepared"):
     body_bytes: int
 
 
-class LlmCallStarted(Payload, tag="llm.call_started"):
+class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
     model: str
     provider: str
     estimated_input_tokens: int
     request_id: str
 
 
-class LlmCallCompleted(Payload, tag="llm.call_completed"):
+class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     model: str
     provider: str
     usage: Usage
@@ -137,7 +136,7 @@ class LlmCallCompleted(Payload, tag="llm.call_completed"):
     response_id: str = ""
 
 
-class LlmCallFailed(Payload, tag="llm.call_failed"):
+class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     model: str
     provider: str
     error_class: FailureKind
@@ -147,7 +146,7 @@ class LlmCallFailed(Payload, tag="llm.call_failed"):
     request_id: str
 
 
-class ToolCalled(Payload, tag="tool.called"):
+class ToolCalled(Payload, frozen=True, tag="tool.called"):
     tool_use_id: str
     tool_name: str
     input_hash: str
@@ -155,7 +154,7 @@ class ToolCalled(Payload, tag="tool.called"):
     side_effects: SideEffects
 
 
-class ToolCompleted(Payload, tag="tool.completed"):
+class ToolCompleted(Payload, frozen=True, tag="tool.completed"):
     tool_use_id: str
     success: bool
     output_size_bytes: int
@@ -164,19 +163,19 @@ class ToolCompleted(Payload, tag="tool.completed"):
     command_executed: str | None = None
 
 
-class ToolFailed(Payload, tag="tool.failed"):
+class ToolFailed(Payload, frozen=True, tag="tool.failed"):
     tool_use_id: str
     error_class: ToolErrorClass
     error_message: str
     latency_ms: int
 
 
-class ToolInputInvalid(Payload, tag="tool.input_invalid"):
+class ToolInputInvalid(Payload, frozen=True, tag="tool.input_invalid"):
     tool_name: str
     validation_errors: tuple[str, ...]
 
 
-class ToolConfirmationRequested(Payload, tag="tool.confirmation_requested"):
+class ToolConfirmationRequested(Payload, frozen=True, tag="tool.confirmation_requested"):
     tool_use_id: str
     tool_name: str
     side_effects: SideEffects
@@ -184,7 +183,7 @@ class ToolConfirmationRequested(Payload, tag="tool.confirmation_requested"):
     expires_at: float
 
 
-class ToolConfirmationResolved(Payload, tag="tool.confirmation_resolved"):
+class ToolConfirmationResolved(Payload, frozen=True, tag="tool.confirmation_resolved"):
     tool_use_id: str
     decision: Literal["allow", "deny", "timeout"]
     scope: str | None = None
@@ -197,14 +196,14 @@ class RouteStep(msgspec.Struct, frozen=True):
     candidate_model: str | None = None
 
 
-class RouteDecided(Payload, tag="route.decided"):
+class RouteDecided(Payload, frozen=True, tag="route.decided"):
     chosen_model: str
     winner_index: int
     elapsed_ms: int
     chain: tuple[RouteStep, ...]
 
 
-class SkillLoaded(Payload, tag="skill.loaded"):
+class SkillLoaded(Payload, frozen=True, tag="skill.loaded"):
     skill_id: str
     skill_version: str
     load_reason: Literal["always", "on_demand", "auto_suggested"]
@@ -213,7 +212,7 @@ class SkillLoaded(Payload, tag="skill.loaded"):
     triggered_by_tool_use_id: str | None = None
 
 
-class MemoryUpdated(Payload, tag="memory.updated"):
+class MemoryUpdated(Payload, frozen=True, tag="memory.updated"):
     file: str
     operation: Literal["add", "replace", "consolidate"]
     before_hash: str
@@ -222,7 +221,7 @@ class MemoryUpdated(Payload, tag="memory.updated"):
     after_size_bytes: int
 
 
-class MemoryEviction(Payload, tag="memory.eviction"):
+class MemoryEviction(Payload, frozen=True, tag="memory.eviction"):
     file: str
     trigger: Literal["size_cap_exceeded", "manual"]
     entries_evicted: int

@@ -1,1 +1,1 @@
-"""How each provider spells a request and a reply: pure functions in pairs, and one place that opens sockets."""
+"""How each provider spells a request and a reply, in pure pairs; and the one place that opens sockets."""

@@ -13,7 +13,7 @@ from holdfast.errors import FailureKind, ProviderError
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a request goes below the provider's base URL, and the headers that belong to it (no credentials)."""
+    """Where a request goes below the provider's base URL, and its headers, without credentials."""
 
     path: str
     headers: tuple[tuple[str, str], ...]
@@ -34,7 +34,7 @@ class StreamReader(Protocol):
         """The deltas that this chunk completes; a chunk may end anywhere, even inside a character."""
 
     def partial(self) -> Reply | None:
-        """What has arrived so far, as a legal message, for a stream that was cut; None before anything did."""
+        """What has arrived of a stream that was cut, as a legal message; None before anything did."""
 
 
 class Adapter(Spelling, Protocol):
@@ -47,7 +47,7 @@ class Adapter(Spelling, Protocol):
         """One piece per tool, system text or message block; depends on nothing but the segment."""
 
     def opening(self, parameters: Parameters) -> bytes:
-        """The body's JSON object up to the prompt, without closing brace: everything that is not cacheable."""
+        """The body's JSON object up to the prompt, without closing brace: all that is not cacheable."""
 
     def endpoint(self, parameters: Parameters) -> Endpoint: ...
 
@@ -57,7 +57,7 @@ class Adapter(Spelling, Protocol):
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
-        """The inverse of `write_request`; raises `ProviderError("invalid_request")` for what cannot be read."""
+        """The inverse of `write_request`; `ProviderError("invalid_request")` for what cannot be read."""
 
     def write_reply(self, reply: Reply) -> bytes: ...
 

@@ -1,0 +1,281 @@
+"""Which JSON schemas a tool may have, and where a value does not fit one.
+
+The allowed keywords are those that every provider takes. `format`, `default`, `examples`, `title` and
+`description` only tell the model something; they are never checked against a value.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from holdfast.canonical.blocks import Json
+from holdfast.canonical.encoding import canonical_json
+from holdfast.canonical.patterns import Allowance, compile_pattern
+from holdfast.errors import UserError
+
+SCHEMA_BYTES_MAX = 65_536
+SCHEMA_DEPTH_MAX = 32
+SCHEMA_VALUES_MAX = 10_000
+MATCHING_STEPS_MAX = 250_000
+
+Schema = dict[str, Json]
+
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_INTEGER_BITS_MAX = 64
+_SHOWN_CHARS_MAX = 200
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+def checked_schema(schema: Mapping[str, object]) -> Schema:
+    """The schema as plain JSON; raises `UserError` with path and keyword of the first refusal."""
+    plain = _as_json(schema, "$", SCHEMA_DEPTH_MAX, itertools.count(1))
+    if not isinstance(plain, dict):
+        raise UserError("$: the input schema must be a JSON object")
+    if plain.get("type") != "object":
+        raise UserError('$: keyword "type" must be "object" at the top, since arguments are named')
+    _check_schema(plain, "$")
+    if len(canonical_json(plain)) > SCHEMA_BYTES_MAX:
+        raise UserError(
+            f"$: the input schema is larger than {SCHEMA_BYTES_MAX} bytes; shorten its descriptions"
+        )
+    return plain
+
+
+def misfits(schema: Schema, value: Json) -> Iterator[str]:
+    """What is wrong with a value, as `$.path: reason`; the schema must be a checked one."""
+    return _misfits(schema, value, "$", Allowance(MATCHING_STEPS_MAX))
+
+
+def _as_json(value: object, path: str, depth_max: int, counter: Iterator[int]) -> Json:
+    if next(counter) > SCHEMA_VALUES_MAX:
+        raise UserError(f"$: the input schema has more than {SCHEMA_VALUES_MAX} values; split the tool")
+    if depth_max < 1:
+        raise UserError(f"$: the input schema is nested deeper than {SCHEMA_DEPTH_MAX} levels; flatten it")
+    if isinstance(value, Mapping):
+        members: Schema = {}
+        for key, member in value.items():
+            if not isinstance(key, str):
+                raise UserError(f"{path}: has a key that is not a string")
+            _check_spellable(key, path)
+            members[key] = _as_json(member, path_to(path, key), depth_max - 1, counter)
+        return members
+    if isinstance(value, list | tuple):
+        return [
+            _as_json(item, f"{path}[{index}]", depth_max - 1, counter) for index, item in enumerate(value)
+        ]
+    if isinstance(value, str):
+        _check_spellable(value, path)
+        return value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value.bit_length() <= _INTEGER_BITS_MAX:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise UserError(f"{path}: holds a {type(value).__name__} that JSON cannot keep")
+
+
+def _check_spellable(text: str, path: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: holds a lone surrogate, which JSON cannot spell; remove it") from None
+
+
+def _check_schema(schema: Json, path: str) -> None:
+    if not isinstance(schema, dict):
+        raise UserError(f"{path}: must be a schema, which is a JSON object")
+    for keyword, value in schema.items():
+        wish = _KEYWORDS.get(keyword)
+        if wish is None:
+            allowed = ", ".join(sorted(_KEYWORDS))
+            raise UserError(f"{path}: keyword {shown(keyword)} is refused; allowed are {allowed}")
+        fits, wanted = wish
+        if not fits(value):
+            raise UserError(f"{path}: keyword {shown(keyword)} must be {wanted}")
+    if isinstance(pattern := schema.get("pattern"), str):
+        try:
+            compile_pattern(pattern)
+        except UserError as error:
+            raise UserError(f'{path}: keyword "pattern" cannot be used: it {error}') from None
+    if isinstance(properties := schema.get("properties"), dict):
+        for name, part in properties.items():
+            _check_schema(part, path_to(f"{path}.properties", name))
+    if "items" in schema:
+        _check_schema(schema["items"], f"{path}.items")
+
+
+def _is_text(value: Json) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Json) -> bool:
+    return isinstance(value, list)
+
+
+def _is_object(value: Json) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_type(value: Json) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(item in _TYPES for item in value) and _all_differ(value)
+    return value in _TYPES
+
+
+def _are_names(value: Json) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value) and _all_differ(value)
+
+
+def _all_differ(items: list[Json]) -> bool:
+    return len(items) == len({item for item in items if isinstance(item, str)})
+
+
+_NUMBER = (_is_number, "a number")
+_COUNT = (_is_count, "a whole number of at least 0")
+_TEXT = (_is_text, "a string")
+
+_KEYWORDS: dict[str, tuple[Callable[[Json], bool], str]] = {
+    "type": (_is_type, f"one of {', '.join(_TYPES)}, or a list of them, each once"),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "a list with at least one value"),
+    "const": (lambda value: True, "any value"),
+    "required": (_are_names, "a list of property names, each once"),
+    "properties": (_is_object, "an object of schemas"),
+    "items": (_is_object, "one schema for all items"),
+    "additionalProperties": (lambda value: isinstance(value, bool), "true or false"),
+    "description": _TEXT,
+    "title": _TEXT,
+    "format": _TEXT,
+    "pattern": _TEXT,
+    "default": (lambda value: True, "any value"),
+    "examples": (_is_list, "a list"),
+    "minimum": _NUMBER,
+    "maximum": _NUMBER,
+    "exclusiveMinimum": _NUMBER,
+    "exclusiveMaximum": _NUMBER,
+    "minLength": _COUNT,
+    "maxLength": _COUNT,
+    "minItems": _COUNT,
+    "maxItems": _COUNT,
+}
+
+
+def _misfits(schema: Json, value: Json, path: str, allowance: Allowance) -> Iterator[str]:
+    assert isinstance(schema, dict)
+    types = schema.get("type")
+    wanted = types if isinstance(types, list) else [types]
+    if types is not None and not any(_is_of(value, str(one)) for one in wanted):
+        yield f"{path}: expected {' or '.join(map(str, wanted))}, got {type_name(value)}"
+        return
+    if "const" in schema and not same(schema["const"], value):
+        yield f"{path}: must be {shown(schema['const'])}"
+    choices = schema.get("enum")
+    if isinstance(choices, list) and not any(same(choice, value) for choice in choices):
+        yield f"{path}: must be one of {shown(choices)}"
+    if isinstance(value, str):
+        yield from _text_misfits(schema, value, path, allowance)
+    elif isinstance(value, list):
+        yield from _size_misfits(schema, len(value), path, ("minItems", "maxItems", "items"))
+        if "items" in schema:
+            for index, item in enumerate(value):
+                yield from _misfits(schema["items"], item, f"{path}[{index}]", allowance)
+    elif isinstance(value, dict):
+        yield from _object_misfits(schema, value, path, allowance)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _number_misfits(schema, value, path)
+
+
+def _text_misfits(schema: Schema, text: str, path: str, allowance: Allowance) -> Iterator[str]:
+    yield from _size_misfits(schema, len(text), path, ("minLength", "maxLength", "characters"))
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        found = compile_pattern(pattern).found_in(text, allowance)
+        if found is None:
+            yield f"{path}: too long to be checked against its pattern"
+        elif not found:
+            yield f"{path}: must match the pattern {shown(pattern)}"
+
+
+def _object_misfits(schema: Schema, value: Schema, path: str, allowance: Allowance) -> Iterator[str]:
+    required = schema.get("required")
+    for name in required if isinstance(required, list) else ():
+        if isinstance(name, str) and name not in value:
+            yield f"{path_to(path, name)}: required but missing"
+    listed = schema.get("properties")
+    properties = listed if isinstance(listed, dict) else {}
+    for name, member in value.items():
+        if name in properties:
+            yield from _misfits(properties[name], member, path_to(path, name), allowance)
+        elif schema.get("additionalProperties") is False:
+            yield f"{path_to(path, name)}: not a known property"
+
+
+def _number_misfits(schema: Schema, value: float, path: str) -> Iterator[str]:
+    if isinstance(least := schema.get("minimum"), int | float) and value < least:
+        yield f"{path}: must be at least {least}"
+    if isinstance(most := schema.get("maximum"), int | float) and value > most:
+        yield f"{path}: must be at most {most}"
+    if isinstance(above := schema.get("exclusiveMinimum"), int | float) and value <= above:
+        yield f"{path}: must be more than {above}"
+    if isinstance(below := schema.get("exclusiveMaximum"), int | float) and value >= below:
+        yield f"{path}: must be less than {below}"
+
+
+def _size_misfits(schema: Schema, size: int, path: str, words: tuple[str, str, str]) -> Iterator[str]:
+    least_word, most_word, unit = words
+    if isinstance(least := schema.get(least_word), int) and size < least:
+        yield f"{path}: must have at least {least} {unit}, has {size}"
+    if isinstance(most := schema.get(most_word), int) and size > most:
+        yield f"{path}: must have at most {most} {unit}, has {size}"
+
+
+def type_name(value: Json) -> str:
+    """A value's type in the words of JSON schema."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case dict():
+            return "object"
+
+
+def _is_of(value: Json, wanted: str) -> bool:
+    # 1.0 is no integer here, though JSON schema lets it be one: a function that asks for an int gets an int.
+    return type_name(value) == wanted or (wanted == "number" and type_name(value) == "integer")
+
+
+def same(one: Json, other: Json) -> bool:
+    """Equality of JSON values: 1 equals 1.0, but true does not equal 1."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def path_to(path: str, key: str) -> str:
+    return f"{path}.{key}" if _PLAIN_KEY.fullmatch(key) else f"{path}[{shown(key)}]"
+
+
+def shown(value: Json) -> str:
+    """A value on one line and never long, for messages."""
+    text = canonical_json(value).decode()
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."

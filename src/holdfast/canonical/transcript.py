@@ -1,0 +1,252 @@
+"""Which conversations a provider takes, and where one may be cut.
+
+Every rule looks at a message and the one before it, except that the ids of calls are unique in the whole
+transcript. So a conversation that only grows is checked by what is added to it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Message, Opaque, Role, Text, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage
+
+SystemMessages = Literal["refused", "after_user", "anywhere"]
+"""`after_user`: behind a user message, and nothing but an assistant message may follow."""
+
+Rule = Literal[
+    "block_of_another_role",
+    "blank_text",
+    "call_id_repeated",
+    "call_open",
+    "call_unanswered",
+    "empty_message",
+    "first_role",
+    "last_role",
+    "result_not_first",
+    "result_repeated",
+    "result_without_call",
+    "same_role_twice",
+    "system_message",
+]
+
+_ID_SHOWN_CHARS_MAX = 64
+
+
+class TranscriptRules(msgspec.Struct, frozen=True):
+    """What one provider wants of a conversation; the defaults are the strictest that all of them take."""
+
+    roles_alternate: bool = True
+    first_role_user: bool = True
+    ends_on_user: bool = False
+    results_first: bool = True
+    takes_blank_text: bool = False
+    system_messages: SystemMessages = "refused"
+
+
+STRICT = TranscriptRules()
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something illegal about the message at `index`; the text quotes no content."""
+
+    index: int
+    rule: Rule
+    text: str
+
+
+def messages_of(passages: Iterable[Passage]) -> tuple[Message, ...]:
+    """Neighbouring passages of one role as one message, as on the wire; a passage without blocks is none."""
+    runs: list[tuple[Role, list[Block]]] = []
+    for passage in passages:
+        if not passage.content:
+            continue
+        if not runs or runs[-1][0] != passage.role:
+            runs.append((passage.role, []))
+        runs[-1][1].extend(passage.content)
+    return tuple(Message(role, tuple(content)) for role, content in runs)
+
+
+def open_calls(message: Message) -> tuple[str, ...]:
+    """The ids of an assistant message's calls, all of which the next message has to answer."""
+    if message.role != "assistant":
+        return ()
+    return tuple(call for block in message.content if (call := call_id(block)) is not None)
+
+
+def validate(
+    messages: Sequence[Message], *, rules: TranscriptRules = STRICT, complete: bool = False
+) -> tuple[Finding, ...]:
+    """Everything illegal; calls in the last message may be open unless the transcript must be complete."""
+    findings: list[Finding] = []
+    seen_ids: set[str] = set()
+    last: Message | None = None
+    for index, message in enumerate(messages):
+        findings += validate_append(last, message, index=index, seen_ids=seen_ids, rules=rules)
+        seen_ids.update(open_calls(message))
+        last = message
+    if last is None:
+        return ()
+    end = len(messages) - 1
+    if complete:
+        findings += [
+            Finding(end, "call_open", f"call {shown_id(call)} has no result") for call in open_calls(last)
+        ]
+    if rules.ends_on_user and last.role == "assistant":
+        findings.append(Finding(end, "last_role", "the last message is the assistant's"))
+    return tuple(findings)
+
+
+def validate_append(
+    last: Message | None,
+    new: Message,
+    *,
+    index: int = 0,
+    seen_ids: AbstractSet[str] = frozenset(),
+    rules: TranscriptRules = STRICT,
+) -> tuple[Finding, ...]:
+    """What appending `new`, at `index`, behind `last` makes illegal; None for a transcript that is empty.
+
+    `seen_ids` are the ids of all calls before `new`: its keeper adds `open_calls(new)` after each step.
+    """
+    faults = (
+        *_role_faults(last, new, rules),
+        *_content_faults(new, rules),
+        *_call_faults(last, new, seen_ids),
+    )
+    return tuple(Finding(index, rule, text) for rule, text in faults)
+
+
+def exchange_groups(messages: Sequence[Message]) -> tuple[tuple[int, int], ...]:
+    """Where a transcript may be cut: [start, stop) of each group, together the whole transcript.
+
+    An assistant message with calls and the message with their results, user text in it included, are one
+    group; every other message is its own. A system message belongs to what stands before it. In a broken
+    transcript a call and its result stay together as well, with all that is between.
+    """
+    caller: dict[str, int] = {}
+    starts: list[int] = []
+    for index, message in enumerate(messages):
+        answered = [caller[result] for result in _results_in(message) if result in caller]
+        if not starts or (message.role != "system" and not answered):
+            starts.append(index)
+        while answered and starts[-1] > min(answered):
+            starts.pop()
+        caller.update((call, index) for call in open_calls(message))
+    return tuple(pairwise([*starts, len(messages)]))
+
+
+Fault = tuple[Rule, str]
+
+
+def _role_faults(last: Message | None, new: Message, rules: TranscriptRules) -> Iterator[Fault]:
+    before = last.role if last else None
+    if before is None and new.role == "assistant" and rules.first_role_user:
+        yield "first_role", "the first message is the assistant's"
+    if before == new.role and rules.roles_alternate:
+        yield "same_role_twice", f"a {new.role} message follows a {new.role} message"
+    if new.role == "system" and rules.system_messages == "refused":
+        yield "system_message", "system messages are not taken among the messages"
+    if rules.system_messages == "after_user":
+        if new.role == "system" and before in (None, "assistant"):
+            yield "system_message", "a system message does not follow a user message"
+        if new.role == "user" and before == "system":
+            yield "system_message", "a user message follows a system message"
+
+
+def _content_faults(new: Message, rules: TranscriptRules) -> Iterator[Fault]:
+    if not new.content:
+        yield "empty_message", "the message has no content"
+    other_content_seen = False
+    for position, block in enumerate(new.content):
+        if not fits_role(block, new.role):
+            yield "block_of_another_role", f"block {position}: {kind_of(block)} in a {new.role} message"
+        if not rules.takes_blank_text and is_blank(block):
+            yield "blank_text", f"block {position}: text without a visible character"
+        if kind_of(block) != "tool_result":
+            other_content_seen = True
+        elif other_content_seen and rules.results_first and new.role == "user":
+            yield "result_not_first", f"block {position}: a tool result stands behind other content"
+
+
+def _call_faults(last: Message | None, new: Message, seen_ids: AbstractSet[str]) -> Iterator[Fault]:
+    calls = open_calls(last) if last else ()
+    answered: set[str] = set()
+    for result in _results_in(new):
+        if result not in calls:
+            yield "result_without_call", f"result {shown_id(result)} answers no call of the message before"
+        elif result in answered:
+            yield "result_repeated", f"call {shown_id(result)} is answered more than once"
+        answered.add(result)
+    for call in dict.fromkeys(calls):
+        if call not in answered:
+            yield "call_unanswered", f"call {shown_id(call)} of the message before is not answered"
+    made: set[str] = set()
+    for call in open_calls(new):
+        if call in seen_ids or call in made:
+            yield "call_id_repeated", f"call id {shown_id(call)} was used before"
+        made.add(call)
+
+
+class _Ids(msgspec.Struct, frozen=True):
+    id: str | None = None
+    tool_use_id: str | None = None
+
+
+def call_id(block: Block) -> str | None:
+    if isinstance(block, ToolUse):
+        return block.id
+    return _ids_in(block).id if isinstance(block, Opaque) and block.kind == "tool_use" else None
+
+
+def result_id(block: Block) -> str | None:
+    if isinstance(block, ToolResult):
+        return block.tool_use_id
+    return _ids_in(block).tool_use_id if isinstance(block, Opaque) and block.kind == "tool_result" else None
+
+
+def _ids_in(block: Opaque) -> _Ids:
+    """A call with a field that we do not know is a call all the same, and its result must find it."""
+    try:
+        return msgspec.json.decode(block.raw, type=_Ids)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return _Ids()
+
+
+def _results_in(message: Message) -> tuple[str, ...]:
+    if message.role != "user":
+        return ()
+    return tuple(result for block in message.content if (result := result_id(block)) is not None)
+
+
+def kind_of(block: Block) -> str:
+    if isinstance(block, Opaque):
+        return block.kind
+    tag = type(block).__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def fits_role(block: Block, role: Role) -> bool:
+    kind = kind_of(block)
+    match role:
+        case "user":
+            return kind not in ("tool_use", "thinking", "redacted_thinking")
+        case "assistant":
+            return kind != "tool_result"
+        case "system":
+            return isinstance(block, Text)
+
+
+def is_blank(block: Block) -> bool:
+    """Inside a result white space alone may be what the tool printed; only no text is refused there."""
+    if isinstance(block, ToolResult):
+        return any(isinstance(part, Text) and not part.text for part in block.content)
+    return isinstance(block, Text) and not block.text.strip()
+
+
+def shown_id(call_id: str) -> str:
+    return repr(call_id[:_ID_SHOWN_CHARS_MAX])

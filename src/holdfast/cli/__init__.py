@@ -1,0 +1,1 @@
+"""The `holdfast` command: thin commands over the library, each loading no more than it needs."""

@@ -1,0 +1,35 @@
+"""`holdfast config`: every setting, its value, and where it was set."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("config")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--workspace", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Folder to look in."
+)
+def command(as_json: bool, workspace: Path) -> None:
+    """Show the configuration: flag > environment > workspace file > home file > default."""
+    import os
+
+    import msgspec
+
+    from holdfast.runtime.config import SETTINGS, load_config
+
+    config = load_config(os.environ, workspace=workspace.resolve())
+    values = {"home": config.home} | {key: getattr(config, key) for key in SETTINGS} | {"db": config.db_path}
+    origins = {"home": "HOLDFAST_HOME" if os.environ.get("HOLDFAST_HOME") else "default"} | {
+        key: config.origins.get(key, "default") for key in SETTINGS
+    }
+    if as_json:
+        shown = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
+        click.echo(msgspec.json.format(msgspec.json.encode({**shown, "models": config.models})).decode())
+        return
+
+    from holdfast.cli.tables import show_table
+
+    rows = [(key, "none" if value is None else str(value), origins[key]) for key, value in values.items()]
+    rows += [(f"models.{id}", "added or changed", config.origins[f"models.{id}"]) for id in config.models]
+    show_table(("setting", "value", "from"), rows)

@@ -1,0 +1,186 @@
+"""`holdfast demo`: a coding session of several turns over real HTTP, and what its cache saved."""
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from decimal import Decimal
+
+    from holdfast.catalog.rows import Model
+    from holdfast.ledger.calls import CallRecord
+
+_COLUMNS = "{:>4}  {:>7}  {:>7}  {:>7}  {:>8}  {:>6}  {:>10}  {:>10}"
+
+
+@click.command("demo")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--model", help="Model to play, such as anthropic:claude-sonnet-5-5.")
+@click.option("--live", is_flag=True, help="Run against the real API; needs ANTHROPIC_API_KEY and costs some cents.")
+@click.option("--keep", is_flag=True, help="Keep the session in the configured store.")
+def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
+    """Play a cached multi-turn coding session and show what each call cost.
+
+    Offline: a simulated provider on a free local port answers, by Anthropic's cache rules. The tools are real and
+    work in a temporary folder.
+    """
+    import asyncio
+    import os
+    import tempfile
+
+    from holdfast.catalog.lookup import find_model, shipped_models
+    from holdfast.catalog.overrides import with_overrides
+    from holdfast.errors import UserError
+    from holdfast.runtime.config import load_config
+
+    config = load_config(os.environ, flags={"model": model})
+    row = find_model(config.model, with_overrides(shipped_models(), config.models))
+    if row.provider != "anthropic":
+        raise UserError(f"the demo plays Anthropic models, not {row.id}; try --model anthropic:claude-sonnet-5-5")
+    if live and not os.environ.get("ANTHROPIC_API_KEY"):
+        raise UserError("--live needs a key: set ANTHROPIC_API_KEY, or leave --live out and play offline")
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+        store = config.db_path if keep else str(Path(folder) / "demo.db")
+        asyncio.run(_play(Path(folder), row, store=store, live=live, as_json=as_json, keep=keep))
+
+
+async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json: bool, keep: bool) -> None:
+    from holdfast.cli import scenario
+    from holdfast.ledger.calls import calls
+    from holdfast.runtime.compose import Options
+    from holdfast.runtime.session import Session
+    from holdfast.stores.open import open_store
+
+    project = folder / "project"
+    project.mkdir()
+    scenario.write_project(project)
+    show = (lambda text: None) if as_json else click.echo
+    log = open_store(store)
+    try:
+        async with _provider(live) as base_url:
+            options: Options = {
+                "model": model.id,
+                "name": "demo",
+                "system_prompt": scenario.system_prompt(),
+                "system_prompt_volatile": scenario.work_state(project),
+                "tools": scenario.tools(project),
+                "store": log,
+            }
+            if base_url is not None:
+                options |= {"base_url": base_url, "api_key": "demo"}
+            async with Session.create(**options) as session:
+                show(_heading(model, live=live))
+                shown = 0
+                for ask in scenario.ASKS:
+                    show(click.style(f"> {ask}", bold=True))
+                    answer = await session.send(ask)
+                    for record in list(calls(log.read(session.id)))[shown:]:
+                        show(_line(record, model))
+                        shown += 1
+                    show(click.style(_wrapped(answer.text), dim=True))
+                records = tuple(calls(log.read(session.id)))
+                session_id = session.id
+    finally:
+        log.close()
+    _conclude(records, model, show, as_json=as_json)
+    if keep:
+        show(f"\nKept: holdfast sessions show {session_id}")
+
+
+@asynccontextmanager
+async def _provider(live: bool) -> "AsyncIterator[str | None]":
+    """The address of the simulator while it runs; None for the real API."""
+    from holdfast.cli import scenario
+    from holdfast.simulator.http import serve
+    from holdfast.simulator.provider import SimulatedProvider
+    from holdfast.simulator.script import parse_script
+
+    if live:
+        yield None
+        return
+    server = await serve(SimulatedProvider(script=parse_script(scenario.script(), name="demo")))
+    try:
+        yield server.url
+    finally:
+        await server.aclose()
+
+
+def _heading(model: "Model", *, live: bool) -> str:
+    where = "the real API" if live else "a simulated provider on this machine"
+    columns = _COLUMNS.format("call", "prompt", "read", "written", "uncached", "out", "cost", "saved")
+    return f"{model.id}, {where}\n\n{columns}"
+
+
+def _line(record: "CallRecord", model: "Model") -> str:
+    from holdfast.ledger.calls import bill
+
+    usage = record.usage
+    return _COLUMNS.format(
+        record.number,
+        usage.tokens_sent,
+        usage.cache_read,
+        usage.cache_write,
+        usage.input,
+        usage.output,
+        f"${record.cost_usd:.6f}",
+        _dollars(bill([record], model).saved_usd),
+    )
+
+
+def _wrapped(text: str) -> str:
+    import textwrap
+
+    return textwrap.fill(text, 98, initial_indent="      ", subsequent_indent="      ")
+
+
+def _plain(amount: "Decimal") -> str:
+    """An exact amount without the zeros at its end."""
+    return f"{amount.normalize():f}"
+
+
+def _dollars(amount: "Decimal") -> str:
+    return f"-${-amount:.6f}" if amount < 0 else f"${amount:.6f}"
+
+
+def _conclude(
+    records: "tuple[CallRecord, ...]", model: "Model", show: "Callable[[str], None]", *, as_json: bool
+) -> None:
+    import msgspec
+
+    from holdfast.ledger.calls import bill
+
+    total = bill(records, model)
+    if as_json:
+        turns = [
+            {
+                "call": one.number,
+                "input": one.usage.input,
+                "cache_read": one.usage.cache_read,
+                "cache_write": one.usage.cache_write,
+                "output": one.usage.output,
+                "cost_usd": _plain(one.cost_usd),
+            }
+            for one in records
+        ]
+        result = {
+            "turns": turns,
+            "total_cost_usd": _plain(total.cost_usd),
+            "uncached_cost_usd": _plain(total.uncached_cost_usd),
+            "read_share": round(total.usage.read_share, 4),
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        return
+    held = sum(one.prefix_held for one in records)
+    share = 100 * total.saved_usd / total.uncached_cost_usd
+    show("")
+    show(
+        f"{total.calls} calls, {held} of them on an unmoved prefix; "
+        f"{total.usage.read_share:.0%} of the prompt read from cache"
+    )
+    show(
+        f"cost ${total.cost_usd:.6f}; without caching ${total.uncached_cost_usd:.6f}: "
+        f"saved ${total.saved_usd:.6f} ({share:.0f} %)"
+    )

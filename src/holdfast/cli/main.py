@@ -1,0 +1,70 @@
+"""Which commands there are; each lives in its own module and is imported when it is asked for."""
+
+import importlib
+import os
+import sys
+
+import click
+
+from holdfast import __version__
+from holdfast.errors import HoldfastError
+
+COMMANDS = {
+    "config": "Show the configuration and where each value comes from.",
+    "demo": "Play a cached multi-turn session against the simulator, offline.",
+    "sessions": "List, show and delete stored sessions.",
+    "simulate": "Serve a provider simulator on a local port.",
+}
+"""Name and one line of help; `holdfast.cli.<name>` holds a click command called `command`."""
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"holdfast.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            known = ", ".join(sorted(COMMANDS))
+            raise click.UsageError(f"{error.message} Known commands: {known}.", ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # The help comes from the table above: loading every command for it would take a second.
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="holdfast")
+def command() -> None:
+    """A context engine for LLM agents: it keeps the prompt cache warm, proves it, and prices every miss."""
+
+
+def main() -> None:
+    """Errors that were meant for the user become one line; everything else is a bug and keeps its traceback."""
+    try:
+        command.main(prog_name="holdfast", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except HoldfastError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read our output has stopped; there is no one left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,120 @@
+"""`holdfast sessions`: what is stored, one session whole, and how to be rid of it."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from holdfast.events.log import Log
+    from holdfast.ledger.calls import CallRecord
+
+
+@click.group("sessions")
+def command() -> None:
+    """List, show and delete stored sessions."""
+
+
+_db = click.option("--db", help="Store to use instead of the configured one.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@command.command("list")
+@_db
+@_json
+@click.option("--limit", default=50, show_default=True, help="How many at the most.")
+def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
+    """The stored sessions, newest activity first."""
+    import msgspec
+
+    with _open(db) as log:
+        rows = log.sessions(limit=limit)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    if not rows:
+        click.echo("No session is stored yet; `holdfast demo --keep` makes one.")
+        return
+    from holdfast.cli.tables import show_table
+
+    show_table(
+        ("session", "name", "model", "started", "last event", "events"),
+        (
+            (row.id, row.name or "", row.model, _time(row.started_at), _time(row.last_event_at), str(row.event_count))
+            for row in rows
+        ),
+    )
+
+
+@command.command("show")
+@click.argument("session_id")
+@_db
+@_json
+def show(session_id: str, db: str | None, as_json: bool) -> None:
+    """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
+    import msgspec
+
+    from holdfast.ledger.calls import calls
+
+    with _open(db) as log:
+        _require(log, session_id)
+        records = tuple(calls(log.read(session_id)))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(records)).decode())
+        return
+    from holdfast.cli.tables import show_table
+
+    headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix")
+    show_table(headings, map(_call_row, records))
+
+
+@command.command("delete")
+@click.argument("session_id")
+@_db
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
+def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
+    """Remove one session and all its events for good."""
+    with _open(db) as log:
+        count = _require(log, session_id)
+        if dry_run:
+            click.echo(f"would delete session {session_id} with {count} events")
+            return
+        if not yes:
+            click.confirm(f"Delete session {session_id} with {count} events for good?", abort=True)
+        click.echo(f"deleted session {session_id} with {log.delete(session_id)} events")
+
+
+def _open(db: str | None) -> "AbstractContextManager[Log]":
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.open import open_store
+
+    return contextlib.closing(open_store(db or load_config(os.environ, workspace=Path.cwd()).db_path))
+
+
+def _require(log: "Log", session_id: str) -> int:
+    """How many events a session has; one that is not there is an error."""
+    from holdfast.errors import UserError
+
+    count = sum(1 for _ in log.read(session_id))
+    if not count:
+        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
+    return count
+
+
+def _call_row(call: "CallRecord") -> tuple[str, ...]:
+    usage = call.usage
+    held = "held" if call.prefix_held else f"moved: {call.moved_layer} at byte {call.moved_byte}"
+    numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
+    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held)
+
+
+def _time(at: float) -> str:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,41 @@
+"""`holdfast simulate`: a provider on a local port, with no key and no network."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("simulate")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Replies, one JSON object a line; without it the last message is echoed.",
+)
+def command(host: str, port: int, script: Path | None) -> None:
+    """Serve the Anthropic API with a simulated prompt cache until stopped.
+
+    Prints its address at once. POST /_sim/clock {"advance_seconds": n} moves its time, GET /_sim/requests shows
+    what it was sent, GET /_sim/cache what it keeps.
+    """
+    import asyncio
+
+    from holdfast.simulator.http import serve
+    from holdfast.simulator.provider import SimulatedProvider
+    from holdfast.simulator.script import load_script
+
+    provider = SimulatedProvider(script=load_script(script) if script else None)
+
+    async def run() -> None:
+        server = await serve(provider, host=host, port=port)
+        click.echo(server.url)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.aclose()
+
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)

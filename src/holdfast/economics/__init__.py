@@ -1,0 +1,1 @@
+"""What a choice costs: pure arithmetic over the catalog's prices."""

@@ -1,0 +1,1 @@
+"""The agent loop: decide what must happen next, do it, record it."""

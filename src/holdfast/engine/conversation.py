@@ -1,0 +1,104 @@
+"""One conversation: its state, the parts it speaks through, and the one way anything is recorded."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.prompt import Parameters
+from holdfast.canonical.view import LayerText
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.catalog.rows import Model, Price
+from holdfast.catalog.tokens import count_tokens
+from holdfast.clock import Clock, NewId
+from holdfast.engine.draft import Draft
+from holdfast.engine.state import State, apply
+from holdfast.engine.tools import Toolbox
+from holdfast.errors import BudgetError
+from holdfast.events.bus import Bus
+from holdfast.events.envelope import Actor, Event
+from holdfast.events.log import Log
+from holdfast.events.payloads import AnyPayload, TurnStarted
+from holdfast.providers.adapter import Adapter
+from holdfast.providers.wire import Wire
+
+VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
+"""What the volatile layers would say now."""
+
+STEPS_MAX = 50
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Everything that a conversation needs and does not choose itself."""
+
+    log: Log
+    wire: Wire
+    adapter: Adapter
+    model: Model
+    pricing_version: str
+    toolbox: Toolbox
+    volatile: VolatileTexts
+    parameters: Parameters
+    clock: Clock
+    new_id: NewId
+    bus: Bus
+    steps_max: int = STEPS_MAX
+
+
+class Conversation:
+    """What was recorded is the truth: the state changes by events alone, after they are on the log."""
+
+    def __init__(self, parts: Parts, state: State) -> None:
+        self.parts = parts
+        self.state = state
+        self.draft = Draft(parts.adapter, lambda data: count_tokens(data, parts.model.tokens_factor))
+
+    async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
+        """Put events on the log and apply them; a cancellation waits until log and state agree."""
+        events = self._events(actor, payloads)
+        writing = asyncio.wrap_future(self.parts.log.append(events))
+        cancelled: asyncio.CancelledError | None = None
+        while not writing.done():
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        writing.result()
+        for event in events:
+            self.state = apply(self.state, event)
+        self.parts.bus.publish(events)
+        if cancelled is not None:
+            raise cancelled
+
+    def _events(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> tuple[Event, ...]:
+        at = self.parts.clock()
+        turn_id = self.state.turn.id if self.state.turn else None
+        parent = self.state.last_event_id
+        events = []
+        for payload in payloads:
+            id = self.parts.new_id(at)
+            if isinstance(payload, TurnStarted):
+                turn_id = id
+            events.append(Event(id, at, self.state.session_id, actor, payload, turn_id, parent))
+            parent = id
+        return tuple(events)
+
+    def price(self, prompt_tokens: int) -> Price:
+        return price_at(self.parts.model, utc_date(self.parts.clock()), prompt_tokens)
+
+    def check_budget(self, estimated_tokens: int) -> None:
+        """Refuse a call that could take the session past its limit, even if nothing of it were read from cache."""
+        limit = self.state.spend_max_usd
+        if limit is None:
+            return
+        price = self.price(estimated_tokens)
+        dearest = max(price.input, price.cache_write_5m, price.cache_write_1h, price.cache_write_other)
+        output_max = self.parts.parameters.output_tokens_max
+        worst = (estimated_tokens * dearest + output_max * price.output) / Decimal(1_000_000)
+        if self.state.cost_usd + worst > limit:
+            raise BudgetError(
+                f"the session has spent ${self.state.cost_usd:.4f} of its ${limit:f}; the next call could cost up to "
+                f"${worst:.4f} ({estimated_tokens} tokens in, at most {output_max} out): raise spend_max_usd, or "
+                f"lower output_tokens_max"
+            )

@@ -1,0 +1,49 @@
+"""The request in the making: what was spelled for the last call is kept, and only what is new is spelled."""
+
+from collections.abc import Callable
+
+from holdfast.canonical.prompt import Passage, Prompt, Segment, Stability
+from holdfast.canonical.scroll import Scroll
+from holdfast.providers.adapter import Adapter
+
+
+class Draft:
+    """Bytes of the newest prompt. A prompt that does not extend the one before is spelled anew from there on."""
+
+    def __init__(self, adapter: Adapter, count: Callable[[bytes], int]) -> None:
+        self._adapter = adapter
+        self._head: tuple[Segment, ...] = ()
+        self._passages: tuple[Passage, ...] = ()
+        self._starts: list[int] = []  # The piece at which each passage starts.
+        self.scroll = Scroll(adapter, count)
+
+    def update(self, prompt: Prompt) -> None:
+        head = tuple(segment for segment in prompt.segments if segment.place != "messages")
+        if head != self._head:
+            self.scroll.cut(0)
+            self._passages, self._starts = (), []
+            for segment in head:
+                self.scroll.extend(self._adapter.spell(segment))
+            self._head = head
+        passages = prompt.passages
+        kept = self._kept(passages)
+        if kept < len(self._passages):
+            self.scroll.cut(self._starts[kept])
+            del self._starts[kept:]
+        for passage in passages[kept:]:
+            self._starts.append(len(self.scroll.pieces))
+            self.scroll.extend(self._adapter.spell(_segment_of(passage)))
+        self._passages = passages
+
+    def _kept(self, passages: tuple[Passage, ...]) -> int:
+        """How many leading passages are those of the call before."""
+        before = self._passages
+        # Passages are shared between views, so that comparing them is comparing pointers.
+        if passages[: len(before)] == before:
+            return len(before)
+        pairs = enumerate(zip(before, passages, strict=False))
+        return next((index for index, (old, new) in pairs if old != new), min(len(before), len(passages)))
+
+
+def _segment_of(passage: Passage) -> Segment:
+    return Segment("history", Stability.GROWING, "messages", passages=(passage,))

@@ -1,0 +1,231 @@
+"""What a session is, as a fold over its events."""
+
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import THINKING_KINDS, Text, ToolUse
+from holdfast.canonical.pieces import Link
+from holdfast.canonical.prompt import Passage, Stability
+from holdfast.canonical.tools import ToolSpec
+from holdfast.canonical.usage import Usage
+from holdfast.canonical.view import LayerText, Layout, View
+from holdfast.catalog.tokens import Calibration
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import (
+    ContextInjected,
+    EpochOpened,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    MemoryEviction,
+    MemoryUpdated,
+    MessageAppended,
+    RequestPrepared,
+    RouteDecided,
+    SessionEnded,
+    SessionStarted,
+    SkillLoaded,
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+    ToolInputInvalid,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """The turn that is under way."""
+
+    id: str
+    started_at: float
+    llm_calls: int = 0
+    tool_calls: int = 0
+    usage: Usage = Usage()
+    cost_usd: Decimal = Decimal(0)
+
+
+class State(msgspec.Struct, frozen=True):
+    """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain."""
+
+    session_id: str
+    model: str = ""
+    name: str | None = None
+    profile: Literal["default", "seed"] = "default"
+    layout: Layout = "default"
+    workspace_path: str | None = None
+    spend_max_usd: Decimal | None = None
+    started_at: float = 0.0
+    last_event_id: str | None = None
+    epoch: int = 0
+    pinned: tuple[LayerText, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    passages: tuple[Passage, ...] = ()
+    sent: int = 0
+    emitted: tuple[LayerText, ...] = ()
+    system_tail: LayerText | None = None
+    links: tuple[Link, ...] = ()
+    turn: Turn | None = None
+    turn_count: int = 0
+    call_open: LlmCallStarted | None = None
+    called_tools: bool = False
+    usage: Usage = Usage()
+    cost_usd: Decimal = Decimal(0)
+    calibration: Calibration = Calibration()
+    ended: bool = False
+
+
+def fold(events: Iterable[Event], session_id: str) -> State:
+    state = State(session_id)
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def apply(state: State, event: Event) -> State:
+    """The state after one more event."""
+    return msgspec.structs.replace(_apply(state, event), last_event_id=event.id)
+
+
+def _apply(state: State, event: Event) -> State:
+    change = msgspec.structs.replace
+    match event.payload:
+        case SessionStarted() as it:
+            return change(
+                state,
+                model=it.model,
+                name=it.name,
+                profile=it.profile,
+                layout=it.layout,
+                workspace_path=it.workspace_path,
+                spend_max_usd=it.spend_max_usd,
+                started_at=event.at,
+            )
+        case EpochOpened() as it:
+            return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools)
+        case TurnStarted():
+            return _begin_turn(state, event)
+        case MessageAppended() as it:
+            passages = (*state.passages, Passage(it.message.role, it.message.content))
+            # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
+            sent = len(passages) if it.message.role == "assistant" else state.sent
+            return change(state, passages=passages, sent=sent)
+        case ContextInjected() as it:
+            return _inject(state, it)
+        case RequestPrepared() as it:
+            links = (*state.links[: it.shared_blocks], *it.links)
+            return change(state, links=links, sent=len(state.passages))
+        case LlmCallStarted() as it:
+            return change(state, call_open=it)
+        case LlmCallCompleted() as it:
+            return _count_call(state, it)
+        case LlmCallFailed():
+            return change(state, call_open=None)
+        case ToolCalled():
+            turn = state.turn and change(state.turn, tool_calls=state.turn.tool_calls + 1)
+            return change(state, turn=turn, called_tools=True)
+        case TurnCompleted() | TurnCancelled():
+            return change(state, turn=None, turn_count=state.turn_count + 1)
+        case SessionEnded():
+            return change(state, ended=True)
+        case (
+            ToolCompleted()
+            | ToolFailed()
+            | ToolInputInvalid()
+            | ToolConfirmationRequested()
+            | ToolConfirmationResolved()
+            | RouteDecided()
+            | SkillLoaded()
+            | MemoryUpdated()
+            | MemoryEviction()
+        ):
+            return state
+
+
+def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
+    """The conversation as the layers see it; the log itself is never changed."""
+    return View(
+        tools=state.tools,
+        pinned=state.pinned,
+        history=state.passages[: state.sent],
+        newest=state.passages[state.sent :],
+        current=current,
+        emitted=state.emitted,
+        layout=state.layout,
+    )
+
+
+def open_calls(state: State) -> tuple[ToolUse, ...]:
+    """Calls of the last message that nobody has answered yet."""
+    if not state.passages or state.passages[-1].role != "assistant":
+        return ()
+    return tuple(block for block in state.passages[-1].content if isinstance(block, ToolUse))
+
+
+def _begin_turn(state: State, event: Event) -> State:
+    """A new turn drops the ephemeral text of the one before."""
+    if any(said.ephemeral for said in state.emitted):
+        state = _keep(state, lambda passage: None if passage.ephemeral else passage)
+    return msgspec.structs.replace(
+        state,
+        turn=Turn(event.turn_id or event.id, event.at),
+        emitted=tuple(said for said in state.emitted if not said.ephemeral),
+    )
+
+
+def _inject(state: State, injected: ContextInjected) -> State:
+    said = LayerText(injected.layer, injected.text, injected.ephemeral)
+    if injected.place == "system":
+        # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
+        changed = state.system_tail is not None and state.system_tail.text != said.text
+        state = _keep(state, _without_thinking) if changed else state
+        return msgspec.structs.replace(state, system_tail=said)
+    passage = Passage(
+        "user",
+        (Text(injected.text),),
+        layer=injected.layer,
+        stability=Stability.VOLATILE,
+        ephemeral=injected.ephemeral,
+    )
+    others = tuple(one for one in state.emitted if one.layer != said.layer)
+    return msgspec.structs.replace(state, passages=(*state.passages, passage), emitted=(*others, said))
+
+
+def _count_call(state: State, call: LlmCallCompleted) -> State:
+    # The estimate on the log is corrected already; what is learned is the factor from the plain count.
+    corrected = state.call_open.estimated_input_tokens if state.call_open else 0
+    estimated = round(corrected / state.calibration.factor)
+    turn = state.turn and msgspec.structs.replace(
+        state.turn,
+        llm_calls=state.turn.llm_calls + 1,
+        usage=state.turn.usage + call.usage,
+        cost_usd=state.turn.cost_usd + call.cost_usd,
+    )
+    return msgspec.structs.replace(
+        state,
+        turn=turn,
+        call_open=None,
+        usage=state.usage + call.usage,
+        cost_usd=state.cost_usd + call.cost_usd,
+        calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
+    )
+
+
+def _keep(state: State, choose: Callable[[Passage], Passage | None]) -> State:
+    """The state with every passage kept, changed or dropped as told; the split at `sent` stays where it was."""
+    sent = tuple(kept for passage in state.passages[: state.sent] if (kept := choose(passage)))
+    newer = tuple(kept for passage in state.passages[state.sent :] if (kept := choose(passage)))
+    return msgspec.structs.replace(state, passages=sent + newer, sent=len(sent))
+
+
+def _without_thinking(passage: Passage) -> Passage | None:
+    content = tuple(block for block in passage.content if not isinstance(block, THINKING_KINDS))
+    if len(content) == len(passage.content):
+        return passage
+    return msgspec.structs.replace(passage, content=content) if content else None

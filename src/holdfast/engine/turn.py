@@ -1,0 +1,283 @@
+"""One turn: the user speaks, the model answers, tools run in between; each step decided, done, recorded."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import (
+    THINKING_KINDS,
+    Block,
+    Image,
+    Message,
+    Text,
+    ToolResult,
+    ToolUse,
+    mend_surrogates,
+    text_of,
+)
+from holdfast.canonical.encoding import ENCODING, canonical_json, digest
+from holdfast.canonical.pieces import shared_links
+from holdfast.canonical.reply import Delta, Reply, ReplyFinished, StopReason
+from holdfast.canonical.usage import Usage
+from holdfast.canonical.view import LayerText, View
+from holdfast.economics.cost import cost_usd
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
+from holdfast.engine.state import Turn, open_calls, view_of
+from holdfast.engine.tools import ToolsCancelledError, refusal
+from holdfast.errors import BudgetError, ProviderError, UserError
+from holdfast.events.payloads import (
+    AnyPayload,
+    ContextInjected,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    MessageAppended,
+    RequestPrepared,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
+from holdfast.layers.assemble import assemble, emissions
+from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
+from holdfast.planning.marks import plan_marks
+
+Emit = Callable[[Delta], None]
+CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How a turn ended: the model's last words, and what the whole turn took."""
+
+    content: tuple[Block, ...]
+    stop_reason: StopReason
+    usage: Usage
+    cost_usd: Decimal
+    llm_calls: int
+    tool_calls: int
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
+
+async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
+    """Say something and see the turn through; whatever happens, the transcript stays legal."""
+    last: Reply | None = None
+    try:
+        await _open_turn(talk, _checked(content))
+        while True:
+            match next_step(talk.state, steps_max=talk.parts.steps_max):
+                case CallModel():
+                    last = await _call_model(talk, emit)
+                    if not last.content:
+                        break
+                case RunTools(calls):
+                    await _run_tools(talk, calls)
+                case RefuseTools(calls):
+                    await _answer(talk, calls, "The limit of model calls for one turn is reached; nothing was run.")
+                case Finish():
+                    break
+    except asyncio.CancelledError:
+        await _abandon(talk, "user_cancel")
+        raise
+    except BudgetError:
+        await _abandon(talk, "budget")
+        raise
+    except Exception:
+        await _abandon(talk, "error")
+        raise
+    return await _close_turn(talk, last)
+
+
+async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
+    # What a crash left behind is closed first: the log only ever grows.
+    if talk.state.call_open is not None:
+        await talk.record("system", _failed(talk, ProviderError("cancelled", "interrupted"), 0, talk.parts.clock()))
+    if talk.state.turn is not None:
+        await _abandon(talk, "error")
+    if calls := open_calls(talk.state):
+        await _answer(talk, calls, "The call was interrupted.")
+    started = TurnStarted(
+        user_message_hash=digest(canonical_json(content)),
+        estimated_input_tokens=talk.state.calibration.corrected(talk.draft.scroll.tokens_total),
+        has_images=any(isinstance(block, Image) for block in content),
+        has_tool_calls_in_history=talk.state.called_tools,
+    )
+    await talk.record("user", started)
+    current = await talk.parts.volatile()
+    early, late = _injections(talk, current)
+    await talk.record("user", *early, MessageAppended(Message("user", content)), *late)
+
+
+async def _call_model(talk: Conversation, emit: Emit) -> Reply:
+    parts, state = talk.parts, talk.state
+    talk.draft.update(assemble(_view(talk)))
+    scroll = talk.draft.scroll
+    plan = plan_marks(scroll, parts.model.cache, profile=state.profile)
+    opening = parts.adapter.opening(parts.parameters)
+    body = scroll.render(opening, plan.marks)
+    estimated = state.calibration.corrected(scroll.tokens_total)
+    talk.check_budget(estimated)
+    shared = shared_links(state.links, scroll.links)
+    started_at = parts.clock()
+    started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, parts.new_id(started_at))
+    prepared = RequestPrepared(
+        plan=plan,
+        encoding=ENCODING,
+        shared_blocks=shared,
+        links=tuple(scroll.links[shared:]),
+        parameters_digest=digest(opening),
+        body_bytes=len(body),
+    )
+    await talk.record("agent", prepared, started)
+    reply = await _exchange(talk, body, started_at, emit)
+    price = talk.price(reply.usage.tokens_sent)
+    completed = LlmCallCompleted(
+        model=parts.model.id,
+        provider=parts.model.provider,
+        usage=reply.usage,
+        cost_usd=cost_usd(reply.usage, price),
+        pricing_version=parts.pricing_version,
+        latency_ms=_since(talk, started_at),
+        stop_reason=reply.stop_reason,
+        produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
+        produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
+        request_id=started.request_id,
+        response_id=reply.id,
+    )
+    said = (MessageAppended(Message("assistant", reply.content)),) if reply.content else ()
+    await talk.record("agent", completed, *said)
+    return reply
+
+
+async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> Reply:
+    """Send a request that is already on the log, and read the reply to its end."""
+    parts = talk.parts
+    reader = parts.adapter.stream_reader()
+    retries = 0
+
+    def on_retry(attempt: int, error: ProviderError) -> None:
+        nonlocal retries
+        retries = attempt
+
+    try:
+        async for chunk in parts.wire.send(parts.adapter.endpoint(parts.parameters), body, on_retry=on_retry):
+            for delta in reader.feed(chunk):
+                emit(delta)
+                if isinstance(delta, ReplyFinished):
+                    return delta.reply
+        raise ProviderError("network", "the reply ended before it was complete; send the message again")
+    except ProviderError as error:
+        await talk.record("agent", _failed(talk, error, retries, started_at))
+        raise
+    except asyncio.CancelledError:
+        payloads: list[AnyPayload] = [
+            _failed(talk, ProviderError("cancelled", "cancelled by the caller"), retries, started_at)
+        ]
+        partial = reader.partial()
+        if partial is not None and partial.content:
+            payloads.append(MessageAppended(Message("assistant", partial.content)))
+        await talk.record("agent", *payloads)
+        raise
+
+
+async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
+    async def record(payload: AnyPayload) -> None:
+        await talk.record("tool", payload)
+
+    try:
+        results = await talk.parts.toolbox.run(calls, record)
+    except ToolsCancelledError as stopped:
+        await _append_results(talk, stopped.results)
+        raise asyncio.CancelledError from None
+    await _append_results(talk, results)
+    early, late = _injections(talk, await talk.parts.volatile())
+    if early or late:
+        await talk.record("system", *early, *late)
+
+
+async def _answer(talk: Conversation, calls: Sequence[ToolUse], message: str) -> None:
+    await _append_results(talk, tuple(refusal(call, message) for call in calls))
+
+
+async def _append_results(talk: Conversation, results: tuple[ToolResult, ...]) -> None:
+    await talk.record("tool", MessageAppended(Message("user", results)))
+
+
+async def _abandon(talk: Conversation, reason: CancelReason) -> None:
+    """Leave a legal transcript and a closed turn behind, whatever happened."""
+    if calls := open_calls(talk.state):
+        await _answer(talk, calls, "The call was not run.")
+    turn = talk.state.turn
+    if turn is not None:
+        await talk.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
+
+
+async def _close_turn(talk: Conversation, last: Reply | None) -> Answer:
+    turn = talk.state.turn or Turn("", talk.parts.clock())
+    stop_reason = last.stop_reason if last else "error"
+    completed = TurnCompleted(
+        stop_reason=stop_reason,
+        llm_call_count=turn.llm_calls,
+        tool_call_count=turn.tool_calls,
+        usage=turn.usage,
+        total_cost_usd=turn.cost_usd,
+        wall_time_seconds=talk.parts.clock() - turn.started_at,
+    )
+    await talk.record("system", completed)
+    content = last.content if last else ()
+    return Answer(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
+
+
+def _view(talk: Conversation) -> View:
+    # In the seed layout the recorded text is sent, so that the request is a function of the log alone.
+    tail = talk.state.system_tail
+    current = (tail,) if talk.state.layout == "seed" and tail else ()
+    return view_of(talk.state, current)
+
+
+def _injections(
+    talk: Conversation, current: tuple[LayerText, ...]
+) -> tuple[tuple[ContextInjected, ...], tuple[ContextInjected, ...]]:
+    """What the volatile layers have to say before the user's text, and what goes behind it."""
+    if talk.state.layout == "seed":
+        text = system_tail_text(current)
+        tail = talk.state.system_tail
+        if text == (tail.text if tail else ""):
+            return (), ()
+        return (ContextInjected(SYSTEM_TAIL, text, place="system"),), ()
+    said = emissions(view_of(talk.state, current))
+    events = [ContextInjected(one.layer, one.text, one.ephemeral) for one in said]
+    return tuple(one for one in events if not one.ephemeral), tuple(one for one in events if one.ephemeral)
+
+
+def _failed(talk: Conversation, error: ProviderError, retries: int, started_at: float) -> LlmCallFailed:
+    opened = talk.state.call_open
+    return LlmCallFailed(
+        model=talk.parts.model.id,
+        provider=talk.parts.model.provider,
+        error_class=error.kind,
+        error_message_redacted=str(error),
+        retry_count=retries,
+        latency_ms=_since(talk, started_at),
+        request_id=opened.request_id if opened else "",
+    )
+
+
+def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
+    """A user's words as they can be sent: no lone surrogates, no empty text."""
+    mended = tuple(Text(mend_surrogates(one.text)) if isinstance(one, Text) else one for one in content)
+    kept = tuple(one for one in mended if not (isinstance(one, Text) and not one.text.strip()))
+    if not kept:
+        raise UserError("there is nothing to send: the message is empty")
+    if strange := next((one for one in kept if not isinstance(one, Text | Image)), None):
+        raise UserError(f"a user's message takes text and images, not {type(strange).__name__}")
+    return kept
+
+
+def _since(talk: Conversation, started_at: float) -> int:
+    return round((talk.parts.clock() - started_at) * 1000)

@@ -1,0 +1,1 @@
+"""What goes into the prompt, and in which order: stable parts first, what changes last."""

@@ -1,0 +1,44 @@
+"""From view and layers to a prompt, refusing any order that puts a changing part before a stable one."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from holdfast.canonical.prompt import Place, Prompt, Segment
+from holdfast.canonical.view import LayerText, Layout, View
+from holdfast.errors import OrderError
+from holdfast.layers.standard import SEED, STANDARD, VOLATILE, Layer, emission_of
+
+_WIRE_ORDER: dict[Place, int] = {"tools": 0, "system": 1, "messages": 2}
+
+
+def assemble(view: View, layers: Sequence[Layer] | None = None) -> Prompt:
+    """Every layer's part, in the order of the layers, checked."""
+    chosen = layers_of(view.layout) if layers is None else layers
+    segments = tuple(segment for layer in chosen if (segment := layer(view)) is not None)
+    check_order(segments)
+    return Prompt(segments)
+
+
+def layers_of(layout: Layout) -> tuple[Layer, ...]:
+    return STANDARD if layout == "default" else SEED
+
+
+def emissions(view: View) -> tuple[LayerText, ...]:
+    """What the volatile layers have to say that they have not said yet, in wire order, exactly as sent."""
+    said = (emission_of(name, view) for name in VOLATILE)
+    return tuple(one for one in said if one is not None)
+
+
+def check_order(segments: Sequence[Segment]) -> None:
+    for before, after in pairwise(segments):
+        if _WIRE_ORDER[before.place] > _WIRE_ORDER[after.place]:
+            raise OrderError(
+                f"layer {after.name!r} goes into {after.place}, which stand before the {before.place} of layer "
+                f"{before.name!r} on the wire: move {after.name!r} in front of {before.name!r}"
+            )
+        if before.stability > after.stability:
+            raise OrderError(
+                f"layer {before.name!r} is {before.stability.name} and stands before layer {after.name!r}, which is "
+                f"{after.stability.name}: every change of {before.name!r} would cost the cache of {after.name!r}; "
+                f"move {before.name!r} behind it"
+            )

@@ -1,0 +1,1 @@
+"""What the events mean: calls, usage and cost."""

@@ -1,0 +1,88 @@
+"""Every model call of a session: what it sent, read, wrote and cost."""
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.pieces import Link
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.catalog.rows import Model
+from holdfast.economics.cost import uncached_cost_usd
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import LlmCallCompleted, RequestPrepared
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """`blocks_shared` of the `blocks_before` of the call before stood in this call too, byte for byte."""
+
+    number: int
+    at: float
+    model: str
+    usage: Usage
+    cost_usd: Decimal
+    latency_ms: int
+    blocks_shared: int
+    blocks_before: int
+    moved_layer: str | None
+    moved_byte: int | None
+
+    @property
+    def prefix_held(self) -> bool:
+        return self.blocks_shared >= self.blocks_before
+
+
+def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
+    """The completed calls, in order."""
+    chain: list[Link] = []
+    before, prepared, number = 0, None, 0
+    for event in events:
+        match event.payload:
+            case RequestPrepared() as it:
+                before, prepared = len(chain), it
+                del chain[it.shared_blocks :]
+                chain += it.links
+            case LlmCallCompleted() as it:
+                number += 1
+                shared = prepared.shared_blocks if prepared else 0
+                moved = prepared.links[0] if prepared and prepared.links and shared < before else None
+                yield CallRecord(
+                    number=number,
+                    at=event.at,
+                    model=it.model,
+                    usage=it.usage,
+                    cost_usd=it.cost_usd,
+                    latency_ms=it.latency_ms,
+                    blocks_shared=shared,
+                    blocks_before=before,
+                    moved_layer=moved.layer if moved else None,
+                    moved_byte=moved.start if moved else None,
+                )
+            case _:
+                pass
+
+
+class Bill(msgspec.Struct, frozen=True):
+    """What a session took, and what the same calls would have cost without a cache."""
+
+    calls: int
+    usage: Usage
+    cost_usd: Decimal
+    uncached_cost_usd: Decimal
+
+    @property
+    def saved_usd(self) -> Decimal:
+        return self.uncached_cost_usd - self.cost_usd
+
+
+def bill(records: Iterable[CallRecord], model: Model) -> Bill:
+    count, usage, cost, uncached = 0, Usage(), Decimal(0), Decimal(0)
+    for record in records:
+        count += 1
+        usage += record.usage
+        cost += record.cost_usd
+        uncached += uncached_cost_usd(
+            record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent)
+        )
+    return Bill(count, usage, cost, uncached)

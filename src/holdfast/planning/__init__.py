@@ -1,0 +1,1 @@
+"""Where the cache marks go, and why there."""

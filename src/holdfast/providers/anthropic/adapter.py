@@ -1,0 +1,79 @@
+"""Anthropic's Messages API behind the contract that all adapters keep."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from holdfast.canonical.pieces import Piece
+from holdfast.canonical.prompt import Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.canonical.reply import Reply
+from holdfast.errors import FailureKind, ProviderError
+from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.anthropic.errors import read_error, write_error
+from holdfast.providers.anthropic.read import read_request
+from holdfast.providers.anthropic.reply import write_reply, write_stream
+from holdfast.providers.anthropic.spell import (
+    close,
+    endpoint,
+    lead,
+    mark,
+    opening,
+    spell_segment,
+    write_request,
+)
+from holdfast.providers.anthropic.stream import AnthropicStreamReader, read_reply
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class AnthropicAdapter:
+    name = "anthropic"
+
+    def spell(self, segment: Segment) -> tuple[Piece, ...]:
+        return spell_segment(segment)
+
+    def lead(self, before: Piece | None, piece: Piece) -> bytes:
+        return lead(before, piece)
+
+    def close(self, last: Piece | None) -> bytes:
+        return close(last)
+
+    def mark(self, ttl: Ttl) -> bytes:
+        return mark(ttl)
+
+    def opening(self, parameters: Parameters) -> bytes:
+        return opening(parameters)
+
+    def endpoint(self, parameters: Parameters) -> Endpoint:
+        return endpoint(parameters)
+
+    def credentials(self, api_key: str) -> Mapping[str, str]:
+        """As the provider's own client sends it since the API version that we speak; `x-api-key` is older."""
+        return {"authorization": f"Bearer {api_key}"}
+
+    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+        return write_request(self, prompt, plan, parameters)
+
+    def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+        return read_request(body, headers)
+
+    def read_count_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+        """A request to count tokens, which needs no limit on its output."""
+        return read_request(body, headers, output_tokens_default=0)
+
+    def write_reply(self, reply: Reply) -> bytes:
+        return write_reply(reply)
+
+    def read_reply(self, body: bytes) -> Reply:
+        return read_reply(body)
+
+    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+        return write_stream(reply)
+
+    def stream_reader(self) -> AnthropicStreamReader:
+        return AnthropicStreamReader()
+
+    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+        return write_error(kind, message, status=status)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return read_error(status, headers, body)

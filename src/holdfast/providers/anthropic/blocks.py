@@ -1,0 +1,249 @@
+"""How one block reads on Anthropic's wire, and which block such bytes are.
+
+A block that carries anything we do not know stays the bytes it was, less its cache mark.
+"""
+
+import msgspec
+
+from holdfast.canonical.blocks import (
+    Base64Source,
+    Block,
+    FileSource,
+    Image,
+    Json,
+    Opaque,
+    RedactedThinking,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    UrlSource,
+)
+from holdfast.canonical.prompt import Ttl
+from holdfast.providers.anthropic.members import quoted, spliced, take_apart, without
+
+MARK = "cache_control"
+
+_FIELDS = {
+    "text": frozenset({"text"}),
+    "image": frozenset({"source"}),
+    "tool_use": frozenset({"id", "name", "input"}),
+    "tool_result": frozenset({"tool_use_id", "content", "is_error"}),
+    "thinking": frozenset({"thinking", "signature"}),
+    "redacted_thinking": frozenset({"data"}),
+}
+
+_SOURCE_FIELDS = {
+    "base64": frozenset({"type", "media_type", "data"}),
+    "url": frozenset({"type", "url"}),
+    "file": frozenset({"type", "file_id"}),
+}
+
+# Members that the provider adds to known blocks; with one of these values they say nothing.
+_SILENT: dict[tuple[str, str], tuple[Json, ...]] = {
+    ("text", "citations"): (None, []),
+    ("image", "transformations"): (None, {}),
+    ("tool_use", "caller"): (None, {"type": "direct"}),
+    ("tool_use", "toolset_name"): (None,),
+    ("tool_result", "toolset_name"): (None,),
+}
+
+_MARKABLE_KINDS = frozenset({"text", "image", "tool_use", "tool_result", "document", "search_result"})
+
+
+class _Text(msgspec.Struct, frozen=True):
+    text: str
+
+
+class _ToolUse(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _ToolResult(msgspec.Struct, frozen=True):
+    tool_use_id: str
+    content: str | tuple[msgspec.Raw, ...] = ()
+    is_error: bool = False
+
+
+class _Thinking(msgspec.Struct, frozen=True):
+    thinking: str
+    signature: str | None = None
+
+
+class _RedactedThinking(msgspec.Struct, frozen=True):
+    data: str
+
+
+class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    ttl: str = "5m"
+
+
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_text = msgspec.json.Decoder(_Text).decode
+_decode_tool_use = msgspec.json.Decoder(_ToolUse).decode
+_decode_tool_result = msgspec.json.Decoder(_ToolResult).decode
+
+
+def spell_block(block: Block) -> bytes:
+    match block:
+        case Text(text=text):
+            return b'{"type":"text","text":' + quoted(text) + b"}"
+        case Image(source=source):
+            return b'{"type":"image","source":' + _spell_source(source) + b"}"
+        case ToolUse():
+            return b'{"type":"tool_use","id":%b,"name":%b,"input":%b}' % (
+                quoted(block.id),
+                quoted(block.name),
+                spliced(block.arguments_json),
+            )
+        case ToolResult():
+            return b'{"type":"tool_result","tool_use_id":%b,"content":[%b]%b}' % (
+                quoted(block.tool_use_id),
+                b",".join(spell_block(part) for part in block.content),
+                b',"is_error":true' if block.is_error else b"",
+            )
+        case Thinking(text=text, signature=signature):
+            signed = b"" if signature is None else b',"signature":' + quoted(signature)
+            return b'{"type":"thinking","thinking":%b%b}' % (quoted(text), signed)
+        case RedactedThinking(data=sealed):
+            return b'{"type":"redacted_thinking","data":' + quoted(sealed) + b"}"
+        case Opaque(raw=raw):
+            return raw
+
+
+def _spell_source(source: Base64Source | UrlSource | FileSource) -> bytes:
+    match source:
+        case Base64Source(media_type=media_type, data=encoded):
+            return b'{"type":"base64","media_type":%b,"data":%b}' % (quoted(media_type), quoted(encoded))
+        case UrlSource(url=url):
+            return b'{"type":"url","url":' + quoted(url) + b"}"
+        case FileSource(file_id=file_id):
+            return b'{"type":"file","file_id":' + quoted(file_id) + b"}"
+
+
+def is_markable(block: Block) -> bool:
+    """Whether the provider takes a cache mark on it."""
+    match block:
+        case Text(text=text):
+            return not is_blank(text)
+        case Image() | ToolUse() | ToolResult():
+            return True
+        case Thinking() | RedactedThinking():
+            return False
+        case Opaque(kind="text", raw=raw):
+            return _has_text(raw)
+        case Opaque(kind=kind):
+            return kind in _MARKABLE_KINDS
+
+
+def is_blank(text: str) -> bool:
+    return not text.strip()
+
+
+def _has_text(raw: bytes) -> bool:
+    try:
+        return not is_blank(_decode_text(raw).text)
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+
+
+def read_block(raw: bytes) -> tuple[Block, Ttl | None]:
+    """The block, and the lifetime of its mark. Raises msgspec's errors; they never quote a value."""
+    members = take_apart(raw)
+    kind = read_string(members, "type")
+    ttl = read_mark(members)
+    names = {name for name in members if name not in ("type", MARK) and not _is_silent(kind, name, members)}
+    block: Block | None = None
+    if kind in _FIELDS and names <= _FIELDS[kind]:
+        if kind == "tool_result":
+            return _read_tool_result(raw, ttl)
+        block = _read_known(kind, raw, members)
+    return block or _keep(raw, members), ttl
+
+
+def _keep(raw: bytes, members: dict[str, bytes]) -> Opaque:
+    return Opaque(read_string(members, "type"), without(raw, MARK) if MARK in members else raw)
+
+
+def read_string(members: dict[str, bytes], name: str) -> str:
+    if name not in members:
+        raise msgspec.ValidationError(f"Object missing required field `{name}`")
+    return _decode_string(members[name])
+
+
+def read_mark(members: dict[str, bytes]) -> Ttl | None:
+    if MARK not in members:
+        return None
+    mark = msgspec.json.decode(members[MARK], type=_Mark | None)
+    if mark is None:
+        return None
+    if mark.type == "ephemeral" and mark.ttl == "5m":
+        return "5m"
+    if mark.type == "ephemeral" and mark.ttl == "1h":
+        return "1h"
+    raise msgspec.ValidationError(f'`{MARK}` must be "ephemeral" for "5m" or "1h"')
+
+
+def _is_silent(kind: str, name: str, members: dict[str, bytes]) -> bool:
+    values = _SILENT.get((kind, name))
+    return values is not None and msgspec.json.decode(members[name]) in values
+
+
+def _read_known(kind: str, raw: bytes, members: dict[str, bytes]) -> Block | None:
+    match kind:
+        case "text":
+            return Text(_decode_text(raw).text)
+        case "image":
+            return _read_image(members)
+        case "tool_use":
+            call = _decode_tool_use(raw)
+            return ToolUse(call.id, call.name, bytes(call.input).decode())
+        case "thinking":
+            thinking = msgspec.json.decode(raw, type=_Thinking)
+            return Thinking(thinking.thinking, thinking.signature)
+        case _:
+            return RedactedThinking(msgspec.json.decode(raw, type=_RedactedThinking).data)
+
+
+def _read_image(members: dict[str, bytes]) -> Image | None:
+    """None where the source is of a kind, or has a field, that we do not know."""
+    if "source" not in members:
+        raise msgspec.ValidationError("Object missing required field `source`")
+    source = take_apart(members["source"])
+    kind = read_string(source, "type")
+    if _SOURCE_FIELDS.get(kind) != frozenset(source):
+        return None
+    match kind:
+        case "base64":
+            return Image(Base64Source(read_string(source, "media_type"), read_string(source, "data")))
+        case "url":
+            return Image(UrlSource(read_string(source, "url")))
+        case _:
+            return Image(FileSource(read_string(source, "file_id")))
+
+
+def _read_tool_result(raw: bytes, ttl: Ttl | None) -> tuple[ToolResult, Ttl | None]:
+    """A mark inside the result counts for the result: a piece has one end, and this is the nearest."""
+    result = _decode_tool_result(raw)
+    content: list[Text | Image | Opaque] = []
+    inner: Ttl | None = None
+    if isinstance(result.content, str):
+        content.append(Text(result.content))
+    else:
+        for part in result.content:
+            block, mark = _read_part(bytes(part))
+            content.append(block)
+            inner = mark or inner
+    return ToolResult(result.tool_use_id, tuple(content), result.is_error), ttl or inner
+
+
+def _read_part(raw: bytes) -> tuple[Text | Image | Opaque, Ttl | None]:
+    members = take_apart(raw)
+    if read_string(members, "type") in ("text", "image"):
+        block, ttl = read_block(raw)
+        if isinstance(block, Text | Image | Opaque):
+            return block, ttl
+    return _keep(raw, members), read_mark(members)

@@ -1,0 +1,104 @@
+"""What a block of a streamed reply has become so far: its start, and the deltas behind it."""
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Opaque, Text, Thinking, ToolUse
+from holdfast.canonical.encoding import plain_json
+from holdfast.providers.anthropic.blocks import is_blank, read_block, read_string
+from holdfast.providers.anthropic.members import put_together, quoted, spliced, take_apart
+
+_GROWS = {"text_delta": "text", "thinking_delta": "thinking"}
+
+
+class GrowingBlock:
+    def __init__(self, start: bytes) -> None:
+        self._start = start
+        self._members = take_apart(start)
+        self.kind = read_string(self._members, "type")
+        self.stopped = False
+        self._texts: dict[str, list[str]] = {}
+        self._replaced: dict[str, bytes] = {}
+        self._citations: list[bytes] = []
+        self._arguments: list[str] = []
+
+    def text_at_start(self, name: str) -> str:
+        """A text member of the start; empty where there is none."""
+        return msgspec.json.decode(self._members.get(name, b"null"), type=str | None) or ""
+
+    def grow(self, delta: dict[str, bytes]) -> str:
+        """Take one delta in; the text that it added."""
+        kind = read_string(delta, "type")
+        match kind:
+            case "text_delta" | "thinking_delta":
+                text = read_string(delta, _GROWS[kind])
+                self._texts.setdefault(_GROWS[kind], []).append(text)
+                return text
+            case "input_json_delta":
+                part = read_string(delta, "partial_json")
+                self._arguments.append(part)
+                return part
+            case "signature_delta":
+                self._replaced["signature"] = quoted(read_string(delta, "signature"))
+            case "citations_delta":
+                self._citations.append(delta.get("citation", b"null"))
+            case _:
+                self._grow_unknown(delta)
+        return ""
+
+    def _grow_unknown(self, delta: dict[str, bytes]) -> None:
+        """Text is taken for a continuation, everything else for a new value."""
+        for name, value in delta.items():
+            if value.startswith(b'"') and name != "type":
+                self._texts.setdefault(name, []).append(read_string(delta, name))
+            elif name != "type" and value != b"null":
+                self._replaced[name] = value
+
+    def finish(self) -> Block:
+        """The block as it stands."""
+        arguments = "".join(self._arguments)
+        raw = self._start
+        if self._texts or self._replaced or self._citations or arguments.strip():
+            raw = put_together(self._grown(arguments))
+        block = read_block(raw)[0]
+        if isinstance(block, ToolUse) and arguments.strip():
+            # Taken from the deltas themselves, because the space around a value is no part of it in JSON.
+            return ToolUse(block.id, block.name, legal_arguments(arguments))
+        if isinstance(block, Thinking) and not block.signature:
+            return Thinking(block.text)
+        return block
+
+    def _grown(self, arguments: str) -> dict[str, bytes]:
+        members = self._members | self._replaced
+        for name, parts in self._texts.items():
+            members[name] = quoted(self.text_at_start(name) + "".join(parts))
+        if self._citations:
+            cited = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
+            members["citations"] = b"[%b]" % b",".join([*map(bytes, cited or ()), *self._citations])
+        if arguments.strip():
+            members["input"] = spliced(legal_arguments(arguments))
+        return members
+
+    def salvage(self) -> Block | None:
+        """The block if it can stand in a message although the reply was cut, else None."""
+        try:
+            block = self.finish()
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return None
+        match block:
+            case Text(text=text):
+                return None if is_blank(text) else block
+            case Thinking(signature=None):
+                return None
+            case Opaque() | ToolUse():
+                return block if self.stopped else None
+            case _:
+                return block
+
+
+def legal_arguments(text: str) -> str:
+    """The text if it is a JSON object; else an object that holds it, so that it can be sent back."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return plain_json({"INVALID_JSON": text}).decode()
+    return text

@@ -1,0 +1,58 @@
+"""How a JSON object is taken apart, and put together, without changing the bytes of its values."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.canonical.blocks import mend_surrogates
+from holdfast.canonical.encoding import plain_json
+
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
+
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def take_apart(raw: bytes) -> dict[str, bytes]:
+    """The values by name, each byte for byte; of two members with one name the last counts."""
+    return {name: bytes(value) for name, value in _decode_object(raw).items()}
+
+
+def put_together(members: Mapping[str, bytes]) -> bytes:
+    return b"{" + b",".join(quoted(name) + b":" + value for name, value in members.items()) + b"}"
+
+
+def without(raw: bytes, name: str) -> bytes:
+    """The object less every member of that name; all bytes of the others stay, spaces included."""
+    kept: list[bytes] = []
+    depth = start = 0
+    key: str | None = None
+    for token in _TOKEN.finditer(raw):
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+                start = token.end() if depth == 1 else start
+            case b"}" | b"]":
+                depth -= 1
+            case b",":
+                pass
+            case string:
+                # The first string of a member is its name; a later one is its value.
+                key = msgspec.json.decode(string, type=str) if depth == 1 and key is None else key
+        if depth == 0 or (depth == 1 and token[0] == b","):
+            kept += [raw[start : token.start()]] if key != name else []
+            start, key = token.end(), None
+    return b"{" + b",".join(kept) + b"}"
+
+
+def quoted(text: str) -> bytes:
+    """The text as a JSON string."""
+    try:
+        return plain_json(text)
+    except UnicodeEncodeError:
+        return plain_json(mend_surrogates(text))
+
+
+def spliced(json_text: str) -> bytes:
+    """JSON that is kept as text, as bytes that can stand in a request."""
+    return mend_surrogates(json_text).encode()

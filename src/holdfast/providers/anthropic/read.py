@@ -1,0 +1,162 @@
+"""What an Anthropic request says: its prompt, the marks in it, and its parameters."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Role, Text
+from holdfast.canonical.prompt import Mark, Parameters, Passage, Plan, Prompt, Segment, Stability, Ttl
+from holdfast.canonical.tools import ToolSpec
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.anthropic.blocks import MARK, read_block, read_mark, read_string
+from holdfast.providers.anthropic.errors import header, readable
+from holdfast.providers.anthropic.members import take_apart, without
+from holdfast.providers.anthropic.spell import BETA_HEADER, PARAMETER_NAMES, PROMPT_NAMES
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+
+_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+
+_readable = partial(readable, "invalid_request", status=400)
+
+Lifetimes = list[Ttl | None]
+"""For each piece the lifetime of its mark, or None where it has none."""
+
+
+class _Body(msgspec.Struct, frozen=True):
+    model: str
+    messages: tuple[msgspec.Raw, ...]
+    max_tokens: int | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    stop_sequences: tuple[str, ...] | None = None
+    tools: tuple[msgspec.Raw, ...] | None = None
+    system: str | tuple[msgspec.Raw, ...] | None = None
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: str
+    content: str | tuple[msgspec.Raw, ...]
+
+
+_decode_message = msgspec.json.Decoder(_Message).decode
+
+
+def read_request(body: bytes, headers: Mapping[str, str], *, output_tokens_default: int | None = None) -> WireRequest:
+    """Where `output_tokens_default` is given, a request may leave its `max_tokens` out."""
+    if len(body) > BODY_BYTES_MAX:
+        raise ProviderError(
+            "invalid_request", f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413
+        )
+    with _readable("the request"):
+        body.decode()
+        top = take_apart(body)
+        typed = msgspec.json.decode(body, type=_Body)
+        parameters = _read_parameters(typed, top, output_tokens_default)
+    tools, tool_marks = _read_tools(typed.tools or ())
+    system, system_marks = _read_system(typed.system or ())
+    passages, message_marks = _read_messages(typed.messages)
+    segments = (
+        Segment("tools", Stability.FROZEN, "tools", tools=tools),
+        Segment("system", Stability.EPOCH, "system", system=system),
+        Segment("history", Stability.GROWING, "messages", passages=passages),
+    )
+    marks = (
+        Mark(index, ttl) for index, ttl in enumerate([*tool_marks, *system_marks, *message_marks]) if ttl is not None
+    )
+    return WireRequest(
+        Prompt(tuple(part for part in segments if part.tools or part.system or part.passages)),
+        Plan(tuple(marks)),
+        msgspec.structs.replace(parameters, betas=_read_betas(headers)),
+    )
+
+
+def _read_parameters(typed: _Body, top: Mapping[str, bytes], output_tokens_default: int | None) -> Parameters:
+    output_tokens_max = output_tokens_default if typed.max_tokens is None else typed.max_tokens
+    if output_tokens_max is None:
+        raise msgspec.ValidationError("Object missing required field `max_tokens`")
+    if output_tokens_max < 0:
+        raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
+    known = PARAMETER_NAMES | PROMPT_NAMES
+    return Parameters(
+        model=typed.model,
+        output_tokens_max=output_tokens_max,
+        stream=bool(typed.stream),
+        stop_sequences=typed.stop_sequences or (),
+        temperature=typed.temperature,
+        tool_choice_json=top["tool_choice"].decode() if "tool_choice" in top else None,
+        thinking_json=top["thinking"].decode() if "thinking" in top else None,
+        extra=tuple((name, value.decode()) for name, value in top.items() if name not in known),
+    )
+
+
+def _read_betas(headers: Mapping[str, str]) -> tuple[str, ...]:
+    names = (header(headers, BETA_HEADER) or "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _read_tools(raws: Sequence[msgspec.Raw]) -> tuple[tuple[ToolSpec, ...], Lifetimes]:
+    tools: list[ToolSpec] = []
+    lifetimes: Lifetimes = []
+    for index, raw in enumerate(raws):
+        with _readable(f"tools.{index}"):
+            members = take_apart(bytes(raw))
+            lifetimes.append(read_mark(members))
+            tools.append(_read_tool(bytes(raw), members))
+    return tuple(tools), lifetimes
+
+
+def _read_tool(raw: bytes, members: dict[str, bytes]) -> ToolSpec:
+    """A tool that is not just name, description and schema is kept as it came."""
+    schema = members.get("input_schema", b"{}").decode()
+    if members.keys() - {MARK} == {"name", "description", "input_schema"}:
+        return ToolSpec(read_string(members, "name"), read_string(members, "description"), schema)
+    # A provider's own tool may have nothing but a type.
+    name = read_string(members, "name" if "name" in members else "type")
+    described = members.get("description", b'""')
+    description = msgspec.json.decode(described, type=str | None) or ""
+    return ToolSpec(name, description, schema, wire_json=without(raw, MARK).decode())
+
+
+def _read_system(given: str | Sequence[msgspec.Raw]) -> tuple[tuple[Text, ...], Lifetimes]:
+    if isinstance(given, str):
+        return (Text(given),), [None]
+    texts: list[Text] = []
+    lifetimes: Lifetimes = []
+    for index, raw in enumerate(given):
+        with _readable(f"system.{index}"):
+            block, ttl = read_block(bytes(raw))
+            if not isinstance(block, Text):
+                raise msgspec.ValidationError("only text, without further fields, can stand here")
+            texts.append(block)
+            lifetimes.append(ttl)
+    return tuple(texts), lifetimes
+
+
+def _read_messages(raws: Sequence[msgspec.Raw]) -> tuple[tuple[Passage, ...], Lifetimes]:
+    passages: list[Passage] = []
+    lifetimes: Lifetimes = []
+    for index, raw in enumerate(raws):
+        with _readable(f"messages.{index}"):
+            message = _decode_message(raw)
+            if message.role not in _ROLES:
+                raise msgspec.ValidationError(f"the role must be one of {', '.join(_ROLES)} - at `$.role`")
+        content, marks = _read_content(message.content, f"messages.{index}")
+        passages.append(Passage(_ROLES[message.role], content))
+        lifetimes += marks
+    return tuple(passages), lifetimes
+
+
+def _read_content(given: str | Sequence[msgspec.Raw], place: str) -> tuple[tuple[Block, ...], Lifetimes]:
+    if isinstance(given, str):
+        return (Text(given),), [None]
+    blocks: list[Block] = []
+    lifetimes: Lifetimes = []
+    for index, raw in enumerate(given):
+        with _readable(f"{place}.content.{index}"):
+            block, ttl = read_block(bytes(raw))
+            blocks.append(block)
+            lifetimes.append(ttl)
+    return tuple(blocks), lifetimes

@@ -1,0 +1,88 @@
+"""How Anthropic spells a reply, whole or as a stream of events."""
+
+from collections.abc import Iterator
+
+from holdfast.canonical.blocks import Block, Text, Thinking, ToolUse
+from holdfast.canonical.encoding import plain_json
+from holdfast.canonical.reply import Reply
+from holdfast.providers.anthropic.blocks import spell_block
+from holdfast.providers.anthropic.members import quoted
+from holdfast.providers.anthropic.usage import wire_usage
+
+DELTA_CHARS_MAX = 64
+
+
+def write_reply(reply: Reply) -> bytes:
+    content = b",".join(_spell(block) for block in reply.content)
+    return _message(reply, content, _stop_reason(reply), output=reply.usage.output)
+
+
+def write_stream(reply: Reply) -> Iterator[bytes]:
+    """One event a chunk. Every input counter is known at the start, the output's only at the end."""
+    yield _event("message_start", b'"message":' + _message(reply, b"", None, output=0))
+    for index, block in enumerate(reply.content):
+        at = b'"index":%d' % index
+        start, deltas = _grow(block)
+        yield _event("content_block_start", at + b',"content_block":' + start)
+        for kind, member, part in deltas:
+            delta = plain_json({"type": kind, member: part})
+            yield _event("content_block_delta", at + b',"delta":' + delta)
+        yield _event("content_block_stop", at)
+    stop = b'"delta":{"stop_reason":%b,"stop_sequence":%b},"usage":{"output_tokens":%d}'
+    stopped = (plain_json(_stop_reason(reply)), plain_json(reply.stop_sequence), reply.usage.output)
+    yield _event("message_delta", stop % stopped)
+    yield _event("message_stop", b"")
+
+
+def _message(reply: Reply, content: bytes, stop_reason: str | None, *, output: int) -> bytes:
+    stop_sequence = reply.stop_sequence if stop_reason is not None else None
+    return (
+        b'{"id":%b,"type":"message","role":"assistant","model":%b,"content":[%b],'
+        b'"stop_reason":%b,"stop_sequence":%b,"usage":%b}'
+    ) % (
+        quoted(reply.id),
+        quoted(reply.model),
+        content,
+        plain_json(stop_reason),
+        plain_json(stop_sequence),
+        plain_json(wire_usage(reply.usage, output=output)),
+    )
+
+
+def _stop_reason(reply: Reply) -> str | None:
+    """The two reasons that are only ours have no word on the wire."""
+    return None if reply.stop_reason in ("cancelled", "error") else reply.stop_reason
+
+
+def _spell(block: Block) -> bytes:
+    """In a reply thinking always has a signature, be it an empty one."""
+    if isinstance(block, Thinking) and block.signature is None:
+        return spell_block(Thinking(block.text, ""))
+    return spell_block(block)
+
+
+def _grow(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
+    """The block as it starts, and (delta type, member, part) for all that follows."""
+    match block:
+        case Text(text=text):
+            return spell_block(Text("")), [("text_delta", "text", part) for part in _parts(text)]
+        case Thinking(text=text, signature=signature):
+            deltas = [("thinking_delta", "thinking", part) for part in _parts(text)]
+            signed = [("signature_delta", "signature", signature)] if signature else []
+            return spell_block(Thinking("", "")), deltas + signed
+        case ToolUse():
+            start = spell_block(ToolUse(block.id, block.name, "{}"))
+            return start, [("input_json_delta", "partial_json", p) for p in _parts(block.arguments_json)]
+        case _:
+            return spell_block(block), []
+
+
+def _parts(text: str) -> Iterator[str]:
+    return (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
+
+
+def _event(name: str, members: bytes) -> bytes:
+    body = b'{"type":"%b"%b}' % (name.encode(), b"," + members if members else b"")
+    # A block that is kept as bytes may hold line breaks, and a line of an event may not.
+    lines = b"".join(b"data: " + line + b"\n" for line in body.splitlines())
+    return b"event: " + name.encode() + b"\n" + lines + b"\n"

@@ -1,0 +1,78 @@
+"""How many tokens Anthropic says a call took, in buckets that never overlap."""
+
+import msgspec
+
+from holdfast.canonical.usage import Usage
+
+
+class Lifetimes(msgspec.Struct, frozen=True):
+    ephemeral_5m_input_tokens: int | None = None
+    ephemeral_1h_input_tokens: int | None = None
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """The provider's own numbers; None where it did not say."""
+
+    input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation: Lifetimes | None = None
+    output_tokens: int | None = None
+
+
+class Iteration(Counters, frozen=True):
+    type: str = ""
+
+
+class WireUsage(Counters, frozen=True):
+    iterations: tuple[Iteration, ...] | None = None
+
+
+def updated(before: WireUsage, news: WireUsage) -> WireUsage:
+    """What is said later counts from the start of the call, so it replaces what was said before."""
+    said = {name: value for name in news.__struct_fields__ if (value := getattr(news, name)) is not None}
+    return msgspec.structs.replace(before, **said)
+
+
+def buckets(wire: WireUsage) -> Usage:
+    """The tokens of a compaction by the provider are in none of the top counters, so they are added."""
+    total = _buckets(wire)
+    for iteration in wire.iterations or ():
+        if iteration.type == "compaction":
+            total += _buckets(iteration)
+    return total
+
+
+def _buckets(counters: Counters) -> Usage:
+    lifetimes = counters.cache_creation or Lifetimes()
+    hour = _count(lifetimes.ephemeral_1h_input_tokens)
+    written = counters.cache_creation_input_tokens
+    if written is None:
+        written = _count(lifetimes.ephemeral_5m_input_tokens) + hour
+    written = _count(written)
+    # The total is what is billed: what it does not give to the hour was written for five minutes.
+    hour = min(hour, written)
+    return Usage(
+        input=_count(counters.input_tokens),
+        cache_read=_count(counters.cache_read_input_tokens),
+        cache_write_5m=written - hour,
+        cache_write_1h=hour,
+        output=_count(counters.output_tokens),
+    )
+
+
+def _count(tokens: int | None) -> int:
+    return max(0, tokens or 0)
+
+
+def wire_usage(usage: Usage, *, output: int) -> dict[str, int | dict[str, int]]:
+    return {
+        "input_tokens": usage.input,
+        "cache_creation_input_tokens": usage.cache_write,
+        "cache_read_input_tokens": usage.cache_read,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": usage.cache_write_5m,
+            "ephemeral_1h_input_tokens": usage.cache_write_1h,
+        },
+        "output_tokens": output,
+    }

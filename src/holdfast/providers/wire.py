@@ -1,0 +1,24 @@
+"""How a request reaches a provider, seen by everything that only wants the answer."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import Endpoint
+
+OnRetry = Callable[[int, ProviderError], None]
+"""Told, before the pause, how many attempts have failed so far and how the last one did."""
+
+
+class Wire(Protocol):
+    """The network, or a simulator in its place."""
+
+    def send(self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None) -> AsyncIterator[bytes]:
+        """One request. The bytes of its answer as they arrive, whole or streamed; at least one chunk.
+
+        Raises `ProviderError`; after the first chunk nothing is tried again. Whoever stops early drops the
+        iterator or closes it, and with it the connection.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of all connections; nothing can be sent afterwards."""

@@ -1,0 +1,129 @@
+"""What the user has set, and where: flag, environment, workspace file or home file, in that order.
+
+flag  >  environment  >  <workspace>/.holdfast/config.toml  >  $HOLDFAST_HOME/config.toml  >  default
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+import msgspec
+
+from holdfast.canonical.view import Layout
+from holdfast.errors import UserError
+from holdfast.planning.marks import Profile
+
+CONFIG_BYTES_MAX = 1_000_000
+
+
+class Config(msgspec.Struct, frozen=True):
+    """One frozen value. `origins` says, for every setting that is not a default, where it came from."""
+
+    home: str
+    model: str = "anthropic:claude-sonnet-5-5"
+    db: str = ""
+    layout: Layout = "default"
+    profile: Profile = "default"
+    output_tokens_max: int = 8192
+    steps_max: int = 50
+    spend_max_usd: Decimal | None = None
+    anthropic_base_url: str = "https://api.anthropic.com"
+    models: dict[str, dict[str, object]] = {}
+    origins: dict[str, str] = {}
+
+    @property
+    def db_path(self) -> str:
+        return self.db or str(Path(self.home) / "holdfast.db")
+
+
+SETTINGS = {
+    "model": "HOLDFAST_MODEL",
+    "db": "HOLDFAST_DB",
+    "layout": "HOLDFAST_LAYOUT",
+    "profile": "HOLDFAST_PROFILE",
+    "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
+    "steps_max": "HOLDFAST_STEPS_MAX",
+    "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
+    "anthropic_base_url": "ANTHROPIC_BASE_URL",
+}
+"""Every setting that has one value, and the environment variable that sets it."""
+
+_CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed")}
+
+
+def load_config(
+    environ: Mapping[str, str], *, workspace: Path | None = None, flags: Mapping[str, object] | None = None
+) -> Config:
+    """Read the files and the environment once; wrong values are refused by name, with the place they stand in."""
+    home = Path(environ.get("HOLDFAST_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".holdfast")
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    models: dict[str, dict[str, object]] = {}
+    files = [home / "config.toml"] + ([workspace / ".holdfast" / "config.toml"] if workspace else [])
+    for file in files:
+        settings, added = _read_file(file)
+        models |= added
+        for key, value in settings.items():
+            values[key], origins[key] = value, str(file)
+        origins |= {f"models.{id}": str(file) for id in added}
+    for key, variable in SETTINGS.items():
+        if environ.get(variable):
+            values[key], origins[key] = environ[variable], variable
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key], origins[key] = value, "flag"
+    checked = {key: _checked(key, value, origins[key]) for key, value in values.items()}
+    return msgspec.convert({"home": str(home), **checked, "models": models, "origins": origins}, Config)
+
+
+def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+    try:
+        if file.stat().st_size > CONFIG_BYTES_MAX:
+            raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes; a configuration is not")
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    models = found.pop("models", {})
+    if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
+        raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')
+    for key in found:
+        if key not in SETTINGS:
+            near = difflib.get_close_matches(key, SETTINGS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known settings: {', '.join(SETTINGS)}"
+            raise UserError(f"{file}: unknown setting {key!r}{hint}")
+    return found, models
+
+
+def _checked(key: str, value: object, origin: str) -> object:
+    """The value in the setting's own type."""
+    if key in _CHOICES:
+        if value not in _CHOICES[key]:
+            raise UserError(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r} (set by {origin})")
+        return value
+    if key in ("output_tokens_max", "steps_max"):
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{key} must be a whole number of at least 1, not {value!r} (set by {origin})")
+        return value
+    if key == "spend_max_usd":
+        return _dollars(value, origin)
+    if not isinstance(value, str):
+        raise UserError(f"{key} must be text, not {value!r} (set by {origin})")
+    return value
+
+
+def _dollars(value: object, origin: str) -> Decimal:
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        amount = Decimal(-1)
+    if not amount.is_finite() or amount < 0:
+        raise UserError(f"spend_max_usd must be an amount such as 0.50, not {value!r} (set by {origin})")
+    return amount

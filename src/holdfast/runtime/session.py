@@ -1,0 +1,199 @@
+"""The public door: a session that is created or resumed, spoken to, and read."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+from holdfast.canonical.blocks import Block, Message, Text
+from holdfast.canonical.reply import Delta
+from holdfast.canonical.transcript import messages_of
+from holdfast.canonical.usage import Usage
+from holdfast.clock import new_ulid, system_clock
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.state import State, fold
+from holdfast.engine.turn import Answer, run_turn
+from holdfast.errors import UserError
+from holdfast.events.bus import Bus, Listener
+from holdfast.events.envelope import Event
+from holdfast.events.log import Log
+from holdfast.events.payloads import SessionEnded
+from holdfast.runtime.compose import Options, Pieces, compose, config_of, first_events
+from holdfast.stores.open import open_store
+
+StreamItem = Delta | Event
+
+
+class Session:
+    """One conversation with a model. Use it as `async with`: what it opened is closed at the end.
+
+    Everything is kept in the store as it happens; `Session.resume(id)` goes on in another process, on another day,
+    with the same bytes in front.
+    """
+
+    def __init__(self, options: Options, *, resume: str | None = None) -> None:
+        self._options = options
+        self._resume = resume
+        self._bus = Bus()
+        self._pieces: Pieces | None = None
+        self._talk: Conversation | None = None
+        self._turn: asyncio.Task[Answer] | None = None
+
+    @classmethod
+    def create(cls, **options: Unpack[Options]) -> Self:
+        """A new session; nothing happens before it is entered. See `Options` for what can be given."""
+        return cls(options)
+
+    @classmethod
+    def resume(cls, session_id: str, **options: Unpack[Options]) -> Self:
+        """Go on with a stored session: its prompt is the stored one, its tools' functions are those given here."""
+        return cls(options, resume=session_id)
+
+    async def __aenter__(self) -> Self:
+        if self._talk is not None:
+            raise UserError("this session is open already")
+        log, owned = _open_log(self._options)
+        try:
+            state = self._load(log)
+            pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
+            talk = Conversation(pieces.parts, state)
+            if self._resume is None:
+                started, epoch = first_events(self._options, pieces)
+                await talk.record("system", started, epoch)
+        except BaseException:
+            if owned:
+                log.close()
+            raise
+        self._pieces, self._talk = pieces, talk
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel a turn that is under way, and close what this session opened."""
+        if self._turn is not None:
+            await _cancel(self._turn)
+        pieces, self._talk, self._pieces = self._pieces, None, None
+        if pieces is not None:
+            if pieces.owns_wire:
+                await pieces.parts.wire.aclose()
+            if pieces.owns_log:
+                await asyncio.to_thread(pieces.parts.log.close)
+
+    async def send(self, message: str | Sequence[Block]) -> Answer:
+        """Say something; the answer comes when the turn is over, tools and all."""
+        return await self._begin(message, lambda delta: None)
+
+    async def stream(self, message: str | Sequence[Block]) -> AsyncGenerator[StreamItem, None]:
+        """Say something and see it happen: deltas as they arrive, events as they are recorded.
+
+        Leaving the loop early cancels the turn.
+        """
+        queue: asyncio.Queue[StreamItem | None] = asyncio.Queue()
+        stop = self.subscribe(queue.put_nowait)
+        turn = self._begin(message, queue.put_nowait)
+        turn.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+            await turn
+        finally:
+            stop()
+            await _cancel(turn)
+
+    async def end(self) -> None:
+        """Record that this session is over; it can still be read and resumed."""
+        state, clock = self._open.state, self._open.parts.clock
+        ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
+        await self._open.record("system", ended)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear every event of this session once it is on the log; call the result to stop."""
+        return self._bus.subscribe(listener)
+
+    @property
+    def id(self) -> str:
+        return self._open.state.session_id
+
+    @property
+    def name(self) -> str | None:
+        return self._open.state.name
+
+    @property
+    def model(self) -> str:
+        return self._open.state.model
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The conversation as the provider sees it, volatile text included."""
+        return messages_of(self._open.state.passages)
+
+    @property
+    def usage(self) -> Usage:
+        return self._open.state.usage
+
+    @property
+    def cost(self) -> Decimal:
+        """US dollars spent so far, by the catalog's prices."""
+        return self._open.state.cost_usd
+
+    @property
+    def _open(self) -> Conversation:
+        if self._talk is None:
+            raise UserError("the session is not open: use it as `async with Session.create(...) as session`")
+        return self._talk
+
+    def _begin(self, message: str | Sequence[Block], emit: Callable[[Delta], None]) -> "asyncio.Task[Answer]":
+        talk = self._open
+        if self._turn is not None and not self._turn.done():
+            raise UserError("a turn is under way in this session; wait for it, or use a second session")
+        content = (Text(message),) if isinstance(message, str) else tuple(message)
+        self._turn = asyncio.ensure_future(run_turn(talk, content, emit))
+        return self._turn
+
+    def _load(self, log: Log) -> State:
+        if self._resume is None:
+            at = self._options.get("clock", system_clock)()
+            return State(session_id=self._options.get("new_id", new_ulid)(at))
+        state = fold(log.read(self._resume), self._resume)
+        if not state.model:
+            known = [row.id for row in log.sessions(limit=3)]
+            newest = f"; the newest are {', '.join(known)}" if known else "; the store holds no session yet"
+            raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
+        return state
+
+
+def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
+    """For scripts: one session, the messages one after the other, the last answer. Not inside a running loop."""
+    if not messages:
+        raise UserError("run_sync needs at least one message")
+
+    async def speak() -> Answer:
+        async with Session.create(**options) as session:
+            for message in messages[:-1]:
+                await session.send(message)
+            return await session.send(messages[-1])
+
+    return asyncio.run(speak())
+
+
+async def _cancel(turn: "asyncio.Task[Answer]") -> None:
+    if not turn.done():
+        turn.cancel()
+        # The turn's own failure belongs to whoever waits for the turn.
+        await asyncio.gather(turn, return_exceptions=True)
+
+
+def _open_log(options: Options) -> tuple[Log, bool]:
+    """The store to use, and whether it is ours to close."""
+    store = options.get("store")
+    if store is None:
+        return open_store(config_of(options).db_path), True
+    if isinstance(store, str | Path):
+        return open_store(str(store)), True
+    return store, False

@@ -1,0 +1,165 @@
+"""Which requests the provider refuses, and in which words."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.cachemodel.machine import check_marks
+from holdfast.canonical.prompt import Mark, Parameters, Passage, Ttl
+from holdfast.canonical.tools import ToolSpec
+from holdfast.canonical.transcript import TranscriptRules, messages_of, validate
+from holdfast.catalog.rows import CacheRules, Model
+from holdfast.errors import ProviderError, UserError
+from holdfast.simulator.blocks import THINKING_NAMES, SentBlock, extra_field, field_of
+
+BINDING_BETA = "thinking-binding-controls-2026-08-01"
+THINKING_BUDGET_TOKENS_MIN = 1_024
+
+
+def refuse(reason: str, *, status: int = 400) -> ProviderError:
+    return ProviderError("invalid_request", reason, status=status)
+
+
+def check_transcript(passages: Sequence[Passage], rules: CacheRules) -> None:
+    if not passages:
+        raise refuse("messages: at least one message is required")
+    for index, passage in enumerate(passages):
+        if not passage.content:
+            raise refuse(f"messages.{index}: all messages must have non-empty content")
+    messages = messages_of(passages)
+    if rules.refuses_prefill and messages[-1].role == "assistant":
+        raise refuse(
+            "This model does not support assistant message prefill. The conversation must end with a user message."
+        )
+    findings = validate(
+        messages,
+        rules=TranscriptRules(system_messages="after_user" if rules.takes_system_messages else "refused"),
+        complete=True,
+    )
+    if findings:
+        raise refuse(f"messages.{findings[0].index}: {findings[0].text}")
+
+
+def check_tools(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules) -> None:
+    names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
+    if any(count > 1 for count in Counter(names).values()):
+        raise refuse("tools: Tool names must be unique.")
+    choice = _object(parameters.tool_choice_json, "tool_choice")
+    if choice is None:
+        return
+    kind = choice.get("type")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise refuse("tool_choice.type: must be one of auto, any, tool, none")
+    if not names:
+        raise refuse("tool_choice: may only be specified while providing tools")
+    if kind == "tool" and choice.get("name") not in names:
+        raise refuse("tool_choice.name: no tool of that name is provided")
+    if kind in ("any", "tool") and rules.refuses_forced_tool_choice:
+        raise refuse(f"tool_choice.type: this model does not support forced tool use ({kind}); use auto or none")
+
+
+def check_output(parameters: Parameters, model: Model) -> None:
+    """The limit on the output, and what cannot be combined with asking for none."""
+    if parameters.output_tokens_max > model.output_tokens_max:
+        raise refuse(
+            f"max_tokens: {parameters.output_tokens_max} > {model.output_tokens_max}, which is the maximum "
+            f"allowed number of output tokens for {model.name}"
+        )
+    thinking = _object(parameters.thinking_json, "thinking") or {}
+    if parameters.output_tokens_max == 0:
+        _check_prewarming(parameters, thinking)
+    elif thinking.get("type") == "enabled":
+        budget = thinking.get("budget_tokens")
+        if not isinstance(budget, int) or budget < THINKING_BUDGET_TOKENS_MIN:
+            raise refuse(f"thinking.enabled.budget_tokens: must be an integer, at least {THINKING_BUDGET_TOKENS_MIN}")
+        if budget >= parameters.output_tokens_max:
+            raise refuse("`max_tokens` must be greater than `thinking.budget_tokens`")
+
+
+def _check_prewarming(parameters: Parameters, thinking: dict[str, object]) -> None:
+    choice = _object(parameters.tool_choice_json, "tool_choice") or {}
+    forbidden = {
+        "stream: true": parameters.stream,
+        'thinking.type "enabled"': thinking.get("type") == "enabled",
+        "output_config.format": field_of(extra_field(parameters, "output_config"), "format") is not None,
+        f"tool_choice.type {choice.get('type')!r}": choice.get("type") in ("any", "tool"),
+    }
+    for what, present in forbidden.items():
+        if present:
+            raise refuse(f"max_tokens: 0 cannot be combined with {what}")
+
+
+def drops_mismatches(parameters: Parameters) -> bool:
+    """Whether thinking that is bound elsewhere shall be left out and not refused."""
+    binding = (_object(parameters.thinking_json, "thinking") or {}).get("block_binding")
+    if binding is None:
+        return False
+    if BINDING_BETA not in parameters.betas:
+        raise refuse(f"thinking.block_binding: needs the beta {BINDING_BETA} in the anthropic-beta header")
+    behavior = field_of(binding, "prefix_mismatch_behavior")
+    if behavior not in (None, "error", "drop_block"):
+        raise refuse('thinking.block_binding.prefix_mismatch_behavior: must be "error" or "drop_block"')
+    return behavior == "drop_block"
+
+
+def check_window(tokens: int, model: Model) -> None:
+    if tokens > model.context_tokens_max:
+        raise refuse(f"prompt is too long: {tokens} tokens > {model.context_tokens_max} maximum")
+
+
+def marked(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules) -> tuple[SentBlock, ...]:
+    """The blocks with the automatic mark in place; refuses marks that may not be where they are."""
+    for sent in blocks:
+        if sent.ttl is not None and not _takes_mark(sent):
+            what = "empty text" if sent.kind == "text" else "thinking"
+            raise refuse(f"{sent.path}: cache_control cannot be set for {what} blocks")
+    placed = _with_automatic_mark(blocks, parameters, rules)
+    marks = [Mark(index, sent.ttl) for index, sent in enumerate(placed) if sent.ttl is not None]
+    try:
+        check_marks(rules, marks, blocks=len(placed))
+    except UserError as error:
+        raise refuse(str(error)) from error
+    return placed
+
+
+def _with_automatic_mark(
+    blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules
+) -> tuple[SentBlock, ...]:
+    ttl = _automatic_ttl(extra_field(parameters, "cache_control"), rules)
+    last = next((index for index in reversed(range(len(blocks))) if _takes_mark(blocks[index])), None)
+    if ttl is None or last is None:
+        return tuple(blocks)
+    there = blocks[last].ttl
+    if there is not None and there != ttl:
+        raise refuse(
+            f"cache_control: the automatic mark has ttl {ttl!r}, but {blocks[last].path} is marked with {there!r}"
+        )
+    if there is None and sum(sent.ttl is not None for sent in blocks) >= rules.marks_max:
+        raise refuse(f"cache_control: the automatic mark needs one of the {rules.marks_max} marks, and all are taken")
+    return (*blocks[:last], msgspec.structs.replace(blocks[last], ttl=ttl), *blocks[last + 1 :])
+
+
+def _automatic_ttl(value: object, rules: CacheRules) -> Ttl | None:
+    if value is None:
+        return None
+    if not rules.takes_automatic_mark:
+        raise refuse("cache_control: this model takes marks on blocks only")
+    ttl = field_of(value, "ttl") or "5m"
+    if field_of(value, "type") != "ephemeral" or ttl not in ("5m", "1h"):
+        raise refuse('cache_control: must be {"type": "ephemeral"}, with ttl "5m" or "1h" if wanted')
+    return "1h" if ttl == "1h" else "5m"
+
+
+def _takes_mark(sent: SentBlock) -> bool:
+    return sent.piece.markable if sent.kind == "text" else sent.kind not in THINKING_NAMES
+
+
+def _object(text: str | None, name: str) -> dict[str, object] | None:
+    """A parameter that has to be a JSON object, or absent."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, object] | None)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise refuse(f"{name}: must be an object") from None

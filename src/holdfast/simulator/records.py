@@ -1,0 +1,38 @@
+"""Which requests came in: the latest of them, byte for byte, within bounds."""
+
+from collections import deque
+
+import msgspec
+
+REQUESTS_MAX = 1_000
+REQUESTS_BYTES_MAX = 64 * 1024 * 1024
+
+
+class RecordedRequest(msgspec.Struct, frozen=True):
+    """A request as it came, but for its headers: they hold the key."""
+
+    at: float
+    method: str
+    path: str
+    status: int
+    body: bytes
+
+
+class RequestRing:
+    """Forgets the oldest first; the newest is kept whatever its size."""
+
+    def __init__(self, *, requests_max: int = REQUESTS_MAX, bytes_max: int = REQUESTS_BYTES_MAX) -> None:
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._requests: deque[RecordedRequest] = deque()
+
+    def add(self, request: RecordedRequest) -> None:
+        self._requests.append(request)
+        self._bytes += len(request.body)
+        while len(self._requests) > 1 and (len(self._requests) > self._requests_max or self._bytes > self._bytes_max):
+            self._bytes -= len(self._requests.popleft().body)
+
+    def newest(self) -> tuple[RecordedRequest, ...]:
+        """What is remembered, oldest first."""
+        return tuple(self._requests)

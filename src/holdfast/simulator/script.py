@@ -1,0 +1,109 @@
+"""What the simulated model says: one reply per line of a JSONL file, the same for every conversation."""
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Text
+from holdfast.canonical.encoding import plain_json
+from holdfast.canonical.reply import StopReason
+from holdfast.errors import UserError
+from holdfast.providers.anthropic.blocks import read_block
+from holdfast.simulator.faults import Fault, parse_fault
+
+SCRIPT_BYTES_MAX = 64 * 1024 * 1024
+
+_STOP_REASONS: dict[str, StopReason] = {
+    "end_turn": "end_turn",
+    "max_tokens": "max_tokens",
+    "stop_sequence": "stop_sequence",
+    "tool_use": "tool_use",
+    "refusal": "refusal",
+}
+
+
+class ScriptedReply(msgspec.Struct, frozen=True):
+    """One reply, and the attempts that fail before it is given. Without content the script is used up.
+
+    Calls without an id have the empty one, and thinking has no signature: who gives the reply adds both.
+    """
+
+    content: tuple[Block, ...] | None
+    stop_reason: StopReason | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+_USED_UP = ScriptedReply(None)
+
+
+class Script(msgspec.Struct, frozen=True):
+    replies: tuple[ScriptedReply, ...] = ()
+
+    def reply_to(self, assistant_messages: int) -> ScriptedReply:
+        """The reply to a request in which the assistant has spoken so many times already."""
+        return self.replies[assistant_messages] if assistant_messages < len(self.replies) else _USED_UP
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    content: str | list[dict[str, object]] | None = None
+    stop_reason: str | None = None
+    fault: str | None = None
+
+
+def load_script(path: Path) -> Script:
+    try:
+        with path.open("rb") as file:
+            text = file.read(SCRIPT_BYTES_MAX + 1)
+    except OSError as error:
+        raise UserError(f"script {str(path)!r} cannot be read: {error.strerror}; give another file") from error
+    if len(text) > SCRIPT_BYTES_MAX:
+        raise UserError(f"script {str(path)!r} has more than {SCRIPT_BYTES_MAX} bytes; shorten it")
+    return parse_script(text, name=str(path))
+
+
+def parse_script(text: str | bytes, *, name: str = "script") -> Script:
+    """A line that only has a fault is an attempt that fails before the next line's reply."""
+    lines = (text.encode(errors="replace") if isinstance(text, str) else text).splitlines()
+    replies: list[ScriptedReply] = []
+    pending: list[Fault] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            content, stop_reason, fault = _read_line(line)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, UserError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise UserError(f"line {number} of {name!r}: {reason}") from error
+        pending += [fault] if fault else []
+        if content is not None:
+            replies.append(ScriptedReply(content, stop_reason, tuple(pending)))
+            pending = []
+    if pending:
+        replies.append(ScriptedReply(None, faults=tuple(pending)))
+    return Script(tuple(replies))
+
+
+def _read_line(line: bytes) -> tuple[tuple[Block, ...] | None, StopReason | None, Fault | None]:
+    if not line.strip():
+        raise UserError("it is blank; remove it, or write a reply such as " + '{"content": "Done."}')
+    read = msgspec.json.decode(line, type=_Line)
+    if read.content is None and read.fault is None:
+        raise UserError("it has neither content nor fault; write one of them")
+    if read.stop_reason is not None and read.stop_reason not in _STOP_REASONS:
+        raise UserError(f"unknown stop_reason {read.stop_reason[:60]!r}; known: {', '.join(_STOP_REASONS)}")
+    content = None if read.content is None else _read_content(read.content)
+    stop_reason = None if read.stop_reason is None else _STOP_REASONS[read.stop_reason]
+    return content, stop_reason, parse_fault(read.fault) if read.fault is not None else None
+
+
+def _read_content(content: str | list[dict[str, object]]) -> tuple[Block, ...]:
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    blocks = tuple(_read_scripted(block) for block in content)
+    if not blocks or any(isinstance(block, Text) and not block.text.strip() for block in blocks):
+        raise UserError("content is empty; the provider would refuse it in the next request")
+    return blocks
+
+
+def _read_scripted(block: dict[str, object]) -> Block:
+    if block.get("type") == "tool_use":
+        block = {"id": "", **block}
+    return read_block(plain_json(block))[0]

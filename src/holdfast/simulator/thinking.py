@@ -1,0 +1,141 @@
+"""Which thinking a model takes back: its own, unchanged, and where it is bound, behind an unchanged prefix.
+
+What a block is bound to is written into its signature, so that nothing has to be remembered between requests.
+"""
+
+import base64
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, RedactedThinking, Thinking
+from holdfast.canonical.encoding import canonical_json, chain, digest
+from holdfast.canonical.prompt import Ttl
+from holdfast.catalog.rows import CacheRules
+from holdfast.errors import ProviderError
+from holdfast.providers.anthropic.blocks import spell_block
+from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True):
+    """What a signature says: who thought what, and behind which prefix."""
+
+    maker: str
+    model: str
+    prefix: str
+    thought: str
+
+
+_MAKER = "simulated"
+_DIGEST_CHARS = 24
+
+
+class DroppedBlock(msgspec.Struct, frozen=True):
+    """A block that was sent and not shown to the model, as the provider reports it."""
+
+    path: str
+    reason: str
+    type: str = "thinking_dropped"
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The blocks that the model gets to see, and the prefix that its own thinking will be bound to."""
+
+    blocks: tuple[SentBlock, ...]
+    dropped: tuple[DroppedBlock, ...]
+    prefix: str
+
+
+def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_mismatches: bool = False) -> Admitted:
+    """Raises `ProviderError` for thinking that was tampered with, or is bound to another conversation."""
+    kept: list[SentBlock] = []
+    dropped: list[DroppedBlock] = []
+    prefix = ""
+    for sent in blocks:
+        if sent.kind in THINKING_NAMES:
+            seal = _read_seal(sent)
+            if seal.model != model:
+                dropped.append(DroppedBlock(sent.path, "model_binding_mismatch"))
+                continue
+            if rules.binds_thinking and seal.prefix != prefix:
+                if not drops_mismatches:
+                    raise _bound_elsewhere(sent.path)
+                dropped.append(DroppedBlock(sent.path, "prefix_binding_mismatch"))
+                continue
+        kept.append(sent)
+        seen_mark = sent.ttl if rules.binding_sees_marks else None
+        prefix = _extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, seen_mark)
+    shown = _without_old_thinking(kept) if rules.strips_old_thinking else kept
+    return Admitted(tuple(shown), tuple(dropped), prefix)
+
+
+def sealed(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block, ...]:
+    """A reply's blocks, its thinking signed."""
+    blocks: list[Block] = []
+    for block in content:
+        if isinstance(block, Thinking):
+            block = Thinking(block.text, _write_seal(model, prefix, _thought_in(block.text)))
+        elif isinstance(block, RedactedThinking):
+            block = RedactedThinking(_write_seal(model, prefix, ""))
+        blocks.append(block)
+        prefix = _extend(prefix, "assistant", spell_block(block), None)
+    return tuple(blocks)
+
+
+def _extend(prefix: str, speaker: str, data: bytes, mark: Ttl | None) -> str:
+    """The order of an object's members is left out: clients parse what they received and write it anew."""
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        data = canonical_json(msgspec.json.decode(data))
+    return chain(prefix, canonical_json([speaker, mark]) + data)[:_DIGEST_CHARS]
+
+
+def _write_seal(model: str, prefix: str, thought: str) -> str:
+    return base64.b64encode(canonical_json(Seal(_MAKER, model, prefix, thought))).decode()
+
+
+def _thought_in(text: str) -> str:
+    return digest(text.encode())[:_DIGEST_CHARS]
+
+
+def _read_seal(sent: SentBlock) -> Seal:
+    match sent.block:
+        case Thinking(text=text, signature=signature):
+            seal, thought = _opened(signature or ""), _thought_in(text)
+        case RedactedThinking(data=sealed_thought):
+            seal, thought = _opened(sealed_thought), ""
+        case _:
+            seal, thought = None, ""
+    if seal is None or seal.maker != _MAKER or seal.thought != thought:
+        member = "signature" if sent.kind == "thinking" else "data"
+        raise ProviderError(
+            "invalid_request",
+            f"{sent.path}: Invalid `{member}` in `{sent.kind}` block; send thinking back as it was given, or "
+            "leave all of it out",
+            status=400,
+        )
+    return seal
+
+
+def _opened(text: str) -> Seal | None:
+    try:
+        return msgspec.json.decode(base64.b64decode(text, validate=True), type=Seal)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _bound_elsewhere(path: str) -> ProviderError:
+    return ProviderError(
+        "invalid_request",
+        f"{path}: this thinking block is bound to a different conversation: system, tools or a message "
+        "before it changed since it was created; restore them, leave out this and all later thinking, or set "
+        'thinking.block_binding.prefix_mismatch_behavior to "drop_block"',
+        status=400,
+    )
+
+
+def _without_old_thinking(blocks: Sequence[SentBlock]) -> list[SentBlock]:
+    """Less the thinking in front of the last thing that a user said; what a tool said does not count."""
+    said = (index for index, sent in enumerate(blocks) if sent.piece.role == "user" and sent.kind != "tool_result")
+    start = max(said, default=-1)
+    return [sent for index, sent in enumerate(blocks) if index > start or sent.kind not in THINKING_NAMES]

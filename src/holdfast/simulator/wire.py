@@ -1,0 +1,31 @@
+"""How a session reaches the simulator without a socket."""
+
+from collections.abc import AsyncIterator
+
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import Endpoint
+from holdfast.providers.anthropic import anthropic
+from holdfast.providers.wire import OnRetry
+from holdfast.simulator.provider import SimulatedProvider
+
+
+class SimulatedWire:
+    """Stands where the network would. A failure is final: nothing is tried again."""
+
+    def __init__(self, provider: SimulatedProvider, *, api_key: str = "simulated") -> None:
+        self._provider = provider
+        self._credentials = anthropic.credentials(api_key)
+        self._closed = False
+
+    async def send(self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None) -> AsyncIterator[bytes]:
+        if self._closed:
+            raise ProviderError("network", "the connection to the simulator was closed")
+        headers = {**dict(endpoint.headers), **self._credentials}
+        answer = self._provider.answer("POST", endpoint.path, headers=headers, body=body)
+        if answer.status >= 400:
+            raise anthropic.read_error(answer.status, answer.headers, answer.body())
+        for chunk in answer.chunks:
+            yield chunk
+
+    async def aclose(self) -> None:
+        self._closed = True

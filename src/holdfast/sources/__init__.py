@@ -1,0 +1,1 @@
+"""What is on disk and around an agent: instruction files, git state, the environment it runs in."""

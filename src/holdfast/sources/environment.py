@@ -1,0 +1,63 @@
+"""On which machine an agent works: its model, folder, date, platform, shell and system version."""
+
+import datetime
+import os
+import platform as machine
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.sources.text import one_line, path_text
+
+UNKNOWN = "unknown"
+OS_VERSION = f"{machine.system()} {machine.release()}".strip()
+VALUE_CHARS_MAX = 1_000
+
+
+class Environment(msgspec.Struct, frozen=True):
+    model: str = UNKNOWN
+    cwd: str = UNKNOWN
+    date: str = UNKNOWN
+    platform: str = UNKNOWN
+    shell: str = UNKNOWN
+    os_version: str = UNKNOWN
+
+
+def read_environment(
+    model: str,
+    cwd: Path,
+    at: float,
+    environ: Mapping[str, str],
+    *,
+    zone: datetime.tzinfo = datetime.UTC,
+    platform: str = sys.platform,
+    os_version: str = OS_VERSION,
+) -> Environment:
+    """Never finer than a day: a time of day would differ on every call."""
+    return Environment(
+        model=_value(model),
+        cwd=_value(path_text(os.path.abspath(cwd))),
+        date=_date(at, zone),
+        platform=_value(platform),
+        shell=_value(_shell(environ)),
+        os_version=_value(os_version),
+    )
+
+
+def _value(text: str) -> str:
+    shown = one_line(text.encode("utf-8", "surrogatepass")).strip()
+    return shown[:VALUE_CHARS_MAX] or UNKNOWN
+
+
+def _date(at: float, zone: datetime.tzinfo) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(at, zone).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN
+
+
+def _shell(environ: Mapping[str, str]) -> str:
+    path = environ.get("SHELL") or environ.get("COMSPEC") or ""
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2]

@@ -1,0 +1,240 @@
+"""In which state the repository is: branch, changes, recent commits, and the diff if asked.
+
+A repository may come from anyone, its configuration too: nothing that it names is run, nothing is fetched.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.sources.command import Printed, run_bounded
+from holdfast.sources.finding import Finding
+from holdfast.sources.root import find_git_root
+from holdfast.sources.text import cut_utf8, one_line
+
+SECONDS_MAX = 5.0
+STATUS_LINES_MAX = 100
+COMMITS_MAX = 5
+SUBJECT_CHARS_MAX = 200
+DIFF_BYTES_MAX = 50_000
+_OUTPUT_BYTES_MAX = 65_536
+
+DETACHED = "HEAD (detached)"
+
+_KEPT_VARIABLES = (
+    "HOME",
+    "XDG_CONFIG_HOME",
+    "TMPDIR",
+    "GIT_CONFIG_GLOBAL",
+    "GIT_CONFIG_SYSTEM",
+    "GIT_CONFIG_NOSYSTEM",
+)
+
+_SETTINGS = (
+    ("core.quotepath", "off"),
+    ("core.fsmonitor", "false"),
+    ("core.hooksPath", os.devnull),
+    ("diff.autoRefreshIndex", "false"),  # It would write the index, optional locks or not.
+    ("log.showSignature", "false"),  # It would run the program that `gpg.program` names.
+    ("safe.bareRepository", "explicit"),
+)
+
+_DIFF_OPTIONS = (
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-relative",
+    "--ignore-submodules=dirty",
+    "--submodule=short",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "--unified=3",
+)
+
+
+class GitState(msgspec.Struct, frozen=True):
+    """None is what could not be learnt; the findings say why. A clean tree has an empty status.
+
+    Status lines are git's short format, paths relative to the root; a commit is its short id and subject.
+    """
+
+    branch: str | None = None
+    status: tuple[str, ...] | None = None
+    status_truncated: bool = False
+    commits: tuple[str, ...] | None = None
+    diff: str | None = None
+    diff_truncated: bool = False
+    findings: tuple[Finding, ...] = ()
+
+
+def read_git_state(
+    cwd: Path,
+    *,
+    environ: Mapping[str, str],
+    with_diff: bool = False,
+    seconds_max: float = SECONDS_MAX,
+    status_lines_max: int = STATUS_LINES_MAX,
+    commits_max: int = COMMITS_MAX,
+    diff_bytes_max: int = DIFF_BYTES_MAX,
+    monotonic: Clock = time.monotonic,
+) -> GitState | None:
+    """None outside of a repository. `seconds_max` is for everything together; what is late is left out."""
+    root = find_git_root(cwd)
+    if root is None:
+        return None
+    git = _Git(root, environ, monotonic() + seconds_max, monotonic)
+    if not git.disarm_filters():
+        return GitState(findings=tuple(git.findings))
+    branch = git.ask("branch", "symbolic-ref", "--quiet", "--short", "HEAD", exit_codes=(0, 1))
+    head = git.ask("head", "rev-parse", "--quiet", "--verify", "HEAD^{commit}", exit_codes=(0, 1))
+    status, status_truncated = _status(git, status_lines_max)
+    has_commits = head is not None and head.exit_code == 0
+    diff, diff_truncated = _diff(git, has_commits, diff_bytes_max) if with_diff else (None, False)
+    return GitState(
+        branch=(one_line(branch.output.rstrip(b"\n")) or DETACHED) if branch else None,
+        status=status,
+        status_truncated=status_truncated,
+        commits=_commits(git, commits_max) if has_commits else (() if head else None),
+        diff=diff,
+        diff_truncated=diff_truncated,
+        findings=tuple(git.findings),
+    )
+
+
+def _status(git: "_Git", lines_max: int) -> tuple[tuple[str, ...] | None, bool]:
+    options = ("--porcelain=v1", "--untracked-files=normal", "--ignore-submodules=dirty", "--no-ahead-behind")
+    printed = git.ask("status", "status", *options, may_be_cut=True)
+    if printed is None:
+        return None, False
+    lines = printed.output.split(b"\n")[:-1]  # The last has no end: it is empty, or was cut.
+    return tuple(one_line(line) for line in lines[:lines_max]), printed.ended == "cut" or len(
+        lines
+    ) > lines_max
+
+
+def _diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, bool]:
+    """Everything that is not committed, staged or not; before the first commit, what is staged for it."""
+    against = "HEAD" if has_commits else "--cached"
+    printed = git.ask("diff", "diff", *_DIFF_OPTIONS, against, "--", may_be_cut=True, bytes_max=bytes_max + 1)
+    if printed is None:
+        return None, False
+    return cut_utf8(printed.output.decode("utf-8", "replace").replace("\0", "\ufffd"), bytes_max)
+
+
+def _commits(git: "_Git", commits_max: int) -> tuple[str, ...] | None:
+    printed = git.ask(
+        "commits",
+        "log",
+        f"--max-count={commits_max}",
+        "--abbrev=7",
+        "--format=%h %s",
+        "--no-color",
+        may_be_cut=True,
+    )
+    if printed is None:
+        return None
+    lines = printed.output.rstrip(b"\n").split(b"\n")
+    return tuple(one_line(line)[:SUBJECT_CHARS_MAX] for line in lines)
+
+
+class _Git:
+    """One reading: all its commands share one deadline and one list of findings."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str], deadline: float, monotonic: Clock) -> None:
+        folders = environ.get("PATH", os.defpath).split(os.pathsep)
+        # A relative entry would be looked up inside the repository.
+        path = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
+        self._program = shutil.which("git", path=path)
+        self._root = root
+        self._deadline = deadline
+        self._monotonic = monotonic
+        self.findings: list[Finding] = []
+        self._environ = {name: environ[name] for name in _KEPT_VARIABLES if name in environ} | {
+            "PATH": path,
+            "LC_ALL": "C",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ALLOW_PROTOCOL": "none",
+            "GIT_NO_LAZY_FETCH": "1",
+            # Stronger than `core.worktree`, which could name a folder full of secrets.
+            "GIT_WORK_TREE": str(root),
+        }
+
+    def disarm_filters(self) -> bool:
+        """Switch off the content filters that the repository sets up; False if git cannot be asked at all."""
+        printed = self.ask(
+            "git",
+            "config",
+            "--null",
+            "--show-scope",
+            "--name-only",
+            "--get-regexp",
+            r"^filter\.",
+            exit_codes=(0, 1),
+        )
+        if printed is None:
+            return False
+        fields = printed.output.split(b"\0")
+        scoped = zip(fields[::2], fields[1::2], strict=False)
+        own = {
+            os.fsdecode(name.rpartition(b".")[0])
+            for scope, name in scoped
+            if scope in (b"local", b"worktree")
+        }
+        settings = [
+            (f"{filter_name}.{key}", value)
+            for filter_name in sorted(own)
+            for key, value in (("clean", ""), ("smudge", ""), ("process", ""), ("required", "false"))
+        ]
+        # By environment: a name with `=` in it cannot be spelled as an option.
+        self._environ["GIT_CONFIG_COUNT"] = str(len(settings))
+        for number, (name, value) in enumerate(settings):
+            self._environ[f"GIT_CONFIG_KEY_{number}"] = name
+            self._environ[f"GIT_CONFIG_VALUE_{number}"] = value
+        return True
+
+    def ask(
+        self,
+        what: str,
+        *arguments: str,
+        exit_codes: Sequence[int] = (0,),
+        may_be_cut: bool = False,
+        bytes_max: int = _OUTPUT_BYTES_MAX,
+    ) -> Printed | None:
+        """What git prints; None, and a finding, where it cannot be had."""
+        if self._program is None:
+            self.findings.append(Finding(what, "the git command is not on the PATH"))
+            return None
+        settings = [part for name, value in _SETTINGS for part in ("-c", f"{name}={value}")]
+        printed = run_bounded(
+            [self._program, "--no-pager", *settings, *arguments],
+            self._root,
+            self._environ,
+            seconds_max=self._deadline - self._monotonic(),
+            bytes_max=bytes_max,
+            monotonic=self._monotonic,
+        )
+        reason = _failure(printed, exit_codes, may_be_cut)
+        if reason is None:
+            return printed
+        self.findings.append(Finding(what, reason))
+        return None
+
+
+def _failure(printed: Printed, exit_codes: Sequence[int], may_be_cut: bool) -> str | None:
+    match printed.ended:
+        case "timed_out":
+            return "git took too long"
+        case "not_started":
+            return "git could not be started"
+        case "cut":
+            return None if may_be_cut else "git printed too much"
+        case "exited":
+            if printed.exit_code in exit_codes:
+                return None
+            return f"git failed with exit code {printed.exit_code}; run git status there to see why"

@@ -1,0 +1,233 @@
+"""Which instruction files speak to an agent that works in a folder, outermost first.
+
+First the home folder's AGENTS.md and CLAUDE.md, then every folder from the git root down to the working one;
+without a git root the working folder alone. In each folder, in this order: AGENTS.md, CLAUDE.md,
+CLAUDE.local.md, .claude/CLAUDE.md, .holdfast/instructions.md, then .holdfast/rules/*.md, *.mdc and *.txt by
+name. What is for everyone thus stands before what is for one person or one tool, and the nearer folder has
+the last word.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.sources.finding import Finding
+from holdfast.sources.root import find_git_root
+from holdfast.sources.text import path_text, read_text
+
+FILE_CHARS_MAX = 4_000
+TOTAL_CHARS_MAX = 12_000
+RULES_MAX = 100
+
+HOME_NAMES = ("AGENTS.md", "CLAUDE.md")
+FOLDER_NAMES = (
+    "AGENTS.md",
+    "CLAUDE.md",
+    "CLAUDE.local.md",
+    ".claude/CLAUDE.md",
+    ".holdfast/instructions.md",
+)
+RULES_FOLDER = ".holdfast/rules"
+RULES_SUFFIXES = (".md", ".mdc", ".txt")
+
+# What may precede the text that counts: a byte order mark and blank lines.
+_SLACK_BYTES = 65_536
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class InstructionFile(msgspec.Struct, frozen=True):
+    """`path` is relative to the root, or to the home folder as `~`; `text` is without any marker."""
+
+    path: str
+    text: str
+    truncated: bool = False
+
+
+class Instructions(msgspec.Struct, frozen=True):
+    """`omitted` counts the files that had something to say and for which there was no room."""
+
+    files: tuple[InstructionFile, ...] = ()
+    omitted: int = 0
+    findings: tuple[Finding, ...] = ()
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    """Where a file could be. Links that leave the root are followed only in the user's own home folder."""
+
+    shown: str
+    path: Path
+    root: Path
+    in_home: bool = False
+
+
+class _Start(msgspec.Struct, frozen=True):
+    """The trimmed text of a file, or of its start if it is not whole."""
+
+    shown: str
+    text: str
+    whole: bool
+
+
+def read_instructions(
+    cwd: Path,
+    home: Path | None = None,
+    *,
+    file_chars_max: int = FILE_CHARS_MAX,
+    total_chars_max: int = TOTAL_CHARS_MAX,
+    rules_max: int = RULES_MAX,
+) -> Instructions:
+    """What there is to read within the caps, each text once; what is skipped is a finding, never an error.
+
+    A cap counts a file's own characters; the marker that shows a cut is not among them.
+    """
+    _check_caps(file_chars_max=file_chars_max, total_chars_max=total_chars_max, rules_max=rules_max)
+    findings: list[Finding] = []
+    candidates = list(_home_candidates(home, findings))
+    rules_left_out = 0
+    folders = _folders(cwd, findings)
+    for folder in folders:
+        rules, left_out = _rules(folder, folders[0], rules_max, findings)
+        rules_left_out += left_out
+        for path in (*(folder / name for name in FOLDER_NAMES), *rules):
+            candidates.append(_Candidate(path_text(path.relative_to(folders[0])), path, folders[0]))
+    # A character takes four bytes at most.
+    bytes_max = 4 * file_chars_max + _SLACK_BYTES
+    starts = [start for candidate in candidates if (start := _read_start(candidate, bytes_max, findings))]
+    fitted = _fit(starts, file_chars_max, total_chars_max)
+    return Instructions(fitted.files, fitted.omitted + rules_left_out, (*findings, *fitted.findings))
+
+
+def _fit(starts: list[_Start], file_chars_max: int, total_chars_max: int) -> Instructions:
+    files: list[InstructionFile] = []
+    findings: list[Finding] = []
+    first_with: dict[str, str] = {}
+    room, omitted = total_chars_max, 0
+    for start in starts:
+        key = _comparable(start.text)
+        if not start.text:
+            findings.append(
+                Finding(start.shown, "empty" if start.whole else "begins with too much blank space")
+            )
+        elif key in first_with:
+            findings.append(Finding(start.shown, f"says the same as {first_with[key]}"))
+        elif room == 0:
+            omitted += 1
+            findings.append(Finding(start.shown, f"left out: all {total_chars_max} characters are used up"))
+        else:
+            text = start.text[: min(file_chars_max, room)]
+            files.append(InstructionFile(start.shown, text, not start.whole or len(text) < len(start.text)))
+            first_with[key] = start.shown
+            room -= len(text)
+    return Instructions(tuple(files), omitted, tuple(findings))
+
+
+def _check_caps(**caps: int) -> None:
+    for name, value in caps.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}: a cap on instruction files must be at least 1")
+
+
+def _home_candidates(home: Path | None, findings: list[Finding]) -> Iterator[_Candidate]:
+    if home is None:
+        return
+    try:
+        root = Path(os.path.realpath(home, strict=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        findings.append(Finding("~", _cannot_read(error)))
+        return
+    for name in HOME_NAMES:
+        yield _Candidate(f"~/{name}", root / name, root, in_home=True)
+
+
+def _folders(cwd: Path, findings: list[Finding]) -> tuple[Path, ...]:
+    """From the root down to the working folder, symlinks resolved."""
+    try:
+        here = Path(os.path.realpath(cwd, strict=True))
+    except (OSError, ValueError) as error:
+        findings.append(Finding(path_text(cwd), _cannot_read(error)))
+        return ()
+    root = find_git_root(here) or here
+    inner = here.relative_to(root).parts
+    return tuple(root.joinpath(*inner[:depth]) for depth in range(len(inner) + 1))
+
+
+def _rules(folder: Path, root: Path, rules_max: int, findings: list[Finding]) -> tuple[list[Path], int]:
+    """The rule files to read, by name, and how many more there are."""
+    rules = folder / RULES_FOLDER
+    shown = path_text(rules.relative_to(root))
+    try:
+        real = Path(os.path.realpath(rules, strict=True))
+        if not real.is_relative_to(root):
+            findings.append(Finding(shown, "not read: it is a link that leads out of the project"))
+            return [], 0
+        names = [name for name in os.listdir(real) if name.endswith(RULES_SUFFIXES)]
+    except (FileNotFoundError, NotADirectoryError):
+        return [], 0
+    except OSError as error:
+        findings.append(Finding(shown, _cannot_read(error)))
+        return [], 0
+    # By raw bytes: the order must not depend on the locale nor on the file system.
+    names.sort(key=os.fsencode)
+    left_out = max(0, len(names) - rules_max)
+    if left_out:
+        findings.append(Finding(shown, f"{left_out} files behind the first {rules_max} were not read"))
+    return [rules / name for name in names[:rules_max]], left_out
+
+
+def _read_start(candidate: _Candidate, bytes_max: int, findings: list[Finding]) -> _Start | None:
+    """None where there is no such file, or none that may be read."""
+    try:
+        real = Path(os.path.realpath(candidate.path, strict=True))
+        if not real.is_relative_to(candidate.root):
+            reason = "followed, though it" if candidate.in_home else "not read: it"
+            findings.append(Finding(candidate.shown, f"{reason} is a link that leads out of its folder"))
+            if not candidate.in_home:
+                return None
+        raw = _read_regular(real, bytes_max + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if os.path.islink(candidate.path):
+            findings.append(Finding(candidate.shown, _cannot_read(error)))
+        return None
+    except OSError as error:
+        findings.append(Finding(candidate.shown, _cannot_read(error)))
+        return None
+    if raw is None:
+        findings.append(Finding(candidate.shown, "not read: it is not a regular file"))
+        return None
+    whole = len(raw) <= bytes_max
+    return _Start(candidate.shown, read_text(raw[:bytes_max], whole=whole).strip(), whole)
+
+
+def _read_regular(path: Path, bytes_max: int) -> bytes | None:
+    """The start of a regular file; None for anything else, without waiting for what a pipe may say."""
+    opened = os.open(path, _OPEN_FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            return None
+        with os.fdopen(opened, "rb", closefd=False) as file:
+            return file.read(bytes_max)
+    finally:
+        os.close(opened)
+
+
+def _cannot_read(error: OSError | ValueError) -> str:
+    # By its number: the system's own words differ from locale to locale.
+    name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
+    return f"cannot be read ({name or type(error).__name__})"
+
+
+def _comparable(text: str) -> str:
+    """The text without what does not change its meaning: blanks at line ends, repeated blank lines."""
+    kept: list[str] = []
+    for line in text.split("\n"):
+        bare = line.rstrip()
+        if bare or (kept and kept[-1]):
+            kept.append(bare)
+    return "\n".join(kept)

@@ -1,0 +1,93 @@
+"""A log that lives as long as its process: for tests, and for sessions that need not be kept."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from threading import Lock
+from types import TracebackType
+
+from holdfast.errors import StoreError, UserError
+from holdfast.events.envelope import Event
+from holdfast.events.log import SessionRow
+from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, merge, rows_of, tallies
+
+
+class MemoryStore:
+    """Takes and refuses the same events as a store on disk does."""
+
+    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self._event_bytes_max = event_bytes_max
+        self._lock = Lock()
+        self._closed = False
+        self._events: dict[str, list[Event]] = {}
+        self._rows: dict[str, SessionRow] = {}
+        self._places: dict[str, tuple[str, int]] = {}  # Where an event stands, by its id.
+
+    def __enter__(self) -> "MemoryStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, events: Sequence[Event]) -> Future[None]:
+        done: Future[None] = Future()
+        try:
+            self._keep(events)
+        except StoreError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
+
+    def _keep(self, events: Sequence[Event]) -> None:
+        rows_of(events, event_bytes_max=self._event_bytes_max)
+        with self._lock:
+            self._check_open()
+            for event in events:
+                if event.id in self._places:
+                    raise already_kept(event.id)
+            for event in events:
+                session = self._events.setdefault(event.session_id, [])
+                self._places[event.id] = (event.session_id, len(session))
+                session.append(event)
+            for added in tallies(events):
+                before = self._rows.get(added.id)
+                self._rows[added.id] = merge(before, added) if before else added
+
+    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+        with self._lock:
+            self._check_open()
+            events = self._events.get(session_id, [])
+            start = 0
+            if after is not None and events:
+                home, place = self._places.get(after, (None, 0))
+                if home != session_id:
+                    raise UserError(f"session {session_id!a} has no event {after!a} to read on from")
+                start = place + 1
+            return iter(events[start:])
+
+    def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
+        if limit is not None and limit < 0:
+            raise UserError(f"a list cannot have {limit} sessions: give a limit of 0 or more, or none")
+        with self._lock:
+            self._check_open()
+            newest_first = sorted(self._rows.values(), key=lambda row: (row.last_event_at, row.id), reverse=True)
+            return tuple(newest_first[:limit])
+
+    def delete(self, session_id: str) -> int:
+        with self._lock:
+            self._check_open()
+            events = self._events.pop(session_id, [])
+            self._rows.pop(session_id, None)
+            for event in events:
+                del self._places[event.id]
+            return len(events)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("this store is closed: open a new one")

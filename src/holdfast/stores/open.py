@@ -1,0 +1,38 @@
+"""Which store an address means."""
+
+import os
+import re
+
+from holdfast.errors import UserError
+from holdfast.events.log import Log
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import SqliteStore
+
+# One letter is a drive and not a scheme.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+
+_UNDERSTOOD = "a path (./PATH if it holds a colon), sqlite:///PATH, or memory:"
+
+
+def open_store(address: str | os.PathLike[str]) -> Log:
+    """The store at a path or URL. Behind `sqlite:///` stands a path: an absolute one adds a slash."""
+    text = os.fspath(address)
+    scheme = _SCHEME.match(text) if isinstance(address, str) else None
+    if scheme is None:
+        return _open_file(text)
+    match scheme[1].lower():
+        case "memory" if text[scheme.end() :] in ("", "//"):
+            return MemoryStore()
+        case "sqlite" if text.startswith("///", scheme.end()):
+            return _open_file(text[scheme.end() + 3 :])
+        case "postgresql" | "postgres":
+            raise UserError(f"PostgreSQL is not available in this version of Holdfast: use {_UNDERSTOOD}")
+        case name:
+            # The rest of the address stays out of the message: it can hold a password.
+            raise UserError(f"{name + ':'!r} does not name a store in a way that is understood: use {_UNDERSTOOD}")
+
+
+def _open_file(path: str) -> SqliteStore:
+    if path.startswith("~"):
+        raise UserError(f"{path!r} is not expanded: write the home folder out, or ./~ for a folder of that name")
+    return SqliteStore(path)

@@ -1,0 +1,174 @@
+"""How an event lies in a table, and what a session's row adds up to."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+import msgspec
+
+from holdfast.errors import StoreError
+from holdfast.events.envelope import SCHEMA_VERSION, Actor, Event, sensitivity_of, type_of
+from holdfast.events.log import SessionRow
+from holdfast.events.payloads import AnyPayload, SessionStarted
+
+EVENT_BYTES_MAX = 64 * 1024 * 1024
+
+_VERSION_MAX = 2**31 - 1
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the events table, columns in their order there."""
+
+    id: str
+    at: float
+    session_id: str
+    turn_id: str | None
+    parent_event_id: str | None
+    type: str
+    actor: Actor
+    sensitivity: str
+    version: int
+    payload: str
+
+
+COLUMNS = Row.__struct_fields__
+
+_KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AnyPayload).decode
+
+
+def rows_of(events: Iterable[Event], *, event_bytes_max: int = EVENT_BYTES_MAX) -> tuple[Row, ...]:
+    """The rows of one append; raises StoreError unless each can be read back as the event it was."""
+    rows: dict[str, Row] = {}
+    for event in events:
+        if event.id in rows:
+            raise already_kept(event.id)
+        rows[event.id] = _row_of(event, event_bytes_max)
+    return tuple(rows.values())
+
+
+def _row_of(event: Event, event_bytes_max: int) -> Row:
+    kind = type_of(event.payload)
+    try:
+        payload = _encode(event.payload)
+        row = Row(
+            event.id,
+            event.at,
+            event.session_id,
+            event.turn_id,
+            event.parent_event_id,
+            kind,
+            event.actor,
+            sensitivity_of(event.payload).value,
+            event.version,
+            payload.decode(),
+        )
+        # NaN, a lone surrogate or a wrong type would else be found when it is too late: at the next read.
+        kept = _storable(row) and event_of(msgspec.structs.astuple(row)) == event
+    except (ValueError, TypeError, ArithmeticError, StoreError):
+        kept = False
+    if not kept:
+        raise StoreError(
+            f"event {event.id!a} of type {kind!r} cannot be stored as it is: "
+            "its numbers must be finite, its text valid Unicode, its fields of their declared types"
+        )
+    if len(payload) > event_bytes_max:
+        raise StoreError(
+            f"event {event.id!a} of type {kind!r} has {len(payload)} bytes, a store takes {event_bytes_max}: "
+            "keep large content in a file and refer to it"
+        )
+    return row
+
+
+def _storable(row: Row) -> bool:
+    ids = (row.id, row.session_id, row.turn_id or "", row.parent_event_id or "")
+    return is_text("".join(ids)) and math.isfinite(row.at) and 0 < row.version <= _VERSION_MAX
+
+
+def is_text(text: str) -> bool:
+    """Whether a database can hold it: a lone surrogate, as in an undecodable argument, cannot be spelled."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def event_of(columns: Sequence[object]) -> Event:
+    """The inverse of `rows_of` for one row; raises StoreError for what this version cannot read."""
+    try:
+        row = msgspec.convert(columns, Row)
+        payload = _decode(row.payload)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise _unreadable(dict(zip(COLUMNS, columns, strict=False))) from error
+    return Event(
+        id=row.id,
+        at=row.at,
+        session_id=row.session_id,
+        actor=row.actor,
+        payload=payload,
+        turn_id=row.turn_id,
+        parent_event_id=row.parent_event_id,
+        version=row.version,
+    )
+
+
+def _unreadable(columns: Mapping[str, object]) -> StoreError:
+    kind, version = columns["type"], columns["version"]
+    what = f"event {_short(columns['id'])} of type {_short(kind)}, version {_short(version)},"
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    if newer or kind not in _KNOWN_TYPES:
+        return StoreError(f"{what} was written by a newer Holdfast: upgrade holdfast to read this session")
+    session = _short(columns["session_id"])
+    return StoreError(f"{what} is damaged: restore the database from a copy, or delete session {session}")
+
+
+def _short(value: object) -> str:
+    return ascii(value)[:80]
+
+
+def already_kept(event_id: str) -> StoreError:
+    return StoreError(
+        f"an event with id {event_id!a} is on the log already, so nothing of this append was kept: "
+        "append each event once"
+    )
+
+
+def tallies(events: Iterable[Event]) -> tuple[SessionRow, ...]:
+    """What some events add to the rows of their sessions; the model is empty until it is known."""
+    added: dict[str, SessionRow] = {}
+    for event in events:
+        started = event.payload if isinstance(event.payload, SessionStarted) else None
+        one = SessionRow(
+            id=event.session_id,
+            name=started.name if started else None,
+            model=started.model if started else "",
+            started_at=event.at,
+            last_event_at=event.at,
+            event_count=1,
+        )
+        before = added.get(one.id)
+        added[one.id] = merge(before, one) if before else one
+    return tuple(added.values())
+
+
+def merge(row: SessionRow, more: SessionRow) -> SessionRow:
+    """A session's row after more of its events; what is known is replaced only by what is known."""
+    return SessionRow(
+        id=row.id,
+        name=row.name if more.name is None else more.name,
+        model=more.model or row.model,
+        started_at=min(row.started_at, more.started_at),
+        last_event_at=max(row.last_event_at, more.last_event_at),
+        event_count=row.event_count + more.event_count,
+    )
+
+
+def session_of(columns: Sequence[object]) -> SessionRow:
+    """A session's row as it was read; raises StoreError when it is not one."""
+    try:
+        return msgspec.convert(dict(zip(SessionRow.__struct_fields__, columns, strict=True)), SessionRow)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise StoreError("the list of sessions is damaged: restore the database from a copy") from error

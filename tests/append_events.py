@@ -1,0 +1,45 @@
+"""A program that appends events to a SQLite file and writes to standard output the id of each that is acknowledged.
+
+Arguments: the file, the session, how many events, how many of them in one append, and how the program ends: `close`
+the store, or `leave` without a word to it.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from holdfast.errors import HoldfastError
+from holdfast.events.envelope import Event
+from holdfast.stores.sqlite import SqliteStore
+from log_examples import talk
+
+WAITING_MAX = 8
+
+
+def main(path: str, session: str, count: int, at_once: int, ending: str) -> None:
+    store = SqliteStore(path)
+    waiting: list[Future[None]] = []
+    for start in range(0, count, at_once):
+        events = talk(at_once, session, start=start)
+        done = store.append(events)
+        done.add_done_callback(lambda done, events=events: report(done, events))  # type: ignore[misc] # bound now
+        waiting.append(done)
+        if ending == "close" and len(waiting) == WAITING_MAX:
+            for each in waiting:
+                each.result()
+            waiting.clear()
+    if ending == "close":
+        store.close()
+
+
+def report(done: Future[None], events: Sequence[Event]) -> None:
+    error = done.exception()
+    if isinstance(error, HoldfastError):
+        os.write(2, f"{error}\n".encode())
+    else:
+        os.write(1, "".join(f"{event.id}\n" for event in events).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -1,0 +1,35 @@
+"""Which tokens of a call count as what."""
+
+import json
+
+import pytest
+
+from holdfast.canonical.usage import Usage
+from holdfast.providers.anthropic import anthropic
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({}, Usage()),
+        (None, Usage()),
+        ({"input_tokens": 1, "output_tokens": 2}, Usage(input=1, output=2)),
+        ({"cache_creation_input_tokens": 5}, Usage(cache_write_5m=5)),
+        ({"cache_creation": {"ephemeral_1h_input_tokens": 4}}, Usage(cache_write_1h=4)),
+        (
+            {"cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4}},
+            Usage(cache_write_5m=3, cache_write_1h=4),
+        ),
+        (
+            {"cache_creation_input_tokens": 9, "cache_creation": {"ephemeral_1h_input_tokens": 4}},
+            Usage(cache_write_5m=5, cache_write_1h=4),
+        ),
+        (
+            {"cache_creation_input_tokens": 3, "cache_creation": {"ephemeral_1h_input_tokens": 4}},
+            Usage(cache_write_1h=3),
+        ),
+        ({"input_tokens": -5, "cache_read_input_tokens": None}, Usage()),
+    ],
+)
+def test_usage_falls_into_separate_buckets(usage: object, counted: Usage) -> None:
+    assert anthropic.read_reply(json.dumps({"content": [], "usage": usage}).encode()).usage == counted

@@ -1,0 +1,205 @@
+"""Stable inputs give identical bytes up to the boundary, and a breach is named by layer and byte."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from holdfast.canonical.blocks import Text
+from holdfast.canonical.prompt import Passage, Segment, Stability
+from holdfast.canonical.tools import tool_spec
+from holdfast.canonical.view import LayerText, View
+from holdfast.errors import OrderError
+from holdfast.layers.assemble import assemble
+from holdfast.layers.stack import Spelled, first_move
+from holdfast.layers.standard import STANDARD, history, pinned, tools, user_message
+from holdfast.runtime.context import (
+    build_initial_context,
+    spell_prompt,
+    stable_prefix_length,
+    stack_of,
+    with_message,
+)
+
+VIEW = View(
+    tools=(tool_spec("look", "looks", {"type": "object", "properties": {"at": {"type": "string"}}}),),
+    pinned=(
+        LayerText("role", "You are the helmsman."),
+        LayerText("schema", "Call one tool at a time."),
+        LayerText("preset", "Test system prompt"),
+        LayerText("persona", "Calm."),
+        LayerText("project", "Keep to the rules."),
+        LayerText("knowledge", "The harbour is shallow."),
+    ),
+)
+
+
+def test_aggregate_stable_to_volatile_ordering() -> None:
+    first = build_initial_context(VIEW, user_message="first prompt")
+    second = build_initial_context(VIEW, user_message="second prompt")
+    length = stable_prefix_length(VIEW)
+    assert length > 0
+    assert first[:length] == second[:length]
+    assert first[length:] != second[length:]
+
+
+def test_the_stable_prefix_ends_with_the_last_stable_layer() -> None:
+    context = build_initial_context(VIEW, user_message="x")
+    assert context[: stable_prefix_length(VIEW)].endswith(b'"The harbour is shallow."}')
+
+
+def test_a_prompt_can_be_asked_for_its_stable_prefix_too() -> None:
+    prompt = assemble(with_message(VIEW, "x"))
+    assert stable_prefix_length(prompt) == stable_prefix_length(VIEW)
+
+
+def test_an_empty_view_has_no_stable_prefix() -> None:
+    assert stable_prefix_length(View()) == 0
+
+
+def test_volatile_text_does_not_touch_the_stable_prefix() -> None:
+    monday = VIEW.__class__(tools=VIEW.tools, pinned=VIEW.pinned, current=(LayerText("environment", "Monday"),))
+    tuesday = VIEW.__class__(tools=VIEW.tools, pinned=VIEW.pinned, current=(LayerText("environment", "Tuesday"),))
+    length = stable_prefix_length(VIEW)
+    one, two = build_initial_context(monday, "x"), build_initial_context(tuesday, "x")
+    assert one[:length] == two[:length]
+    assert b"Monday" in one[length:]
+
+
+def test_the_offsets_of_the_stack_are_where_the_layers_end() -> None:
+    context = build_initial_context(VIEW, user_message="x")
+    stack = stack_of(VIEW)
+    ends = {
+        "TOOLS_END": b'"at":{"type":"string"}},"type":"object"}}',
+        "ROLE_INSTRUCTIONS_END": b'helmsman."}',
+        "SCHEMA_END": b'one tool at a time."}',
+        "SYSTEM_PROMPT_END": b'"Test system prompt"}',
+        "PERSONA_END": b'"Calm."}',
+        "PROJECT_CONTEXT_END": b'rules."}',
+        "KNOWLEDGE_DIGEST_END": b'shallow."}',
+        "INSTANCE_START": b'shallow."}',
+    }
+    for name, ending in ends.items():
+        assert context[: getattr(stack, name)].endswith(ending), name
+
+
+def test_a_layer_that_says_nothing_ends_where_the_one_before_it_ends() -> None:
+    stack = stack_of(View(pinned=(LayerText("role", "r"), LayerText("project", "p"))))
+    assert stack.TOOLS_END == 0
+    assert stack.ROLE_INSTRUCTIONS_END == stack.SCHEMA_END == stack.PERSONA_END > 0
+    assert stack.PROJECT_CONTEXT_END == stack.KNOWLEDGE_DIGEST_END == stack.INSTANCE_START
+
+
+def spelled(*layers: object, view: View = VIEW) -> Spelled:
+    return spell_prompt(assemble(with_message(view, "x"), layers))  # type: ignore[arg-type]
+
+
+def test_a_new_layer_in_the_wrong_place_is_refused_by_name() -> None:
+    news = Segment("news", Stability.VOLATILE, "system", system=(Text("today"),))
+    with pytest.raises(OrderError, match=r"'news'.*'role'"):
+        assemble(VIEW, [tools, lambda view: news, pinned("role", Stability.FROZEN)])
+
+
+def test_a_new_stable_layer_between_two_turns_is_named() -> None:
+    before = spelled(*STANDARD)
+    motto = Segment("motto", Stability.EPOCH, "system", system=(Text("hold fast"),))
+    after = spelled(*STANDARD[:8], lambda view: motto, *STANDARD[8:])
+    moved = first_move(before, after)
+    assert moved is not None
+    assert moved.layer == "motto"
+
+
+def test_a_stable_layer_that_moved_is_named() -> None:
+    before = spelled(*STANDARD)
+    moved = first_move(
+        before,
+        spelled(
+            tools,
+            pinned("schema", Stability.FROZEN),
+            pinned("role", Stability.FROZEN),
+            pinned("preset", Stability.FROZEN),
+            history,
+            user_message,
+        ),
+    )
+    assert moved is not None
+    assert moved.layer == "schema"
+    assert moved.block == 1
+
+
+def test_a_volatile_input_that_leaked_into_a_stable_layer_is_named_with_its_byte() -> None:
+    def at(time: str) -> Spelled:
+        return spelled(*STANDARD, view=View(pinned=(LayerText("role", "r"), LayerText("preset", f"It is {time}."))))
+
+    before = at("10:01")
+    moved = first_move(before, at("10:02"))
+    assert moved is not None
+    assert (moved.layer, moved.block) == ("preset", 1)
+    assert before.cacheable[moved.byte : moved.byte + 2] == b"1."
+    assert str(moved).startswith(f"layer 'preset' moved at byte {moved.byte} (block 1): b'1.")
+
+
+def test_a_clock_in_the_system_prompt_is_named_even_if_only_stable_layers_are_compared() -> None:
+    ticks = iter(range(10))
+
+    def clock(view: View) -> Segment:
+        return Segment("clock", Stability.EPOCH, "system", system=(Text(str(next(ticks))),))
+
+    layers = (*STANDARD[:3], clock, *STANDARD[8:])
+    moved = first_move(spelled(*layers), spelled(*layers), stable_only=True)
+    assert moved is not None
+    assert moved.layer == "clock"
+
+
+def test_another_question_is_no_move_of_the_stable_layers() -> None:
+    one = spell_prompt(assemble(with_message(VIEW, "one")))
+    two = spell_prompt(assemble(with_message(VIEW, "two")))
+    assert first_move(one, two, stable_only=True) is None
+    moved = first_move(one, two)
+    assert moved is not None
+    assert moved.layer == "history"
+
+
+def test_a_prompt_that_only_grew_did_not_move() -> None:
+    one = with_message(VIEW, "one")
+    answer = Passage("assistant", (Text("1"),))
+    grown = View(tools=VIEW.tools, pinned=VIEW.pinned, history=(*one.newest, answer))
+    assert first_move(spell_prompt(assemble(one)), spell_prompt(assemble(with_message(grown, "two")))) is None
+
+
+def test_a_prompt_that_was_cut_short_moved_where_it_ends() -> None:
+    whole = spell_prompt(assemble(with_message(VIEW, "one")))
+    cut = spell_prompt(assemble(VIEW))
+    moved = first_move(whole, cut)
+    assert moved is not None
+    assert moved.byte == len(cut.cacheable)
+    assert moved.layer == "history"
+
+
+PROGRAM = """
+    import sys
+    from holdfast.canonical.tools import tool_spec
+    from holdfast.canonical.view import LayerText, View
+    from holdfast.runtime.context import build_initial_context
+
+    schema = {"type": "object", "properties": {name: {"type": "string", "enum": ["x", "y"]} for name in "cab"}}
+    view = View(
+        tools=tuple(tool_spec(name, "does " + name, schema) for name in {"zip", "add", "mul", "div"}),
+        pinned=tuple(LayerText(name, "says " + name) for name in {"role", "persona", "project", "preset"}),
+        current=tuple(LayerText(name, "now " + name) for name in {"memory", "environment", "metadata"}),
+    )
+    sys.stdout.buffer.write(build_initial_context(view, "hello"))
+"""
+
+
+def test_the_same_inputs_give_the_same_bytes_in_every_process(tmp_path: object) -> None:
+    def run(seed: str, locale: str, zone: str, cwd: str) -> bytes:
+        environ = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": zone}
+        program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+        return subprocess.run(program, env=environ, cwd=cwd, capture_output=True, check=True).stdout
+
+    first = run("1", "C", "UTC", "/")
+    assert first.startswith(b',"tools":[{"name":"add"')
+    assert first == run("2", "C.UTF-8", "Asia/Tokyo", str(tmp_path))

@@ -1,0 +1,300 @@
+"""What a person types, and what comes back."""
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast import __version__
+from holdfast.canonical.blocks import user
+from holdfast.cli.main import COMMANDS, command
+from holdfast.errors import HoldfastError
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import AnyPayload, MessageAppended, SessionStarted
+from holdfast.stores.sqlite import SqliteStore
+
+
+def run(*arguments: str, text: str | None = None) -> Result:
+    """The command inside this process; its errors as they would be printed by `main`."""
+    result = CliRunner().invoke(command, arguments, input=text)
+    if isinstance(result.exception, HoldfastError):
+        result.stderr_bytes = f"holdfast: {result.exception}\n".encode()
+    elif result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def start(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@functools.cache
+def demo(*arguments: str) -> str:
+    """What the demo prints; it prints the same every time, so once is enough."""
+    return run("demo", *arguments).output
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "events.db"
+    with SqliteStore(path) as log:
+        started = SessionStarted("anthropic:claude-sonnet-5-5", name="fix the parser")
+        payloads: list[AnyPayload] = [started, MessageAppended(user("hi"))]
+        log.append(
+            [Event(f"e{number}", 1e9 + number, "s1", "user", payload) for number, payload in enumerate(payloads)]
+        ).result()
+    return path
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").output == f"holdfast, version {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    output = run("--help").output
+    for name, line in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(line[:40])}", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"Usage: command {name}" in result.output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = "import sys; from holdfast.cli.main import command; command.main(['--help'], standalone_mode=False)\n"
+    program += "print([name for name in ('aiohttp', 'rich', 'msgspec', 'splintr', 'sqlite3') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_an_unknown_command_names_the_known_ones() -> None:
+    result = start("dmeo")
+    assert result.returncode == 2
+    assert "No such command 'dmeo'" in result.stderr
+    assert "Known commands: config, demo, sessions, simulate." in result.stderr
+
+
+def test_an_error_is_one_line_and_no_traceback() -> None:
+    result = start("demo", "--model", "anthropic:claude-sonet-5-5")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("holdfast: unknown model 'anthropic:claude-sonet-5-5'; did you mean")
+    assert result.stdout == ""
+
+
+def test_the_demo_reads_from_the_cache_from_the_second_call_on() -> None:
+    result = json.loads(demo("--json"))
+    turns = result["turns"]
+    assert len(turns) >= 8
+    assert [turn["call"] for turn in turns] == list(range(1, len(turns) + 1))
+    assert turns[0]["cache_read"] == 0
+    assert all(turn["cache_read"] > 0 for turn in turns[1:])
+    assert result["read_share"] >= 0.85
+
+
+def test_the_demos_sums_are_the_sums_of_its_calls() -> None:
+    result = json.loads(demo("--json"))
+    turns = result["turns"]
+    total = sum(turn["input"] + turn["cache_read"] + turn["cache_write"] for turn in turns)
+    assert result["read_share"] == round(sum(turn["cache_read"] for turn in turns) / total, 4)
+    assert Decimal(result["total_cost_usd"]) == sum(Decimal(turn["cost_usd"]) for turn in turns)
+    output = sum(turn["output"] for turn in turns)
+    assert Decimal(result["uncached_cost_usd"]) == (total * Decimal(2) + output * Decimal(10)) / 1_000_000
+
+
+def test_the_demo_prints_a_line_per_call_and_what_it_saved() -> None:
+    output = demo()
+    assert output.startswith("anthropic:claude-sonnet-5-5, a simulated provider on this machine\n")
+    rows = re.findall(r"^ +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +\$[\d.]+ +-?\$[\d.]+$", output, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(range(1, 13))
+    for row in rows:
+        prompt, read, written, uncached = map(int, row[1:5])
+        assert prompt == read + written + uncached
+    assert "12 calls, 12 of them on an unmoved prefix; 90% of the prompt read from cache" in output
+    assert re.search(r"cost \$0\.\d{6}; without caching \$0\.\d{6}: saved \$0\.\d{6} \(\d\d %\)\n$", output)
+
+
+def test_the_first_prompt_of_the_demo_is_at_least_twice_the_models_floor() -> None:
+    first = json.loads(demo("--json"))["turns"][0]
+    assert first["cache_write"] >= 2 * 512
+
+
+def test_the_demo_ran_its_tools_for_real() -> None:
+    output = demo()
+    assert "All four tests pass." in output
+    assert "Five tests pass." in output
+
+
+def test_the_demo_keeps_nothing_unless_told(tmp_path: Path) -> None:
+    run("demo", "--json")
+    assert json.loads(run("sessions", "list", "--json").output) == []
+    kept = run("demo", "--keep").output
+    (row,) = json.loads(run("sessions", "list", "--json").output)
+    assert kept.endswith(f"\nKept: holdfast sessions show {row['id']}\n")
+    calls = json.loads(run("sessions", "show", row["id"], "--json").output)
+    assert len(calls) == 12
+    assert all(call["blocks_shared"] == call["blocks_before"] for call in calls)
+
+
+def test_the_demo_needs_a_key_to_run_live() -> None:
+    assert "set ANTHROPIC_API_KEY" in run("demo", "--live").stderr
+
+
+def test_the_demo_plays_anthropic_models_only() -> None:
+    assert "not openai:gpt-6-sol" in run("demo", "--model", "openai:gpt-6-sol").stderr
+
+
+def test_sessions_are_listed_with_name_and_model(store: Path) -> None:
+    output = run("sessions", "list", "--db", str(store)).output
+    assert "fix the parser" in output
+    assert "anthropic:claude-sonnet-5-5" in output
+    (row,) = json.loads(run("sessions", "list", "--db", str(store), "--json").output)
+    assert (row["id"], row["event_count"], row["last_event_at"]) == ("s1", 2, 1e9 + 1)
+
+
+def test_a_name_cannot_colour_the_terminal_or_move_its_cursor(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    with SqliteStore(path) as log:
+        named = SessionStarted("anthropic:x", name="[bold]a\x1b[31mb\nc")
+        log.append([Event("e1", 1e9, "s1", "user", named)]).result()
+    output = run("sessions", "list", "--db", str(path)).output
+    assert "[bold]a [31mb c" in output
+    assert "\x1b" not in output
+
+
+def test_an_empty_store_says_how_to_fill_it() -> None:
+    assert "No session is stored yet" in run("sessions", "list").output
+
+
+def test_a_session_shows_its_calls() -> None:
+    run("demo", "--keep")
+    (row,) = json.loads(run("sessions", "list", "--json").output)
+    output = run("sessions", "show", row["id"]).output
+    assert [line.split()[0] for line in output.splitlines()] == ["call", *map(str, range(1, 13))]
+    assert output.count("held") == 12
+
+
+@pytest.mark.parametrize("action", ["show", "delete"])
+def test_an_unknown_session_is_named(store: Path, action: str) -> None:
+    result = run("sessions", action, "nope", "--db", str(store))
+    assert result.exit_code == 1
+    assert "there is no session 'nope'; `holdfast sessions list` shows all" in result.stderr
+
+
+def test_deleting_asks_first(store: Path) -> None:
+    refused = run("sessions", "delete", "s1", "--db", str(store), text="n\n")
+    assert refused.exit_code == 1
+    assert "Delete session s1 with 2 events for good?" in refused.output
+    assert len(json.loads(run("sessions", "list", "--db", str(store), "--json").output)) == 1
+
+
+def test_a_dry_run_deletes_nothing(store: Path) -> None:
+    result = run("sessions", "delete", "s1", "--db", str(store), "--dry-run")
+    assert result.output == "would delete session s1 with 2 events\n"
+    assert len(json.loads(run("sessions", "list", "--db", str(store), "--json").output)) == 1
+
+
+def test_deleting_removes_a_session(store: Path) -> None:
+    result = run("sessions", "delete", "s1", "--db", str(store), "--yes")
+    assert result.output == "deleted session s1 with 2 events\n"
+    assert json.loads(run("sessions", "list", "--db", str(store), "--json").output) == []
+
+
+def test_a_corrupt_store_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.db").write_bytes(b"this is not a database" * 100)
+    result = start("sessions", "list", "--db", str(tmp_path / "bad.db"))
+    assert result.returncode == 1
+    assert result.stderr.startswith("holdfast: ")
+    assert result.stderr.count("\n") == 1
+    assert "bad.db" in result.stderr
+
+
+def test_the_configuration_is_shown_with_its_origins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_MODEL", "anthropic:claude-opus-5-5")
+    (tmp_path / ".holdfast").mkdir()
+    (tmp_path / ".holdfast" / "config.toml").write_text(
+        'steps_max = 7\n[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
+    )
+    shown = json.loads(run("config", "--json", "--workspace", str(tmp_path)).output)
+    assert shown["model"] == {"value": "anthropic:claude-opus-5-5", "from": "HOLDFAST_MODEL"}
+    assert shown["steps_max"] == {"value": 7, "from": str(tmp_path / ".holdfast" / "config.toml")}
+    assert shown["layout"] == {"value": "default", "from": "default"}
+    assert shown["home"] == {"value": os.environ["HOLDFAST_HOME"], "from": "HOLDFAST_HOME"}
+    assert shown["db"]["value"].endswith("holdfast.db")
+    assert shown["models"] == {"anthropic:mine": {"like": "anthropic:claude-sonnet-5-5"}}
+    table = run("config", "--workspace", str(tmp_path)).output
+    assert re.search(r"^spend_max_usd +none +default", table, re.MULTILINE)
+    assert "models.anthropic:mine" in table
+
+
+def simulate(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "simulate", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_simulator_prints_its_address_at_once_and_runs_until_stopped(tmp_path: Path) -> None:
+    (tmp_path / "script.jsonl").write_text('{"content": [{"type": "text", "text": "scripted"}]}\n')
+    with simulate("--port", "0", "--script", str(tmp_path / "script.jsonl")) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
+        body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        request = urllib.request.Request(f"{url}/v1/messages", json.dumps(body).encode(), {"x-api-key": "any"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.load(answer)["content"][0]["text"] == "scripted"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "stopped\n"
+
+
+def test_a_port_that_is_taken_is_one_clear_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = start("simulate", "--port", str(port))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert str(port) in result.stderr
+    assert "choose another port, or 0 for a free one" in result.stderr
+
+
+def test_a_script_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    result = start("simulate", "--script", str(tmp_path / "bad.jsonl"))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "line 1" in result.stderr
+
+
+def test_output_that_nobody_reads_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m holdfast demo | head -n 1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""

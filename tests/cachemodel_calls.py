@@ -1,0 +1,64 @@
+"""How tests write a call to a cache: blocks with their tokens, by name, and marks by name."""
+
+from collections.abc import Sequence
+
+from holdfast.cachemodel.tiers import Part, TierParameters, prefixes_of, seeds_of
+from holdfast.cachemodel.values import BlockKind, Call, Scope
+from holdfast.canonical.prompt import Mark, Place, Ttl
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.rows import CacheRules, LookbackCounting
+
+SCOPE = Scope("workspace", "model")
+INVALIDATES: dict[str, Place] = {
+    "model": "tools",
+    "speed": "system",
+    "web_search": "system",
+    "citations": "system",
+    "tool_choice": "messages",
+    "thinking": "messages",
+    "images": "messages",
+}
+
+
+def rules(
+    *,
+    floor: int = 1_024,
+    counting: LookbackCounting = "blocks",
+    upgrade: bool = True,
+    lookback: int = 20,
+    effort_breaks_messages: bool = False,
+) -> CacheRules:
+    return CacheRules(
+        kind="marks",
+        tokens_min=floor,
+        ttls_seconds={"5m": 300, "1h": 3_600},
+        marks_max=4,
+        lookback_positions=lookback,
+        lookback_counting=counting,
+        ttl_upgrade=upgrade,
+        effort_breaks_messages=effort_breaks_messages,
+        invalidates=INVALIDATES,
+    )
+
+
+def part(name: str, tokens: int, place: Place = "messages", kind: BlockKind = "plain") -> Part:
+    return Part(place, name.encode(), tokens, kind)
+
+
+def call(
+    parts: Sequence[Part],
+    marks: dict[int, Ttl],
+    *,
+    at: float = 0.0,
+    scope: Scope = SCOPE,
+    parameters: TierParameters | None = None,
+) -> Call:
+    seeds = seeds_of(rules(), parameters or TierParameters(scope.model))
+    placed = tuple(Mark(index, ttl) for index, ttl in marks.items())
+    return Call(scope, prefixes_of(seeds, parts), placed, at)
+
+
+def units(usage: Usage) -> float:
+    """What the prompt costs, in units of one uncached token."""
+    written = 1.25 * usage.cache_write_5m + 2.0 * usage.cache_write_1h
+    return round(usage.input + 0.1 * usage.cache_read + written, 6)

@@ -1,0 +1,51 @@
+"""What every test stands on: reproducible examples, an empty home, and no credentials of whoever runs it."""
+
+import os
+from collections.abc import Iterator
+from typing import Unpack
+
+import pytest
+from hypothesis import settings
+
+from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
+from holdfast.runtime.compose import Options
+
+settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
+
+FOREIGN = ("ANTHROPIC_", "OPENAI_", "OPENROUTER_", "GEMINI_", "GOOGLE_", "HOLDFAST_", "XDG_")
+
+
+# Not `monkeypatch` and `tmp_path`: a test may undo the one, and expects the other to be empty.
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as environment:
+        for name in tuple(os.environ):
+            if name.startswith(FOREIGN) and name != "HOLDFAST_GOLDEN":
+                environment.delenv(name)
+        environment.setenv("HOME", str(home))
+        environment.setenv("HOLDFAST_HOME", str(home / ".holdfast"))
+        yield
+
+
+@pytest.fixture
+def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
+    """Builds agents, and checks at the end that each of their requests extended the one before.
+
+    A test that moves the prefix on purpose says so: `@pytest.mark.moves_prefix(reason="...")`.
+    """
+    made: list[Agent] = []
+
+    def make(*steps: Step, **options: Unpack[Options]) -> Agent:
+        made.append(make_agent(*steps, **options))
+        return made[-1]
+
+    yield make
+    moved = [line for one in made for line in moved_prefixes(one.events)]
+    marker = request.node.get_closest_marker("moves_prefix")
+    if marker is None and moved:
+        pytest.fail("\n".join(moved))
+    if marker is not None and not moved:
+        pytest.fail("this test is marked as moving the prefix, but the prefix did not move")

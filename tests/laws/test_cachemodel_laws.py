@@ -1,0 +1,175 @@
+"""What holds of the cache whatever is asked of it."""
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachemodel_calls import part, rules, units
+from holdfast.cachemodel.machine import begin, publish, step
+from holdfast.cachemodel.tiers import Part, TierParameters, prefixes_of, seeds_of
+from holdfast.cachemodel.values import BlockKind, Call, Entries, Scope
+from holdfast.canonical.prompt import Mark, Ttl
+from holdfast.catalog.rows import CacheRules
+
+SCOPES = (Scope("a", "model"), Scope("b", "model"))
+SEEDS = seeds_of(rules(), TierParameters("model"))
+KINDS: tuple[BlockKind, ...] = ("plain", "tool_use", "tool_result")
+
+some_rules = st.builds(
+    rules,
+    floor=st.sampled_from([0, 60, 200]),
+    counting=st.sampled_from(["blocks", "positions"]),
+    upgrade=st.booleans(),
+    lookback=st.sampled_from([1, 3, 20]),
+)
+
+
+def parts_named(names: str) -> list[Part]:
+    return [part(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
+
+
+# Two names and a few moments, so that prompts often share a prefix and lifetimes often just end.
+some_names = st.text("xy", min_size=1, max_size=10)
+some_parts = some_names.map(parts_named)
+MOMENTS = (0.0, 100.0, 299.0, 300.0, 600.0, 3_599.0, 3_700.0)
+
+
+def call_of(names: str, pieces: set[int], long: int, at: float, scope: Scope) -> Call:
+    placed = sorted(piece for piece in pieces if piece < len(names))
+    lifetimes: list[Ttl] = ["1h" if index < long else "5m" for index in range(len(placed))]
+    marks = tuple(Mark(piece, ttl) for piece, ttl in zip(placed, lifetimes, strict=True))
+    return Call(scope, prefixes_of(SEEDS, parts_named(names)), marks, at)
+
+
+some_call = st.builds(
+    call_of,
+    some_names,
+    st.sets(st.integers(0, 9), max_size=4),
+    st.integers(0, 4),
+    st.sampled_from(MOMENTS),
+    st.sampled_from(SCOPES),
+)
+calls = st.lists(some_call, max_size=5).map(lambda each: sorted(each, key=lambda call: call.at))
+
+
+def play(by: CacheRules, history: list[Call]) -> Entries:
+    entries = Entries()
+    for call in history:
+        _, entries = step(by, entries, call)
+    return entries
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call)
+def test_the_buckets_sum_to_the_prompt(by: CacheRules, history: list[Call], call: Call) -> None:
+    usage = begin(by, play(by, history), call)[0].usage
+    buckets = (usage.input, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
+    assert usage.tokens_sent == call.tokens
+    assert all(bucket >= 0 for bucket in buckets)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call)
+def test_only_what_was_written_under_the_same_scope_is_read(by: CacheRules, history: list[Call], call: Call) -> None:
+    entries, written = Entries(), set()
+    for earlier in history:
+        outcome, entries = step(by, entries, earlier)
+        written |= {(entry.scope, entry.digest) for entry in outcome.written}
+    read = begin(by, entries, call)[0].read
+    assert read is None or (read.scope, read.digest) in written
+    assert read is None or (call.scope == read.scope and read.tokens >= by.tokens_min)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call)
+def test_a_call_made_twice_at_once_reads_up_to_its_last_mark(by: CacheRules, history: list[Call], call: Call) -> None:
+    entries = play(by, [*history, call])
+    again = begin(by, entries, call)[0].usage
+    ends = [call.prefixes[mark.piece].tokens for mark in call.marks]
+    assert again.cache_read == max((end for end in ends if end >= by.tokens_min), default=0)
+    assert again.cache_write == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call)
+def test_an_hour_after_the_last_call_nothing_is_read(by: CacheRules, history: list[Call], call: Call) -> None:
+    late = Call(call.scope, call.prefixes, call.marks, 3_700.0 + 3_600.0)
+    assert begin(by, play(by, history), late)[0].read is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call)
+def test_nothing_expired_is_read(by: CacheRules, history: list[Call], call: Call) -> None:
+    read = begin(by, play(by, history), call)[0].read
+    assert read is None or call.at < read.expires_at
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call, st.data())
+def test_a_warmer_cache_never_costs_more(by: CacheRules, history: list[Call], call: Call, data: st.DataObject) -> None:
+    entries = play(by, history)
+    kept = [key for key in entries.kept if data.draw(st.booleans())]
+    colder = Entries({key: entries.kept[key] for key in kept})
+    assert units(begin(by, entries, call)[0].usage) <= units(begin(by, colder, call)[0].usage)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, some_call)
+def test_counting_runs_as_one_never_reads_less(by: CacheRules, history: list[Call], call: Call) -> None:
+    entries = play(by, history)
+    floor, lookback = by.tokens_min, by.lookback_positions
+    narrow = begin(rules(floor=floor, lookback=lookback, counting="blocks"), entries, call)[0].usage
+    wide = begin(rules(floor=floor, lookback=lookback, counting="positions"), entries, call)[0].usage
+    assert wide.cache_read >= narrow.cache_read
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls, some_call)
+def test_lifetimes_that_upgrade_never_read_less(history: list[Call], call: Call) -> None:
+    def reads(upgrade: bool) -> int:
+        by = rules(floor=0, upgrade=upgrade)
+        return begin(by, play(by, history), call)[0].usage.cache_read
+
+    assert reads(True) >= reads(False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls)
+def test_an_entry_once_written_never_expires_earlier(by: CacheRules, history: list[Call]) -> None:
+    entries = Entries()
+    for call in history:
+        _, after = step(by, entries, call)
+        live = {(entry.scope, entry.digest): entry for entry in entries.live(at=call.at)}
+        assert all(after.kept[key].expires_at >= entry.expires_at for key, entry in live.items())
+        entries = after
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_rules, calls, st.integers(1, 5))
+def test_no_more_than_the_limit_is_kept(by: CacheRules, history: list[Call], limit: int) -> None:
+    entries = Entries()
+    for call in history:
+        outcome, entries = begin(by, entries, call)
+        entries = publish(entries, outcome, entries_max=limit)
+        assert len(entries.kept) <= limit
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_parts, st.data())
+def test_a_prompt_that_goes_on_has_the_prefixes_of_one_made_at_once(parts: list[Part], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(parts)))
+    head = prefixes_of(SEEDS, parts[:cut])
+    tail = prefixes_of(SEEDS, parts[cut:], after=head[-1] if head else None)
+    assert head + tail == prefixes_of(SEEDS, parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_parts, some_parts)
+def test_prefixes_agree_exactly_as_far_as_the_blocks_do(one: list[Part], other: list[Part]) -> None:
+    shared = 0
+    while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+        shared += 1
+    pairs = list(zip(prefixes_of(SEEDS, one), prefixes_of(SEEDS, other), strict=False))
+    assert [a.digest == b.digest for a, b in pairs] == [index < shared for index in range(len(pairs))]
+    assert all(a.tokens < b.tokens for a, b in pairwise(prefixes_of(SEEDS, one)))

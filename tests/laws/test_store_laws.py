@@ -1,0 +1,90 @@
+"""Laws of the stores: what goes in comes out, and no history tells two stores apart."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from holdfast.errors import HoldfastError
+from holdfast.events.envelope import Event
+from holdfast.events.log import Log, SessionRow
+from holdfast.events.payloads import AnyPayload, SessionStarted, TurnCancelled
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.rows import tallies
+from holdfast.stores.sqlite import SqliteStore
+from strategies import events_with
+
+
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path_factory.mktemp("laws") / "log.db") as store:
+        yield store
+
+
+fresh = count()
+
+
+@pytest.mark.parametrize("payload", get_args(AnyPayload))
+@settings(max_examples=10)
+@given(examples=st.data())
+def test_every_kind_of_event_is_read_as_it_was_appended(
+    sqlite: SqliteStore, payload: object, examples: st.DataObject
+) -> None:
+    drawn = examples.draw(st.lists(events_with(payload), max_size=3))
+    session = f"session {next(fresh)}"
+    told = [replace(event, id=f"{next(fresh)} {event.id}", session_id=session) for event in drawn]
+    for store in (sqlite, MemoryStore()):
+        store.append(told).result(10)
+        assert list(store.read(session)) == told
+
+
+starts = st.builds(SessionStarted, model=st.sampled_from(["", "m", "n"]), name=st.sampled_from([None, "", "o"]))
+some_events = st.builds(
+    Event,
+    id=st.sampled_from("abcdefgh"),
+    at=st.sampled_from([0.0, 1.0, 2.5, -3.0]),
+    session_id=st.sampled_from("xyz"),
+    actor=st.just("agent"),
+    payload=starts | st.just(TurnCancelled("timeout", 1, 2)),
+)
+appends = st.tuples(st.just("append"), st.lists(some_events, max_size=4))
+deletes = st.tuples(st.just("delete"), st.sampled_from("xyz"))
+histories: st.SearchStrategy[list[tuple[str, list[Event] | str]]] = st.lists(appends | deletes, max_size=8)
+
+
+@settings(max_examples=20)
+@given(histories)
+def test_no_history_tells_one_store_from_another(history: list[tuple[str, list[Event] | str]]) -> None:
+    with TemporaryDirectory() as folder, SqliteStore(Path(folder) / "log.db") as sqlite, MemoryStore() as memory:
+        for _, what in history:
+            assert outcome(sqlite, what) == outcome(memory, what)
+        assert sqlite.sessions() == memory.sessions() == added_up(memory)
+        for session in "xyz":
+            assert list(sqlite.read(session)) == list(memory.read(session))
+            for after in "abcdefgh":
+                assert read_on(sqlite, session, after) == read_on(memory, session, after)
+
+
+def outcome(store: Log, what: list[Event] | str) -> object:
+    if isinstance(what, str):
+        return store.delete(what)
+    return str(store.append(what).exception(timeout=10))
+
+
+def read_on(store: Log, session: str, after: str) -> list[Event] | str:
+    try:
+        return list(store.read(session, after=after))
+    except HoldfastError as error:
+        return str(error)
+
+
+def added_up(store: Log) -> tuple[SessionRow, ...]:
+    """The list of sessions, from the events alone."""
+    rows = [row for session in "xyz" for row in tallies(store.read(session))]
+    return tuple(sorted(rows, key=lambda row: (row.last_event_at, row.id), reverse=True))

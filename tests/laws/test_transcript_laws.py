@@ -1,0 +1,362 @@
+"""Which transcripts are legal, how an appended message is judged, and where a transcript may be cut."""
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.canonical.blocks import (
+    Block,
+    Image,
+    Message,
+    Opaque,
+    RedactedThinking,
+    Role,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    UrlSource,
+    assistant,
+    user,
+)
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.transcript import (
+    Finding,
+    SystemMessages,
+    TranscriptRules,
+    exchange_groups,
+    messages_of,
+    open_calls,
+    validate,
+    validate_append,
+)
+
+IDS = ("a", "b", "c")
+BLOCKS: list[Block] = [
+    *map(Text, ("", " \n", "hello", "more")),
+    *(ToolUse(id, "read", "{}") for id in IDS),
+    *(ToolResult(id, (Text(text),)) for id in IDS for text in ("done", "")),
+    *(Opaque("tool_use", f'{{"type":"tool_use","id":"{id}","caller":1}}'.encode()) for id in IDS),
+    *(Opaque("tool_result", f'{{"tool_use_id":"{id}","new":1}}'.encode()) for id in IDS),
+    *(Thinking("hm", "sig"), RedactedThinking("x"), Image(UrlSource("u")), Opaque("tool_result", b"?")),
+]
+ROLES: tuple[Role, ...] = ("user", "assistant", "user", "assistant", "system")
+SYSTEM_MESSAGES: tuple[SystemMessages, ...] = ("refused", "after_user", "anywhere")
+RULES = [
+    TranscriptRules(alternate, first, last, ordered, blank, system_messages)
+    for alternate, first, last, ordered, blank in product((True, False), repeat=5)
+    for system_messages in SYSTEM_MESSAGES
+]
+
+contents = st.lists(st.sampled_from(BLOCKS), max_size=3).map(tuple)
+transcripts = st.lists(st.builds(Message, st.sampled_from(ROLES), contents), max_size=6)
+all_rules = st.sampled_from(RULES)
+
+
+def call(id: str) -> ToolUse:
+    return ToolUse(id, "read", '{"path":"secret"}')
+
+
+def result(id: str, *texts: str) -> ToolResult:
+    return ToolResult(id, tuple(map(Text, texts or ("done",))))
+
+
+def system(*texts: str) -> Message:
+    return Message("system", tuple(map(Text, texts)))
+
+
+def rules_broken(messages: list[Message], *, complete: bool = False, **wishes: object) -> list[tuple[int, str]]:
+    rules = TranscriptRules(**wishes)  # type: ignore[arg-type]  # each caller names fields of the rules
+    return [(finding.index, finding.rule) for finding in validate(messages, rules=rules, complete=complete)]
+
+
+LEGAL = [
+    user("read both"),
+    assistant(Thinking("hm", "sig"), "reading", call("a"), call("b")),
+    user(result("b"), result("a"), "and hurry"),
+    assistant("done"),
+]
+
+
+def test_a_tool_loop_with_parallel_calls_is_legal() -> None:
+    assert validate(LEGAL, complete=True) == ()
+
+
+def test_nothing_is_a_legal_transcript() -> None:
+    assert validate([], rules=TranscriptRules(ends_on_user=True), complete=True) == ()
+
+
+def test_a_call_in_the_last_message_is_open_and_illegal_only_in_a_complete_transcript() -> None:
+    messages = [user("hi"), assistant(call("a"), call("b"))]
+    assert validate(messages) == ()
+    assert validate(messages, complete=True) == (
+        Finding(1, "call_open", "call 'a' has no result"),
+        Finding(1, "call_open", "call 'b' has no result"),
+    )
+
+
+def test_a_call_that_the_next_message_does_not_answer_is_found_there() -> None:
+    assert validate([user("hi"), assistant(call("a"), call("b")), user(result("a"))]) == (
+        Finding(2, "call_unanswered", "call 'b' of the message before is not answered"),
+    )
+
+
+def test_a_result_must_answer_the_message_directly_before_it() -> None:
+    messages = [*LEGAL, user(result("a"))]
+    assert validate(messages) == (
+        Finding(4, "result_without_call", "result 'a' answers no call of the message before"),
+    )
+
+
+def test_a_result_in_the_first_message_answers_nothing() -> None:
+    assert rules_broken([user(result("a"))]) == [(0, "result_without_call")]
+
+
+def test_a_call_is_answered_once() -> None:
+    messages = [user("hi"), assistant(call("a")), user(result("a"), result("a"))]
+    assert validate(messages) == (Finding(2, "result_repeated", "call 'a' is answered more than once"),)
+
+
+def test_call_ids_are_unique_in_one_message_and_over_the_whole_transcript() -> None:
+    twice = [user("hi"), assistant(call("a"), call("a")), user(result("a"))]
+    assert validate(twice) == (Finding(1, "call_id_repeated", "call id 'a' was used before"),)
+    assert rules_broken([*LEGAL, user("again"), assistant(call("b"))]) == [(5, "call_id_repeated")]
+
+
+def test_a_call_with_an_unknown_field_is_still_a_call() -> None:
+    raw = b'{"type":"tool_use","id":"a","name":"read","input":{},"caller":{"type":"direct"}}'
+    made = assistant(Opaque("tool_use", raw))
+    assert open_calls(made) == ("a",)
+    assert validate([user("hi"), made, user(result("a"))], complete=True) == ()
+
+
+def test_a_result_with_an_unknown_field_is_still_a_result() -> None:
+    answer = user(Opaque("tool_result", b'{"tool_use_id":"a","new":1}'))
+    assert validate([user("hi"), assistant(call("a")), answer], complete=True) == ()
+
+
+@pytest.mark.parametrize("raw", [b"?", b"\xff", b'{"id":5}', b"[" * 100_000, b"{}"])
+def test_an_opaque_call_without_a_readable_id_is_no_call(raw: bytes) -> None:
+    assert open_calls(assistant(Opaque("tool_use", raw))) == ()
+
+
+def test_other_opaque_blocks_are_no_calls() -> None:
+    assert open_calls(assistant(Opaque("server_tool_use", b'{"id":"a"}'))) == ()
+
+
+def test_only_the_assistant_makes_calls() -> None:
+    assert open_calls(user(call("a"))) == ()
+    assert open_calls(assistant(call("a"), "text", call("b"))) == ("a", "b")
+
+
+def test_a_message_without_content_is_found() -> None:
+    assert validate([user("hi"), assistant()]) == (Finding(1, "empty_message", "the message has no content"),)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t"])
+def test_blank_text_is_found_where_the_provider_refuses_it(text: str) -> None:
+    messages = [user("hi", text)]
+    assert validate(messages) == (Finding(0, "blank_text", "block 1: text without a visible character"),)
+    assert rules_broken(messages, takes_blank_text=True) == []
+
+
+def test_inside_a_result_white_space_counts_as_text_but_no_text_does_not() -> None:
+    assert rules_broken([user("hi"), assistant(call("a")), user(result("a", "\n"))]) == []
+    assert rules_broken([user("hi"), assistant(call("a")), user(result("a", "x", ""))]) == [(2, "blank_text")]
+    assert rules_broken([user("hi"), assistant(call("a")), user(ToolResult("a", ()))]) == []
+
+
+def test_roles_alternate_unless_the_provider_does_not_mind() -> None:
+    messages = [user("hi"), user("ho")]
+    assert validate(messages) == (Finding(1, "same_role_twice", "a user message follows a user message"),)
+    assert rules_broken(messages, roles_alternate=False) == []
+
+
+def test_the_user_speaks_first_unless_the_provider_does_not_mind() -> None:
+    messages = [assistant("hi"), user("ho")]
+    assert validate(messages) == (Finding(0, "first_role", "the first message is the assistant's"),)
+    assert rules_broken(messages, first_role_user=False) == []
+
+
+def test_a_request_may_have_to_end_on_the_user() -> None:
+    messages = [user("hi"), assistant("ho")]
+    assert validate(messages, rules=TranscriptRules(ends_on_user=True)) == (
+        Finding(1, "last_role", "the last message is the assistant's"),
+    )
+    assert rules_broken(messages[:1], ends_on_user=True) == []
+
+
+def test_results_stand_first_in_their_message_unless_the_provider_does_not_mind() -> None:
+    messages = [user("hi"), assistant(call("a"), call("b")), user(result("a"), "text", result("b"))]
+    text = "block 2: a tool result stands behind other content"
+    assert validate(messages) == (Finding(2, "result_not_first", text),)
+    assert rules_broken(messages, results_first=False) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (user(call("a")), "tool_use"),
+        (user(Thinking("hm")), "thinking"),
+        (user(RedactedThinking("x")), "redacted_thinking"),
+        (user(Opaque("thinking", b"{}")), "thinking"),
+        (system("x"), "text"),
+        (Message("system", (Image(UrlSource("u")),)), "image"),
+    ],
+)
+def test_blocks_that_another_role_may_hold_are_found(message: Message, kind: str) -> None:
+    rules = TranscriptRules(system_messages="anywhere")
+    found = validate([message], rules=rules)
+    expected = Finding(0, "block_of_another_role", f"block 0: {kind} in a {message.role} message")
+    assert found == (() if kind == "text" else (expected,))
+
+
+def test_the_assistant_gives_no_results() -> None:
+    assert validate([user("hi"), assistant(result("a"))]) == (
+        Finding(1, "block_of_another_role", "block 0: tool_result in a assistant message"),
+    )
+
+
+def test_system_messages_are_refused_unless_the_provider_takes_them() -> None:
+    messages = [user("hi"), system("be brief"), assistant("ho")]
+    text = "system messages are not taken among the messages"
+    assert validate(messages) == (Finding(1, "system_message", text),)
+    assert rules_broken(messages, system_messages="after_user") == []
+    assert rules_broken(messages, system_messages="anywhere") == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "index", "text"),
+    [
+        ([system("x"), assistant("y")], 0, "a system message does not follow a user message"),
+        ([user("a"), assistant("b"), system("x")], 2, "a system message does not follow a user message"),
+        ([user("a"), system("x"), user("b")], 2, "a user message follows a system message"),
+    ],
+)
+def test_a_system_message_may_have_to_stand_between_user_and_assistant(
+    messages: list[Message], index: int, text: str
+) -> None:
+    rules = TranscriptRules(system_messages="after_user", first_role_user=False)
+    assert validate(messages, rules=rules) == (Finding(index, "system_message", text),)
+    assert rules_broken(messages, system_messages="anywhere", first_role_user=False) == []
+
+
+def test_a_system_message_may_end_a_request() -> None:
+    messages = [user("a"), system("x")]
+    assert rules_broken(messages, system_messages="after_user", ends_on_user=True, complete=True) == []
+
+
+def test_findings_quote_no_content_and_no_long_ids() -> None:
+    secret = "s3cret " * 20
+    messages = [assistant(secret, call("i" * 200)), user(Thinking(secret), secret), user(secret, "")]
+    found = validate(messages, complete=True)
+    assert len(found) >= 5
+    assert not any("s3cret" in finding.text or "i" * 65 in finding.text for finding in found)
+    assert any("i" * 64 in finding.text for finding in found)
+
+
+def test_all_findings_are_given_in_order() -> None:
+    messages = [assistant(result("x")), user(" "), user(result("y"))]
+    assert rules_broken(messages) == [
+        (0, "first_role"),
+        (0, "block_of_another_role"),
+        (1, "blank_text"),
+        (2, "same_role_twice"),
+        (2, "result_without_call"),
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(transcripts, all_rules)
+def test_a_transcript_is_legal_exactly_when_every_appended_message_was(
+    messages: list[Message], rules: TranscriptRules
+) -> None:
+    seen: set[str] = set()
+    steps: list[Finding] = []
+    for index, message in enumerate(messages):
+        last = messages[index - 1] if index else None
+        steps += validate_append(last, message, index=index, seen_ids=seen, rules=rules)
+        seen |= set(open_calls(message))
+    whole = [finding for finding in validate(messages, rules=rules) if finding.rule != "last_role"]
+    assert whole == steps
+
+
+@settings(max_examples=100, deadline=None)
+@given(transcripts, all_rules)
+def test_a_legal_transcript_is_legal_up_to_any_message(messages: list[Message], rules: TranscriptRules) -> None:
+    findings = validate(messages, rules=rules)
+    for stop in range(len(messages)):
+        part = validate(messages[:stop], rules=rules)
+        assert set(part) - {f for f in part if f.rule == "last_role"} <= set(findings)
+
+
+@settings(max_examples=100, deadline=None)
+@given(transcripts)
+def test_exchange_groups_are_the_whole_transcript_in_order(messages: list[Message]) -> None:
+    groups = exchange_groups(messages)
+    assert [message for start, stop in groups for message in messages[start:stop]] == messages
+    assert all(start < stop for start, stop in groups)
+    assert all(before[1] == after[0] for before, after in pairwise(groups))
+
+
+@settings(max_examples=100, deadline=None)
+@given(transcripts)
+def test_no_cut_between_groups_parts_a_call_from_its_result(messages: list[Message]) -> None:
+    for _, cut in exchange_groups(messages)[:-1]:
+        made = {call for message in messages[:cut] for call in open_calls(message)}
+        again = {call for message in messages[cut:] for call in open_calls(message)}
+        for message in messages[cut:]:
+            results = {b.tool_use_id for b in message.content if isinstance(b, ToolResult)}
+            if message.role == "user":
+                assert not results & (made - again)
+
+
+def test_a_group_is_a_message_with_calls_and_its_results_or_one_other_message() -> None:
+    messages = [*LEGAL, user("next"), assistant(call("c")), user(result("c"))]
+    assert exchange_groups(messages) == ((0, 1), (1, 3), (3, 4), (4, 5), (5, 7))
+
+
+def test_a_system_message_belongs_to_what_stands_before_it() -> None:
+    messages = [user("a"), system("x"), assistant(call("c")), user(result("c")), system("y"), assistant("b")]
+    assert exchange_groups(messages) == ((0, 2), (2, 5), (5, 6))
+
+
+def test_a_call_whose_result_comes_late_keeps_all_between_in_its_group() -> None:
+    messages = [
+        user("a"),
+        assistant(call("c")),
+        user("wait"),
+        assistant("ok"),
+        user(result("c")),
+        assistant("b"),
+    ]
+    assert exchange_groups(messages) == ((0, 1), (1, 5), (5, 6))
+
+
+def test_a_result_belongs_to_the_latest_call_of_its_id() -> None:
+    messages = [assistant(call("c")), user(result("c")), assistant(call("c")), user(result("c"))]
+    assert exchange_groups(messages) == ((0, 2), (2, 4))
+
+
+def test_an_empty_transcript_has_no_groups() -> None:
+    assert exchange_groups([]) == ()
+
+
+passages = st.lists(st.builds(Passage, st.sampled_from(ROLES), contents), max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(passages)
+def test_messages_hold_the_blocks_of_their_passages_and_never_repeat_a_role(given: list[Passage]) -> None:
+    messages = messages_of(given)
+    spoken = [(passage.role, block) for passage in given for block in passage.content]
+    assert [(message.role, block) for message in messages for block in message.content] == spoken
+    assert all(before.role != after.role for before, after in pairwise(messages))
+    assert all(message.content for message in messages)
+
+
+def test_neighbouring_passages_of_one_role_are_one_message() -> None:
+    given = [Passage("user", (Text("env"),), layer="environment"), Passage("user", (Text("ask"),))]
+    assert messages_of([*given, Passage("assistant", (Text("ok"),))]) == (user("env", "ask"), assistant("ok"))

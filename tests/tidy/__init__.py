@@ -1,0 +1,1 @@
+"""Whether the tree is in order: its sizes, its names, its documents, and what they say of each other."""

@@ -1,0 +1,135 @@
+"""What in the documents is untrue; each function takes the root of a tree and lists the offenders in it."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+AGENTS_LINES_MAX = 100
+TARGETS_MAX = 12
+DECISION_HEADINGS = ("Decision", "Why", "Rejected", "What would change our mind")
+TEST_REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def unmapped_packages(root: Path) -> list[str]:
+    """Packages that the import contract, the architecture page or AGENTS.md leave out, or invent.
+
+    A name in brackets is one that may come later.
+    """
+    found = []
+    there = packages_of(root) | modules_beside(root)
+    for place, named, must_name in (
+        ("the import contract in pyproject.toml", contract_names(root), there),
+        (
+            "the package table of docs/architecture.md",
+            table_names(root, "docs/architecture.md"),
+            packages_of(root),
+        ),
+        ("the package table of AGENTS.md", table_names(root, "AGENTS.md"), packages_of(root)),
+    ):
+        present = {name for name in named if not name.startswith("(")}
+        later = {name.strip("()") for name in named - present}
+        found += [f"{name} is not in {place}" for name in sorted(must_name - present - later)]
+        found += [f"{name} stands in {place}, but not in src/holdfast" for name in sorted(present - there)]
+        found += [f"{name} exists: take it out of its brackets in {place}" for name in sorted(later & there)]
+    return found
+
+
+def packages_of(root: Path) -> set[str]:
+    return {path.parent.name for path in root.glob("src/holdfast/*/__init__.py")}
+
+
+def modules_beside(root: Path) -> set[str]:
+    return {path.stem for path in root.glob("src/holdfast/*.py") if not path.stem.startswith("__")}
+
+
+def contract_names(root: Path) -> set[str]:
+    contracts = pyproject(root).get("tool", {}).get("importlinter", {}).get("contracts", [])
+    rows = [row for contract in contracts if contract["type"] == "layers" for row in contract["layers"]]
+    return {name.strip() for row in rows for name in row.split("|")}
+
+
+def table_names(root: Path, document: str) -> set[str]:
+    """The first cells of the table whose first heading is `package`."""
+    table = re.search(r"(?m)^\| *package *\|.*\n\|[-| :]+\n((?:\|.*(?:\n|$))+)", text_of(root, document))
+    rows = table[1].splitlines() if table else []
+    return {row.split("|")[1].strip().strip("`") for row in rows}
+
+
+def long_agents_page(root: Path) -> list[str]:
+    lines = len(text_of(root, "AGENTS.md").splitlines())
+    if not lines:
+        return ["AGENTS.md is missing or empty"]
+    return [f"AGENTS.md: {lines} lines, at most {AGENTS_LINES_MAX}"] if lines > AGENTS_LINES_MAX else []
+
+
+def broken_paths(root: Path) -> list[str]:
+    """Files and folders that AGENTS.md names, from the root or from the package, and that there are none of."""
+    paths = re.findall(r"`([\w./*-]+(?:/|\.[a-z]+))`", text_of(root, "AGENTS.md").replace("NNNN", "*"))
+    homes = (root, root / "src" / "holdfast")
+    return [f"AGENTS.md: there is no {path}" for path in paths if not any(any(home.glob(path)) for home in homes)]
+
+
+def crowded_makefile(root: Path) -> list[str]:
+    targets = make_targets(root)
+    if not targets:
+        return ["Makefile is missing or has no target"]
+    too_many = len(targets) > TARGETS_MAX
+    return [f"Makefile: {len(targets)} targets, at most {TARGETS_MAX}: {', '.join(targets)}"] if too_many else []
+
+
+def make_targets(root: Path) -> list[str]:
+    targets = re.findall(r"(?m)^([\w./-]+):(?!=)", text_of(root, "Makefile"))
+    return [target for target in dict.fromkeys(targets) if not re.fullmatch(r"\.[A-Z_]+", target)]
+
+
+def unproven_requirements(root: Path) -> list[str]:
+    """Rows of the specification that name no test, and named tests that there are none of."""
+    text = text_of(root, "docs/specification.md")
+    rows = [row for table in re.findall(r"(?m)^\|[-| :]+\|\n((?:\|.*(?:\n|$))+)", text) for row in table.splitlines()]
+    if not rows:
+        return ["docs/specification.md is missing or has no rows"]
+    found = [f"docs/specification.md: names no test: {row}" for row in rows if not TEST_REFERENCE.search(row)]
+    tests = {path: functions_at_top(root / path) for path, _ in TEST_REFERENCE.findall(text)}
+    missing = [f"{path}::{name}" for path, name in TEST_REFERENCE.findall(text) if name not in tests[path]]
+    return found + [f"docs/specification.md: there is no {reference}" for reference in missing]
+
+
+def functions_at_top(path: Path) -> set[str]:
+    """The functions at the top of a file of tests; pytest calls parametrised ones by the same name."""
+    nodes = ast.parse(path.read_text()).body if path.is_file() else []
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def disordered_decisions(root: Path) -> list[str]:
+    paths = sorted(root.glob("docs/decisions/*.md"))
+    if not paths:
+        return ["docs/decisions holds no decision"]
+    found = []
+    for number, path in enumerate(paths, 1):
+        name = path.relative_to(root)
+        if not re.fullmatch(rf"{number:04d}-[a-z0-9-]+\.md", path.name):
+            found.append(f"{name}: expected {number:04d}-<words-with-hyphens>.md here")
+        headings = re.findall(r"(?m)^## (.+?) *$", path.read_text())
+        missing = [heading for heading in DECISION_HEADINGS if heading not in headings]
+        found += [f"{name}: no heading '## {heading}'" for heading in missing]
+    return found
+
+
+def stale_changelog(root: Path) -> list[str]:
+    newest = re.search(r"(?m)^## (.+)$", text_of(root, "CHANGELOG.md"))
+    if not newest:
+        return ["CHANGELOG.md is missing or has no section"]
+    version = pyproject(root)["project"]["version"]
+    told = re.search(rf"(?<![\w.]){re.escape(version)}(?![\w.])", newest[1])
+    return [] if told else [f"CHANGELOG.md: the newest section is {newest[1]!r}, the version is {version}"]
+
+
+def pyproject(root: Path) -> dict[str, Any]:
+    return tomllib.loads(text_of(root, "pyproject.toml"))
+
+
+def text_of(root: Path, name: str) -> str:
+    path = root / name
+    return path.read_text() if path.is_file() else ""

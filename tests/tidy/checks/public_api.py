@@ -1,0 +1,91 @@
+"""Whether the package offers what was agreed on: its public names with their signatures, and its version."""
+
+import ast
+import difflib
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+from tidy.checks.documents import pyproject
+
+SNAPSHOT = Path("tests/tidy/public_api.txt")
+
+
+def unrecorded_names(root: Path) -> list[str]:
+    """Lines in which the package and the snapshot of its public names differ."""
+    offered = public_api(root)
+    if not offered:
+        return ["holdfast exports nothing: __all__ in src/holdfast/__init__.py names what is public"]
+    path = root / SNAPSHOT
+    recorded = path.read_text() if path.is_file() else ""
+    lines = difflib.unified_diff(recorded.splitlines(), offered.splitlines(), lineterm="", n=0)
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+def public_api(root: Path) -> str:
+    """One page: a line for every public name, and below a class one for every public member."""
+    describe = "import sys, holdfast; from tidy.checks.public_api import page; sys.stdout.write(page(holdfast))"
+    return in_fresh_interpreter(root, describe)
+
+
+def differing_versions(root: Path) -> list[str]:
+    """Places that tell another version than pyproject.toml: `__version__`, and the command's `--version`."""
+    project = pyproject(root)["project"]
+    ask = "import holdfast; print(getattr(holdfast, '__version__', ''))"
+    told = {"holdfast.__version__": in_fresh_interpreter(root, ask).strip()}
+    module, _, function = project.get("scripts", {}).get("holdfast", "").partition(":")
+    if module and (root / "src" / f"{module.replace('.', '/')}.py").is_file():
+        ask = f"import sys; from {module} import {function}; sys.argv = ['holdfast', '--version']; {function}()"
+        told["holdfast --version"] = " ".join(in_fresh_interpreter(root, ask).split()[-1:])
+    version = project["version"]
+    return [f"{place} is {it!r}, pyproject.toml says {version!r}" for place, it in told.items() if it != version]
+
+
+def in_fresh_interpreter(root: Path, code: str) -> str:
+    """What some code prints where this tree's package is the one that is imported."""
+    tests = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{tests}"}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, f"the package in {root} cannot be asked:\n{run.stderr}"
+    return run.stdout
+
+
+def page(package: ModuleType) -> str:
+    names = sorted(getattr(package, "__all__", ()))
+    return "".join(f"{line}\n" for name in names for line in entry(name, getattr(package, name)))
+
+
+def entry(name: str, value: object) -> list[str]:
+    if not inspect.isclass(value) and not inspect.isfunction(value):
+        return [f"{name}: {type(value).__name__}"]
+    node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+    if isinstance(node, ast.ClassDef):
+        parts = [ast.unparse(part) for part in (*node.bases, *node.keywords)]
+        members = [f"    {line}" for part in node.body for line in member(part)]
+        return [f"class {name}({', '.join(parts)})" if parts else f"class {name}", *members]
+    return member(node)
+
+
+def member(node: ast.stmt) -> list[str]:
+    """What a statement adds to the public face of where it stands."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if is_public(node.name):
+            marks = [f"@{ast.unparse(mark)} " for mark in node.decorator_list]
+            kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+            result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            return [f"{''.join(marks)}{kind} {node.name}({ast.unparse(node.args)}){result}"]
+        case ast.AnnAssign(target=ast.Name(id=name)) if is_public(name):
+            return [ast.unparse(node)]
+        case ast.Assign(targets=[ast.Name(id=name)]) if is_public(name):
+            return [ast.unparse(node)]
+        case _:
+            return []
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_") or name in ("__init__", "__call__")

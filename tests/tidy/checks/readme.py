@@ -1,0 +1,180 @@
+"""Whether the blocks of the README do what it says they do.
+
+Python and bash blocks must succeed. In a console block each line behind a `$` is run and must print what
+stands below it: a line `...` stands for any lines, `...` within a line for any text. What would install
+something is not run, but the targets, extras and files it names must exist; where the output of a make target
+is shown, its recipe is run without what it depends on.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidy.checks.documents import make_targets, text_of
+
+BLOCK_SECONDS_MAX = 50
+SHOWN_ONLY = {"text", "json", "toml", "yaml", "mermaid"}
+SETS_UP = re.compile(r"\bmake |\bpip install|\bgit clone")
+SEPARATOR = "ended with status "
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    text: str
+
+
+class Step(NamedTuple):
+    """A command of a console block, and what the page says it prints."""
+
+    command: str
+    shown: str
+
+
+def broken_blocks(root: Path) -> list[str]:
+    blocks = list(blocks_of(text_of(root, "README.md")))
+    if not any(block.language not in SHOWN_ONLY for block in blocks):
+        return ["README.md is missing or has no block to run"]
+    return [f"README.md:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    for match in re.finditer(r"(?ms)^```(\w*)[^\n]*\n(.*?)^```", text):
+        yield Block(text.count("\n", 0, match.start()) + 1, match[1], match[2])
+
+
+def troubles(root: Path, block: Block) -> list[str]:
+    match block.language:
+        case language if language in SHOWN_ONLY:
+            return []
+        case "python":
+            return failures(root, [sys.executable, "-c", block.text])
+        case "bash" if SETS_UP.search(block.text):
+            return missing_parts(root, block.text)
+        case "bash":
+            return failures(root, ["bash", "-euo", "pipefail", "-c", block.text])
+        case "console" if SETS_UP.search(block.text):
+            return [*missing_parts(root, block.text), *wrong_recipes(root, block)]
+        case "console":
+            return wrong_outputs(root, list(steps_of(block.text)))
+        case language:
+            return [f"a block of language {language!r} is not run; use python, bash or console"]
+
+
+def missing_parts(root: Path, text: str) -> list[str]:
+    """Targets, extras and folders that set-up commands name and that there are none of."""
+    found = []
+    targets = make_targets(root)
+    for target in re.findall(r"\bmake ([\w-]+)", text):
+        if target not in targets:
+            found.append(f"the Makefile has no target {target!r}")
+    project = tomllib.loads(text_of(root, "pyproject.toml"))["project"]
+    for names in re.findall(r"\bpip install [^\n#]*?\[([\w, -]+)\]", text):
+        for extra in re.split(r", *", names):
+            if extra not in project.get("optional-dependencies", {}):
+                found.append(f"pyproject.toml has no extra {extra!r}")
+    for name in re.findall(r"\bpip install [^\n#]*?-[rc] +([\w./-]+)", text):
+        if not (root / name).is_file():
+            found.append(f"there is no file {name!r}")
+    return found
+
+
+def wrong_recipes(root: Path, block: Block) -> list[str]:
+    """What a make target prints, where the page shows it: its recipe is run, without what it depends on."""
+    found = []
+    for step in steps_of(block.text):
+        target = re.fullmatch(r"make ([\w-]+)", step.command)
+        if target and step.shown:
+            found += wrong_outputs(root, [Step(recipe(root, target[1]), step.shown)])
+    return found
+
+
+def recipe(root: Path, target: str) -> str:
+    match = re.search(rf"(?m)^{target}:.*\n((?:\t.*\n)+)", text_of(root, "Makefile"))
+    lines = match[1].splitlines() if match else []
+    return " && ".join(line.lstrip("\t@").replace("$(BIN)/", "") for line in lines)
+
+
+def failures(root: Path, command: list[str]) -> list[str]:
+    status, output = outcome(root, command)
+    return [f"ends with status {status}:\n{output}"] if status else []
+
+
+def wrong_outputs(root: Path, steps: list[Step]) -> list[str]:
+    if not steps:
+        return ["no line of the block begins with `$ `"]
+    script = "\n".join(f"{step.command}\nprintf '\\n{SEPARATOR}%d\\n' $?" for step in steps)
+    _, output = outcome(root, ["bash", "-c", script])
+    parts = re.split(rf"\n{re.escape(SEPARATOR)}(\d+)\n", output)
+    if len(parts) != 2 * len(steps) + 1:
+        return [f"ends before its last command has:\n{output}"]
+    found = []
+    for step, printed, status in zip(steps, parts[::2], parts[1::2], strict=False):
+        if status != "0" and not step.shown:
+            found.append(f"`{step.command}` ends with status {status}:\n{printed}")
+        elif step.shown and not shows(step.shown, printed):
+            found.append(f"`{step.command}` prints\n{printed}\nand not\n{step.shown}")
+    return found
+
+
+def steps_of(text: str) -> Iterator[Step]:
+    for part in re.split(r"(?m)^\$ ", text)[1:]:
+        command, _, shown = part.replace("\\\n", "\0").partition("\n")
+        yield Step(command.replace("\0", "\\\n"), shown.replace("\0", "\\\n"))
+
+
+def shows(shown: str, printed: str) -> bool:
+    """Whether text with `...` in it stands for what was printed; spaces at the ends of lines are nothing."""
+    pattern = ""
+    for line in shown.strip("\n").splitlines():
+        parts = [re.escape(part) for part in line.rstrip().split("...")]
+        pattern += "(?:.*\n)*?" if line.strip() == "..." else "[^\n]*".join(parts) + " *\n"
+    return re.fullmatch(pattern, printed.strip("\n") + "\n") is not None
+
+
+def outcome(root: Path, command: list[str]) -> tuple[int, str]:
+    """Status and output of a command in an empty folder, with an empty home and this tree's package."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
+        work, home = Path(folder, "here"), Path(folder, "home")
+        work.mkdir()
+        home.mkdir()
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(root / "src"),
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "COLUMNS": "100",
+            "NO_COLOR": "1",
+        }
+        # A group of its own: what a block leaves running in the background ends with the block.
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(timeout=BLOCK_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            status = -signal.SIGKILL
+        finally:
+            end_group(process)
+        output.seek(0)
+        return status, output.read()
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

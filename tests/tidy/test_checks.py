@@ -1,0 +1,413 @@
+"""Whether the checks of the tree see what is out of order, and nothing else."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tidy.checks import code, documents, public_api, readme
+
+PYPROJECT = """
+[project]
+name = "holdfast"
+version = "1.2.3"
+scripts = { holdfast = "holdfast.cli:main" }
+
+[project.optional-dependencies]
+server = []
+
+[[tool.importlinter.contracts]]
+type = "layers"
+layers = ["near | (far)", "clock"]
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def plant(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_module_may_have_400_lines_and_not_one_more(root: Path) -> None:
+    plant(root, "src/holdfast/fits.py", "x = 1\n" * 400)
+    plant(root, "src/holdfast/deep/long.py", "x = 1\n" * 401)
+    assert code.long_modules(root) == ["src/holdfast/deep/long.py: 401 lines, at most 400"]
+
+
+def test_a_function_may_have_60_lines_and_not_one_more(root: Path) -> None:
+    plant(root, "src/holdfast/fits.py", "def fits():\n" + "    x = 1\n" * 59)
+    plant(root, "src/holdfast/long.py", "class A:\n    async def long(self):\n" + "        x = 1\n" * 60)
+    assert code.long_functions(root) == ["src/holdfast/long.py:2 long: 61 lines, at most 60"]
+
+
+@pytest.mark.parametrize(
+    ("signature", "found"),
+    [
+        ("a, b, c, d", 0),
+        ("self, a, b, c, d", 0),
+        ("cls, a, b, c, d, *, e, f", 0),
+        ("a, b, c, d, e", 1),
+        ("a, b, /, c, d, e=1", 1),
+        ("self, a, b, c, d, e", 1),
+    ],
+)
+def test_four_parameters_may_be_positional(root: Path, signature: str, found: int) -> None:
+    plant(root, "src/holdfast/calls.py", f"def call({signature}): ...\n")
+    assert len(code.crowded_signatures(root)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        ('"""Where prefixes broke."""\n', ""),
+        ('"""Which?\n\nA rule that the types cannot say, and another. Both are\nlong.\n"""\n', ""),
+        (f'"""{"x" * 119}. More."""\n', ""),
+        (f'"""{"x" * 120}."""\n', "over 120 characters"),
+        ('"""A sentence that goes\non."""\n', "does not end on its line"),
+        ("x = 1\n", "no docstring"),
+        ("", "no docstring"),
+    ],
+)
+def test_a_module_without_a_short_first_sentence_is_named(root: Path, text: str, trouble: str) -> None:
+    plant(root, "src/holdfast/module.py", text)
+    found = code.unexplained_modules(root)
+    assert [trouble in line for line in found] == ([True] if trouble else [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SessionManager", "cache_helper", "HandlerTable", "StringUtils", "LogImpl", "BaseStore", "store_base"],
+)
+def test_a_name_that_says_nothing_is_refused(root: Path, name: str) -> None:
+    plant(root, "src/holdfast/classes.py", f"class {name}: ...\n")
+    plant(root, "src/holdfast/functions.py", f"def {name}(): ...\n")
+    assert [line.split()[0] for line in code.vague_names(root)] == [
+        "src/holdfast/classes.py:1",
+        "src/holdfast/functions.py:1",
+    ]
+
+
+@pytest.mark.parametrize("name", ["Base64Source", "base_url_of", "Session", "handle", "Database", "simplify"])
+def test_a_name_that_only_looks_like_one_that_says_nothing_is_allowed(root: Path, name: str) -> None:
+    plant(root, "src/holdfast/names.py", f"class {name}: ...\n")
+    assert code.vague_names(root) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("assert f()", 0),
+        ("with pytest.raises(ValueError): f()", 0),
+        ("check_golden(f())", 0),
+        ("f()", 1),
+        ("raise_nothing()", 1),
+        ("'assert'", 1),
+    ],
+)
+def test_a_test_that_asserts_nothing_is_found(root: Path, body: str, found: int) -> None:
+    plant(root, "tests/laws/test_planted.py", f"def test_it():\n    {body}\n\ndef other():\n    f()\n")
+    assert len(code.tests_without_assertion(root)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("see /" + "work/notes", "a path of one machine"),
+        ("open('/" + "root/x')", "a path of one machine"),
+        ("pip --index-" + "url x", "an index address"),
+        ("https://packages.example/simp" + "le", "an index address"),
+        ("# TO" + "DO: later", "a note to self"),
+        ("X" + "XX", "a note to self"),
+        ("framework/notes ./" + "work/x, a simple todolist", ""),
+    ],
+)
+def test_text_that_belongs_to_one_machine_is_found_in_any_file(root: Path, text: str, what: str) -> None:
+    plant(root, "notes/page.txt", f"first line\n{text}\n")
+    found = code.foreign_text(root)
+    assert [line.split(": ")[:2] for line in found] == ([["notes/page.txt:2", what]] if what else [])
+
+
+def test_files_that_git_ignores_are_nobodys_offence(root: Path) -> None:
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    plant(root, ".gitignore", "made/\n")
+    plant(root, "made/log.txt", "TO" + "DO\n")
+    plant(root, "kept.txt", "TO" + "DO\n")
+    assert [line.split(":")[0] for line in code.foreign_text(root)] == ["kept.txt"]
+
+
+def test_without_git_the_files_that_tools_make_are_nobodys_offence(root: Path) -> None:
+    plant(root, ".venv/lib/x.py", "TO" + "DO\n")
+    plant(root, "kept.txt", "TO" + "DO\n")
+    assert [line.split(":")[0] for line in code.foreign_text(root)] == ["kept.txt"]
+
+
+def plant_packages(root: Path, *, table: str) -> None:
+    plant(root, "pyproject.toml", PYPROJECT)
+    plant(root, "src/holdfast/__init__.py", "")
+    plant(root, "src/holdfast/clock.py", "")
+    plant(root, "src/holdfast/near/__init__.py", "")
+    for name in ("docs/architecture.md", "AGENTS.md"):
+        plant(root, name, f"# A page\n\n| other | table |\n| --- | --- |\n| ghost | x |\n\n{table}")
+
+
+def test_packages_that_are_named_everywhere_are_in_order(root: Path) -> None:
+    plant_packages(root, table="| package | answers |\n| --- | --- |\n| `near` | what |\n| (far) | later |\n")
+    assert documents.unmapped_packages(root) == []
+
+
+def test_a_package_that_no_document_names_is_found_in_each(root: Path) -> None:
+    plant_packages(root, table="")
+    assert documents.unmapped_packages(root) == [
+        "near is not in the package table of docs/architecture.md",
+        "near is not in the package table of AGENTS.md",
+    ]
+
+
+def test_a_package_that_the_import_contract_leaves_out_is_found(root: Path) -> None:
+    plant_packages(root, table="| package | |\n| --- | --- |\n| near | |\n| new | |\n")
+    plant(root, "src/holdfast/new/__init__.py", "")
+    assert documents.unmapped_packages(root) == ["new is not in the import contract in pyproject.toml"]
+
+
+def test_a_package_that_does_not_exist_is_not_written_about(root: Path) -> None:
+    plant_packages(root, table="| package | |\n| --- | --- |\n| near | |\n| gone | |\n")
+    found = documents.unmapped_packages(root)
+    assert found[0] == "gone stands in the package table of docs/architecture.md, but not in src/holdfast"
+    assert len(found) == 2
+
+
+def test_a_package_that_has_come_loses_its_brackets(root: Path) -> None:
+    plant_packages(root, table="| package | |\n| --- | --- |\n| near | |\n| far | |\n")
+    plant(root, "src/holdfast/far/__init__.py", "")
+    assert documents.unmapped_packages(root) == [
+        "far exists: take it out of its brackets in the import contract in pyproject.toml"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [(100, []), (101, ["AGENTS.md: 101 lines, at most 100"]), (0, ["AGENTS.md is missing or empty"])],
+)
+def test_the_page_for_contributors_has_100_lines_at_most(root: Path, lines: int, found: list[str]) -> None:
+    plant(root, "AGENTS.md", "line\n" * lines)
+    assert documents.long_agents_page(root) == found
+
+
+def test_the_page_for_contributors_may_name_files_of_the_tree_and_of_the_package(root: Path) -> None:
+    plant(root, "src/holdfast/clock.py", "")
+    plant(root, "docs/decisions/0001-x.md", "")
+    plant(root, "AGENTS.md", "`clock.py` `docs/decisions/NNNN-*.md` `docs/` `cli/<name>.py` `make test` `*_max`")
+    assert documents.broken_paths(root) == []
+    plant(root, "AGENTS.md", "`cli/gone.py` and `tests/`")
+    assert documents.broken_paths(root) == ["AGENTS.md: there is no cli/gone.py", "AGENTS.md: there is no tests/"]
+
+
+def test_a_makefile_has_12_targets_at_most_and_variables_are_none(root: Path) -> None:
+    twelve = ".PHONY: a\nX := 1\nY = a:b\n.venv/.dev: x\n\ttouch x\n" + "".join(f"t{n}: a\n" for n in range(11))
+    plant(root, "Makefile", twelve)
+    assert documents.crowded_makefile(root) == []
+    plant(root, "Makefile", twelve + "one-more:\n")
+    assert documents.crowded_makefile(root)[0].startswith("Makefile: 13 targets, at most 12: .venv/.dev, t0")
+
+
+def test_a_tree_without_makefile_is_out_of_order(root: Path) -> None:
+    assert documents.crowded_makefile(root) == ["Makefile is missing or has no target"]
+
+
+def test_a_requirement_names_a_test_that_exists(root: Path) -> None:
+    plant(root, "tests/laws/test_a.py", "async def test_it(): ...\n\nclass T:\n    def test_hidden(self): ...\n")
+    rows = (
+        "| shown | `tests/laws/test_a.py::test_it` |\n"
+        "| unproven | |\n"
+        "| wrong name | `tests/laws/test_a.py::test_hidden` |\n"
+        "| wrong file | `tests/laws/test_b.py::test_it` |\n"
+    )
+    plant(root, "docs/specification.md", f"# S\n\n| what | shown by |\n| --- | --- |\n{rows}")
+    assert documents.unproven_requirements(root) == [
+        "docs/specification.md: names no test: | unproven | |",
+        "docs/specification.md: there is no tests/laws/test_a.py::test_hidden",
+        "docs/specification.md: there is no tests/laws/test_b.py::test_it",
+    ]
+
+
+def test_a_specification_without_rows_proves_nothing(root: Path) -> None:
+    plant(root, "docs/specification.md", "# S\n\n| what | shown by |\n| --- | --- |\n")
+    assert documents.unproven_requirements(root) == ["docs/specification.md is missing or has no rows"]
+
+
+WHOLE_DECISION = "# T\n\n## Decision\n\n## Why\n\n## Rejected\n\n## What would change our mind\n"
+
+
+def test_decisions_have_numbers_without_gaps_and_all_headings(root: Path) -> None:
+    plant(root, "docs/decisions/0001-first.md", WHOLE_DECISION)
+    plant(root, "docs/decisions/0003-third.md", WHOLE_DECISION.replace("## Why", "## Because"))
+    assert documents.disordered_decisions(root) == [
+        "docs/decisions/0003-third.md: expected 0002-<words-with-hyphens>.md here",
+        "docs/decisions/0003-third.md: no heading '## Why'",
+    ]
+
+
+def test_a_tree_without_decisions_is_out_of_order(root: Path) -> None:
+    assert documents.disordered_decisions(root) == ["docs/decisions holds no decision"]
+
+
+@pytest.mark.parametrize(
+    ("changelog", "trouble"),
+    [
+        ("# Changelog\n\n## 1.2.3\n\n- x\n", ""),
+        ("## [1.2.3] - a date\n", ""),
+        ("## 1.2.4\n\n## 1.2.3\n", "'1.2.4', the version is 1.2.3"),
+        ("## 11.2.3\n", "'11.2.3'"),
+        ("", "missing or has no section"),
+    ],
+)
+def test_the_newest_section_of_the_changelog_is_this_version(root: Path, changelog: str, trouble: str) -> None:
+    plant(root, "pyproject.toml", PYPROJECT)
+    plant(root, "CHANGELOG.md", changelog)
+    assert [trouble in line for line in documents.stale_changelog(root)] == ([True] if trouble else [])
+
+
+@pytest.mark.parametrize(
+    ("attribute", "command", "found"),
+    [
+        ("1.2.3", "1.2.3", []),
+        ("1.2.2", "1.2.3", ["holdfast.__version__ is '1.2.2', pyproject.toml says '1.2.3'"]),
+        ("1.2.3", "1.2.4", ["holdfast --version is '1.2.4', pyproject.toml says '1.2.3'"]),
+    ],
+)
+def test_all_places_tell_one_version(root: Path, attribute: str, command: str, found: list[str]) -> None:
+    plant(root, "pyproject.toml", PYPROJECT)
+    plant(root, "src/holdfast/__init__.py", f"__version__ = {attribute!r}\n")
+    plant(root, "src/holdfast/cli.py", f"def main():\n    print('holdfast, version {command}')\n")
+    assert public_api.differing_versions(root) == found
+
+
+PACKAGE = '''
+__all__ = ["Session", "limit", "run"]
+limit = 3
+
+class Session(Exception):
+    """Doc."""
+    name: str = "x"
+    def __init__(self, model: str, *, store: object = None) -> None: ...
+    @property
+    async def usage(self) -> int: ...
+    def _hidden(self): ...
+
+def run(a, b=1) -> int: ...
+def private(): ...
+'''
+
+PAGE = """\
+class Session(Exception)
+    name: str = 'x'
+    def __init__(self, model: str, *, store: object=None) -> None
+    @property async def usage(self) -> int
+limit: int
+def run(a, b=1) -> int
+"""
+
+
+def test_the_public_page_has_a_line_for_every_public_name_and_member(root: Path) -> None:
+    plant(root, "src/holdfast/__init__.py", PACKAGE)
+    assert public_api.public_api(root) == PAGE
+
+
+def test_a_signature_that_changed_is_not_the_one_agreed_on(root: Path) -> None:
+    plant(root, "src/holdfast/__init__.py", PACKAGE.replace("b=1", "b=2"))
+    plant(root, "tests/tidy/public_api.txt", PAGE)
+    assert public_api.unrecorded_names(root) == ["-def run(a, b=1) -> int", "+def run(a, b=2) -> int"]
+
+
+def test_a_package_that_exports_nothing_is_out_of_order(root: Path) -> None:
+    plant(root, "src/holdfast/__init__.py", "x = 1\n")
+    assert "exports nothing" in public_api.unrecorded_names(root)[0]
+
+
+def troubles_of(root: Path, language: str, text: str) -> list[str]:
+    plant(root, "pyproject.toml", PYPROJECT)
+    plant(root, "src/holdfast/__init__.py", "answer = 42\n")
+    plant(
+        root,
+        "Makefile",
+        "BIN := .venv/bin\n\nall: x\n\techo $(BIN)/made\n\ndemo: .venv\n\t@$(BIN)/echo played\n",
+    )
+    plant(root, "README.md", f"# R\n\n```{language}\n{text}\n```\n")
+    return readme.broken_blocks(root)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("python", "import holdfast; assert holdfast.answer == 42"),
+        ("bash", 'test -z "$(ls -A "$HOME")"\npython -c "import holdfast"'),
+        ("bash", "git clone https://example.org/x\nmake demo"),
+        ("console", "$ echo a; echo b\na\nb"),
+        ("console", "$ cd ..\n$ x=5\n$ echo $x \\\n  six\n5 six"),
+        ("console", "$ seq 9\n1\n...\n9"),
+        ("console", "$ echo took 3.2 s, cost 5\ntook ... s, cost 5"),
+        ("console", "$ ls nowhere\nls: ...nowhere...: No such file or directory"),
+        ("console", "$ make demo\nplayed"),
+        ("console", "$ pip install 'holdfast[server]'\n$ make all"),
+    ],
+)
+def test_a_block_that_does_what_it_says_is_in_order(root: Path, language: str, text: str) -> None:
+    assert troubles_of(root, language, text) == []
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "trouble"),
+    [
+        ("python", "import holdfast; holdfast.question", "no attribute 'question'"),
+        ("bash", "false\ntrue", "ends with status 1"),
+        ("bash", "make demo\nmake gold", "no target 'gold'"),
+        ("bash", "pip install 'holdfast[server, moon]'", "no extra 'moon'"),
+        ("bash", "pip install . -c constraints.txt", "no file 'constraints.txt'"),
+        ("console", "$ echo a\nb", "`echo a` prints\na\n\nand not\nb"),
+        ("console", "$ seq 3\n1\n3", "`seq 3` prints"),
+        ("console", "$ echo took 3 s, cost 5\ntook ... s, cost 4", "cost 5"),
+        ("console", "$ ls nowhere", "ends with status 2"),
+        ("console", "$ exit 3", "ends before its last command has"),
+        ("console", "echo a", "begins with `$ `"),
+        ("console", "$ make demo\nworked", "prints\nplayed"),
+        ("sh", "true", "'sh' is not run"),
+        ("", "true", "'' is not run"),
+        ("json", "{}", "no block to run"),
+    ],
+)
+def test_a_block_that_does_not_do_what_it_says_is_found(root: Path, language: str, text: str, trouble: str) -> None:
+    found = troubles_of(root, language, text)
+    assert len(found) == 1
+    assert trouble in found[0]
+
+
+def test_an_offending_block_is_named_by_its_line(root: Path) -> None:
+    assert troubles_of(root, "python", "raise SystemExit(7)") == ["README.md:3: ends with status 7:\n"]
+
+
+def has_ended(pid: int, *, within_seconds: float) -> bool:
+    """A process that was killed goes when the system gets round to it, and stays as a zombie where nobody reaps."""
+    state = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_a_block_leaves_running_ends_with_it(root: Path) -> None:
+    assert troubles_of(root, "console", "$ sleep 600 &\n$ echo $! > " + str(root / "pid")) == []
+    pid = (root / "pid").read_text().strip()
+    assert has_ended(int(pid), within_seconds=10)
+
+
+def test_a_block_that_does_not_end_is_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readme, "BLOCK_SECONDS_MAX", 0.2)
+    assert "ends with status -9" in troubles_of(root, "bash", "sleep 600")[0]

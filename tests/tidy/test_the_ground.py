@@ -1,0 +1,67 @@
+"""Whether tests stand on level ground: an empty home, nobody's keys, goldens that must be agreed on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from goldens import check_golden
+
+PLANTED = """
+import os
+from hypothesis import settings
+
+def test_it():
+    assert not [name for name in os.environ if name.startswith(("ANTHROPIC_", "OPENAI_", "HOLDFAST_MODEL"))]
+    assert settings.default.derandomize
+    assert os.environ["HOLDFAST_GOLDEN"] == "kept"
+"""
+
+
+def test_whoever_runs_a_test_lends_it_neither_keys_nor_chance(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    (tmp_path / "conftest.py").write_bytes((tests / "conftest.py").read_bytes())
+    (tmp_path / "test_planted.py").write_text(PLANTED)
+    lent = {"ANTHROPIC_API_KEY": "k", "OPENAI_BASE_URL": "u", "HOLDFAST_MODEL": "m", "HOLDFAST_GOLDEN": "kept"}
+    environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_PROFILE"} | lent
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    run = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(tests)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_home_is_an_empty_folder() -> None:
+    assert list(Path.home().iterdir()) == []
+
+
+def test_the_packages_own_home_is_in_it_and_not_made_yet() -> None:
+    home = Path(os.environ["HOLDFAST_HOME"])
+    assert home.is_relative_to(Path.home())
+    assert not home.exists()
+
+
+def test_a_golden_that_differs_shows_where(tmp_path: Path) -> None:
+    path = tmp_path / "reply.json"
+    path.write_bytes(b"same\nagreed\n")
+    with pytest.raises(AssertionError, match=r"make golden[\s\S]*-agreed\n\+other"):
+        check_golden(path, b"same\nother\n")
+
+
+def test_a_golden_that_was_never_agreed_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"no new\.json yet"):
+        check_golden(tmp_path / "new.json", b"x")
+
+
+def test_a_golden_is_written_only_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_GOLDEN", "write")
+    check_golden(tmp_path / "deep" / "new.json", b"x")
+    monkeypatch.delenv("HOLDFAST_GOLDEN")
+    check_golden(tmp_path / "deep" / "new.json", b"x")
