@@ -40,7 +40,7 @@ format: .venv/.dev  ## Format and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 golden: .venv/.dev  ## Write the golden files anew; review the diff like code
-	HOLDFAST_GOLDEN=write $(PYTEST) -p no:xdist tests/golden
+	HOLDFAST_GOLDEN=write $(PYTEST) -p no:xdist tests/golden tests/tidy/test_public_api.py
 
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks

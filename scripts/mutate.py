@@ -183,4 +183,7 @@ def difference(mutant: Mutant, texts: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

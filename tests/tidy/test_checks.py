@@ -371,6 +371,7 @@ def test_a_block_that_does_what_it_says_is_in_order(root: Path, language: str, t
         ("bash", "pip install . -c constraints.txt", "no file 'constraints.txt'"),
         ("console", "$ echo a\nb", "`echo a` prints\na\n\nand not\nb"),
         ("console", "$ seq 3\n1\n3", "`seq 3` prints"),
+        ("console", "$ seq 3\n1\n2", "`seq 3` prints"),
         ("console", "$ echo took 3 s, cost 5\ntook ... s, cost 4", "cost 5"),
         ("console", "$ ls nowhere", "ends with status 2"),
         ("console", "$ exit 3", "ends before its last command has"),
