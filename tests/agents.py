@@ -16,7 +16,7 @@ from holdfast.events.payloads import AnyPayload, RequestPrepared
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
-from holdfast.runtime.compose import Options
+from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.stores.memory import MemoryStore
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
-from holdfast.runtime.compose import Options
+from holdfast.runtime.options import Options
 
 settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)

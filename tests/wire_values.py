@@ -80,12 +80,10 @@ def _passage(role: Role, content: st.SearchStrategy[Block]) -> st.SearchStrategy
     return st.builds(Passage, st.just(role), st.lists(content, min_size=1, max_size=3).map(tuple)) | injected
 
 
-passages = (
-    _passage("user", asked) | _passage("assistant", answered) | _passage("system", st.builds(Text, texts))
+passages = _passage("user", asked) | _passage("assistant", answered) | _passage("system", st.builds(Text, texts))
+tools = st.builds(ToolSpec, names, texts, json_objects.map(lambda value: canonical_json(value).decode())) | names.map(
+    lambda name: ToolSpec(name, "", "{}", f'{{"type":"web_search_1","name":"{name}"}}')
 )
-tools = st.builds(
-    ToolSpec, names, texts, json_objects.map(lambda value: canonical_json(value).decode())
-) | names.map(lambda name: ToolSpec(name, "", "{}", f'{{"type":"web_search_1","name":"{name}"}}'))
 
 
 def _prompt(tools: list[ToolSpec], system: list[str], passages: list[Passage]) -> Prompt:
@@ -122,9 +120,7 @@ parameters = st.builds(
 )
 
 counts = st.integers(0, 2_000_000)
-usages = st.builds(
-    Usage, input=counts, cache_read=counts, cache_write_5m=counts, cache_write_1h=counts, output=counts
-)
+usages = st.builds(Usage, input=counts, cache_read=counts, cache_write_5m=counts, cache_write_1h=counts, output=counts)
 stop_reasons: st.SearchStrategy[StopReason] = st.sampled_from(
     ["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 )

@@ -1,11 +1,11 @@
 """What can go wrong that someone may want to catch.
 
-    HoldfastError
-    ├── UserError          what was asked cannot be done as asked; the message says what to do
-    │   ├── OrderError     a layer that changes stands before one that does not
-    │   └── BudgetError    the next call would pass a spending limit
-    ├── ProviderError      a provider refused, failed, or could not be reached
-    └── StoreError         the event log cannot be read or written
+HoldfastError
+├── UserError          what was asked cannot be done as asked; the message says what to do
+│   ├── OrderError     a layer that changes stands before one that does not
+│   └── BudgetError    the next call would pass a spending limit
+├── ProviderError      a provider refused, failed, or could not be reached
+└── StoreError         the event log cannot be read or written
 """
 
 from typing import Literal

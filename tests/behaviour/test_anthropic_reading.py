@@ -69,7 +69,7 @@ def test_marks_are_counted_over_tools_system_and_messages() -> None:
     )
     assert read.plan == Plan((Mark(1, "1h"), Mark(2, "5m"), Mark(4, "5m")))
     assert read.prompt.tools == (ToolSpec("a", "", "{}"), ToolSpec("a", "", "{}"))
-    assert read.prompt.segments[0].stability is Stability.FROZEN
+    assert read.prompt.segments[0] == Segment("tools", Stability.FROZEN, "tools", tools=read.prompt.tools)
 
 
 def test_a_mark_inside_a_tool_result_counts_for_the_result() -> None:
@@ -208,9 +208,12 @@ def test_a_count_keeps_the_limit_it_is_given() -> None:
         (b"[]", "the request cannot be read: Expected `object`, got `array`"),
         (b'{"model":"m"}', "missing required field `messages`"),
         (b'{"messages":[]}', "missing required field `model`"),
-        (b'{"model":"m\xff","messages":[]}', "it is not UTF-8"),
+        (b'{"model":"m","max_tokens":1,"messages":[],"x":"\xff"}', "the request cannot be read: it is not UTF-8"),
         (b'{"model":"m","messages":[],"x":"\\ud800"}', "half a surrogate pair"),
-        (b'{"model":"m","max_tokens":1,"messages":' + b"[" * 9999 + b"]" * 9999 + b"}", "nested too deeply"),
+        (
+            b'{"model":"m","max_tokens":1,"messages":' + b"[" * 9999 + b"]" * 9999 + b"}",
+            "the request cannot be read: it is nested too deeply",
+        ),
         (b'{"model":"m","max_tokens":true,"messages":[]}', "Expected `int | null`, got `bool` - at `$.max_"),
         (b'{"model":"m","max_tokens":-1,"messages":[]}', "Expected `int` >= 0 - at `$.max_tokens`"),
         (b'{"model":"m","max_tokens":1,"messages":[5]}', "messages.0 cannot be read: Expected `object`"),
@@ -253,6 +256,7 @@ def test_a_count_keeps_the_limit_it_is_given() -> None:
 def test_what_cannot_be_read_is_named_in_one_line(body: bytes, reason: str) -> None:
     line = refusal(body)
     assert reason in line
+    assert line.startswith(("the request cannot", "messages.0", "tools.0", "system.0"))
     assert "\n" not in line
 
 

@@ -32,9 +32,9 @@ def piece_of(block: Block) -> Piece:
 
 def test_a_tool_carries_the_layer_and_stability_of_its_segment() -> None:
     tool = ToolSpec("run", "Runs.", '{"type":"object"}')
-    segment = Segment("tools", Stability.FROZEN, "tools", tools=(tool,))
+    segment = Segment("toolbox", Stability.FROZEN, "tools", tools=(tool,))
     spelled = b'{"name":"run","description":"Runs.","input_schema":{"type":"object"}}'
-    assert anthropic.spell(segment) == (Piece("tools", "tools", Stability.FROZEN, spelled, True),)
+    assert anthropic.spell(segment) == (Piece("toolbox", "tools", Stability.FROZEN, spelled, True),)
 
 
 def test_a_system_text_carries_the_layer_and_stability_of_its_segment() -> None:

@@ -265,7 +265,7 @@ def test_an_error_in_the_middle_is_raised_behind_what_came_before(name: str, kin
 def test_an_error_without_a_reason_is_still_one() -> None:
     with pytest.raises(ProviderError) as raised:
         list(anthropic.stream_reader().feed(b"event: error\ndata: upstream died\n\n"))
-    assert raised.value.kind == "server_error"
+    assert (raised.value.kind, raised.value.status) == ("server_error", 500)
 
 
 def test_a_whole_reply_that_is_an_error_is_raised() -> None:
@@ -303,13 +303,14 @@ def test_a_stream_out_of_order_is_a_failure_of_the_server(told: list[Told], reas
 def test_a_reply_that_cannot_be_read_is_a_failure_of_the_server(body: bytes) -> None:
     with pytest.raises(ProviderError, match="the reply cannot be read") as raised:
         anthropic.read_reply(body)
+    assert str(raised.value).startswith("the reply cannot be read: ")
     assert raised.value.kind == "server_error"
 
 
 def test_bytes_that_are_no_text_are_refused_even_where_they_would_be_kept() -> None:
     reader = anthropic.stream_reader()
-    with pytest.raises(ProviderError, match="it is not UTF-8"):
-        list(reader.feed(event(START) + event(opened(0, type="x")).replace(b'"x"', b'"x\xff"')))
+    with pytest.raises(ProviderError, match="cannot be read: it is not UTF-8"):
+        list(reader.feed(event(START) + event(opened(0, type="y", z="x")).replace(b'"x"', b'"x\xff"')))
 
 
 def test_the_smallest_reply_is_read() -> None:

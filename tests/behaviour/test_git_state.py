@@ -106,8 +106,8 @@ def test_a_folder_outside_of_any_repository_has_no_state(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["gone", "nul\0name", "\ud800"])
-def test_a_folder_that_does_not_exist_has_no_state(tmp_path: Path, name: str) -> None:
-    assert read_git_state(tmp_path / name, environ=GIT_ENVIRON) is None
+def test_a_folder_that_does_not_exist_has_no_state(repository: Repository, name: str) -> None:
+    assert read_git_state(repository.root / name, environ=GIT_ENVIRON) is None
 
 
 def test_from_a_folder_below_the_whole_repository_is_described(repository: Repository) -> None:
@@ -146,10 +146,19 @@ def test_a_linked_worktree_is_described_as_itself(repository: Repository, tmp_pa
     assert (state.branch, state.status) == ("side", ("?? new.txt",))
 
 
+def test_the_diff_is_read_only_if_asked_for(repository: Repository) -> None:
+    repository.write("a.txt", "a")
+    repository.git("add", "a.txt")
+    state = read_git_state(repository.root, environ=GIT_ENVIRON)
+    assert state is not None
+    assert state.diff is None
+
+
 def test_the_newest_commits_come_first_and_only_so_many(repository: Repository) -> None:
     made = [f"{repository.commit(f'Commit {number}')} Commit {number}" for number in range(7)]
     assert repository.state().commits == tuple(reversed(made[2:]))
     assert repository.state(commits_max=1).commits == (made[6],)
+    assert repository.state(commits_max=0).commits == ()
 
 
 def test_a_subject_is_one_line_within_bounds(repository: Repository) -> None:
@@ -364,6 +373,34 @@ def test_missing_objects_are_not_fetched(repository: Repository, tmp_path: Path)
     assert [finding.subject for finding in state.findings] == ["diff"]
 
 
+def test_a_repository_inside_the_repository_is_not_asked(repository: Repository, tmp_path: Path) -> None:
+    program, trace = armed(repository, tmp_path)
+    inner = Repository(repository.root / "inner")
+    inner.write("b.txt", "b\n")
+    before = inner.commit("Inner")
+    repository.commit("Outer")
+    inner.git("config", "filter.x.clean", str(program))
+    inner.write(".git/info/attributes", "* filter=x\n")
+    inner.write("b.txt", "c\n")
+    assert repository.state(with_diff=True).status == ()
+    inner.git("-c", "filter.x.clean=", "commit", "--quiet", "--allow-empty", "--message", "Inner again")
+    repository.git("config", "diff.submodule", "diff")
+    state = repository.state(with_diff=True)
+    assert state.status == (" M inner",)
+    assert state.diff is not None
+    assert f"\n-Subproject commit {before}" in state.diff
+    assert not trace.exists()
+
+
+def test_a_broken_repository_inside_of_another_is_not_mistaken_for_it(repository: Repository) -> None:
+    repository.commit("Outer")
+    inner = repository.root / "inner"
+    (inner / ".git").mkdir(parents=True)
+    state = read_git_state(inner, environ=GIT_ENVIRON)
+    assert state is not None
+    assert (state.branch, state.status, state.commits) == (None, None, None)
+
+
 def test_a_working_folder_named_by_the_configuration_is_not_looked_into(repository: Repository, tmp_path: Path) -> None:
     repository.write("secret.txt", "")
     repository.commit("One")
@@ -488,6 +525,16 @@ def test_a_broken_repository_is_described_as_far_as_possible(repository: Reposit
         Finding("status", "git failed with exit code 128; run git status there to see why"),
         Finding("diff", "git failed with exit code 128; run git status there to see why"),
     )
+
+
+def test_a_history_with_a_hole_is_a_finding(repository: Repository) -> None:
+    repository.commit("One")
+    parent = repository.git("rev-parse", "HEAD")
+    repository.commit("Two")
+    (repository.root / ".git" / "objects" / parent[:2] / parent[2:]).unlink()
+    state = repository.state()
+    assert (state.branch, state.status, state.commits) == ("main", (), None)
+    assert [finding.subject for finding in state.findings] == ["commits"]
 
 
 def test_a_folder_that_only_looks_like_a_repository_has_findings_and_no_state(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ async def test_a_workspace_pins_its_instruction_files_and_says_where_it_is(agent
     )
     assert "2027-01-15" in first
     assert str(workspace) in first
-    assert "new.py" not in first
+    assert "new.py" not in one.wire.bodies[0].decode()
+    assert second.startswith("<context layer='git'>")
     assert "new.py" in second
 
 
@@ -118,14 +119,13 @@ async def test_parameters_reach_the_wire_and_betas_the_header(agent: MakeAgent) 
         betas=["context-1m-2025-08-07", "two"],
         thinking={"type": "enabled", "budget_tokens": 1024},
         stop_sequences=["END"],
-        temperature=0.5,
         output_tokens_max=99,
     )
     async with one.session as session:
         await session.send("hello")
     body = one.bodies[0]
     assert body["thinking"] == {"type": "enabled", "budget_tokens": 1024}
-    assert (body["stop_sequences"], body["temperature"], body["max_tokens"]) == (["END"], 0.5, 99)
+    assert (body["stop_sequences"], body["max_tokens"]) == (["END"], 99)
     assert ("anthropic-beta", "context-1m-2025-08-07,two") in one.wire.endpoints[0].headers
     assert b"context-1m" not in one.wire.bodies[0]
 

@@ -257,6 +257,28 @@ def test_another_tool_loses_everything() -> None:
     assert usage(provider, {**tiered(), "tools": more})["cache_read_input_tokens"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("thinking", {"type": "adaptive"}, {"type": "disabled"}),
+        ("tool_choice", {"type": "auto"}, {"type": "none"}),
+    ],
+)
+def test_another_value_of_a_parameter_loses_the_messages(name: str, one: Wire, other: Wire) -> None:
+    provider = simulator()
+    usage(provider, {**tiered(), name: one})
+    system = provider.cache[1].tokens
+    assert usage(provider, {**tiered(), name: other})["cache_read_input_tokens"] == system
+
+
+@pytest.mark.parametrize(("breaks", "kept"), [(False, 2), (True, 1)])
+def test_effort_loses_the_messages_where_the_row_says_so(breaks: bool, kept: int) -> None:
+    provider = simulator(models=models_with(effort_breaks_messages=breaks))
+    usage(provider, tiered(output_config={"effort": "low"}))
+    tokens = provider.cache[kept].tokens
+    assert usage(provider, tiered(output_config={"effort": "high"}))["cache_read_input_tokens"] == tokens
+
+
 def test_the_spelling_of_a_parameter_does_not_matter() -> None:
     provider = simulator()
     first = {"type": "adaptive", "display": "omitted"}

@@ -108,6 +108,12 @@ async def test_the_requests_show_their_exact_bodies_and_no_key(client: aiohttp.C
     }
 
 
+async def test_a_body_that_is_no_text_is_shown_as_far_as_it_is(client: aiohttp.ClientSession) -> None:
+    await call(client, "POST", "/v1/messages", b"{\xff}")
+    _, shown = await call(client, "GET", "/_sim/requests")
+    assert shown["requests"][0]["body"] == "{\ufffd}"
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/_sim/clock"), ("GET", "/_sim/"), ("POST", "/_sim/cache"), ("GET", "/"), ("PUT", "/x")],

@@ -1,5 +1,6 @@
-"""How many requests the simulator remembers."""
+"""What the simulator remembers, and how much of it."""
 
+from holdfast.simulator.blocks import TokenCounts
 from holdfast.simulator.records import RecordedRequest, RequestRing
 
 
@@ -33,3 +34,18 @@ def test_the_newest_request_is_kept_whatever_its_size() -> None:
     ring = RequestRing(bytes_max=1)
     ring.add(recorded(b"large"))
     assert bodies(ring) == [b"large"]
+
+
+def test_a_block_is_counted_once_until_too_many_are_known() -> None:
+    asked: list[tuple[bytes, float]] = []
+
+    def count(data: bytes, factor: float) -> int:
+        asked.append((data, factor))
+        return len(data)
+
+    counts = TokenCounts(count, known_max=2)
+    assert [counts(b"a", 1.0), counts(b"bb", 1.0), counts(b"a", 1.0), counts(b"bb", 1.0)] == [1, 2, 1, 2]
+    assert len(asked) == 2
+    assert counts(b"a", 1.5) == 1
+    assert counts(b"a", 1.0) == 1
+    assert asked[2:] == [(b"a", 1.5), (b"a", 1.0)]

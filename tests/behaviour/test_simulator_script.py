@@ -159,7 +159,9 @@ def test_two_simulators_answer_alike_byte_for_byte() -> None:
             for ask in asks
         ]
 
-    assert bodies() == bodies()
+    whole, streamed = bodies()
+    assert [whole, streamed] == bodies()
+    assert {line.split(b": ")[0] for line in streamed.splitlines()} == {b"event", b"data", b""}
 
 
 # Scripts

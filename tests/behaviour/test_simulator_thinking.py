@@ -188,14 +188,21 @@ def test_a_stream_reports_dropped_thinking_where_its_message_starts() -> None:
     assert others[-1].startswith(b"event: message_stop\n")
 
 
-@pytest.mark.parametrize(("value", "status"), [("error", 400), ("drop_block", 200), (None, 400), ("keep", 400)])
-def test_what_happens_to_mismatched_thinking_is_the_callers_choice(value: str | None, status: int) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("error", "bound to a different conversation"),
+        (None, "bound to a different conversation"),
+        ("keep", 'must be "error" or "drop_block"'),
+    ],
+)
+def test_mismatched_thinking_is_refused_unless_dropping_is_asked_for(value: str | None, words: str) -> None:
     provider = thinker()
     _, *rest = talk(provider, 1)
     thinking = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": value}}
-    found, reply = post(provider, request(user("Another ask."), *rest, thinking=thinking), headers=BETA)
-    assert found == status
-    assert value != "keep" or 'must be "error" or "drop_block"' in reply["error"]["message"]
+    status, _, message = refusal(provider, request(user("Another ask."), *rest, thinking=thinking), headers=BETA)
+    assert status == 400
+    assert words in message
 
 
 def test_another_models_thinking_is_dropped_in_silence() -> None:

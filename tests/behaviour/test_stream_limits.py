@@ -36,3 +36,7 @@ def test_a_reply_over_the_limit_is_refused() -> None:
 def test_an_event_in_a_reply_has_a_limit_too() -> None:
     with pytest.raises(ProviderError, match="an event of more than 5 bytes"):
         list(AnthropicStreamReader(event_bytes_max=5).feed(b"data: 1"))
+
+
+def test_a_name_that_is_no_text_is_a_name_nobody_knows() -> None:
+    assert list(AnthropicStreamReader().feed(b"event: \xff\ndata: {}\n\n")) == []

@@ -167,7 +167,9 @@ def nested(depth: int) -> Json:
 
 @pytest.mark.parametrize("value", ["\ud800", object(), nested(100_000)], ids=["surrogate", "object", "depth"])
 def test_a_runtime_setting_that_is_no_json_is_refused_by_name(value: Json) -> None:
-    with pytest.raises(UserError, match=r"^runtime config entry 'limit' cannot be written as JSON; give plain JSON"):
+    with pytest.raises(
+        UserError, match=r"^runtime config entry 'limit' cannot be written as JSON; give plain JSON values only$"
+    ):
         SystemPromptBuilder().with_runtime_config({"limit": value})
 
 
@@ -311,9 +313,9 @@ def test_what_is_known_of_a_project_is_said_without_the_rest() -> None:
 
 
 def test_what_was_cut_is_marked() -> None:
-    git = GitState(status=("?? a",), status_truncated=True, diff="+x\n", diff_truncated=True)
+    git = GitState(status=(" M b", "?? a"), status_truncated=True, diff="+x\n", diff_truncated=True)
     assert render_project_context(git) == (
-        "# Project context\n\nGit status:\n?? a\n\n[truncated]\n\nGit diff:\n+x\n\n[truncated]"
+        "# Project context\n\nGit status:\n M b\n?? a\n\n[truncated]\n\nGit diff:\n+x\n\n[truncated]"
     )
 
 

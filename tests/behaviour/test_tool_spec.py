@@ -89,7 +89,7 @@ def test_a_name_has_up_to_64_plain_characters(name: str) -> None:
 def test_any_other_name_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"tool name .* is refused; use 1 to 64 of the characters") as refusal:
         tool_spec(name, "A tool.", {"type": "object"})
-    assert len(str(refusal.value)) < 200
+    assert repr(name[:80]) in str(refusal.value)
 
 
 @pytest.mark.parametrize("description", ["", " \n"])

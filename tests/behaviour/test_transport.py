@@ -276,6 +276,11 @@ async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixtur
     assert KEY[::-1] not in caplog.text
 
 
+async def test_a_key_of_eight_characters_is_removed_where_it_is_quoted() -> None:
+    async with serving(fails(401, "auth", "8letters is wrong")) as server, wired(server.url, key="8letters") as wire:
+        assert str(await failure_of(wire)) == "[removed] is wrong"
+
+
 async def test_a_short_word_is_not_taken_for_a_key() -> None:
     async with serving(fails(400, "invalid_request", "no")) as server, wired(server.url, key="error") as wire:
         assert str(await failure_of(wire)) == "no"

@@ -51,9 +51,7 @@ def test_a_request_read_back_says_what_was_written(adapter: Adapter, data: st.Da
 
 @every_adapter
 @given(values.prompts, values.parameters)
-def test_the_same_values_give_the_same_bytes(
-    adapter: Adapter, prompt: Prompt, parameters: Parameters
-) -> None:
+def test_the_same_values_give_the_same_bytes(adapter: Adapter, prompt: Prompt, parameters: Parameters) -> None:
     body = adapter.write_request(prompt, Plan(), parameters)
     read = adapter.read_request(body, dict(adapter.endpoint(parameters).headers))
     assert adapter.write_request(prompt, Plan(), parameters) == body
@@ -79,20 +77,14 @@ def test_a_mark_changes_no_cacheable_byte_and_its_absence_gives_the_unmarked_bod
             piece.markable,
             piece.role,
         )
-        for piece, again in zip(
-            values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt), strict=True
-        )
+        for piece, again in zip(values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt), strict=True)
     )
-    assert adapter.write_request(read.prompt, Plan(), parameters) == adapter.write_request(
-        prompt, Plan(), parameters
-    )
+    assert adapter.write_request(read.prompt, Plan(), parameters) == adapter.write_request(prompt, Plan(), parameters)
 
 
 @every_adapter
 @given(st.data())
-def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(
-    adapter: Adapter, data: st.DataObject
-) -> None:
+def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter: Adapter, data: st.DataObject) -> None:
     prompt, parameters = data.draw(values.prompts), data.draw(values.parameters)
     pieces = values.pieces_of(adapter, prompt)
     plan = data.draw(values.plans(len(pieces)))
@@ -101,9 +93,7 @@ def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(
         scroll.extend([piece])
         scroll.render(adapter.opening(parameters))
 
-    assert scroll.render(adapter.opening(parameters), plan.marks) == adapter.write_request(
-        prompt, plan, parameters
-    )
+    assert scroll.render(adapter.opening(parameters), plan.marks) == adapter.write_request(prompt, plan, parameters)
 
 
 @every_adapter
@@ -156,9 +146,7 @@ def test_bytes_that_are_no_request_are_refused_in_one_line(adapter: Adapter, bod
 
 @every_adapter
 @given(st.binary(max_size=200), st.integers(100, 999))
-def test_every_answer_that_is_an_error_has_one_of_the_known_kinds(
-    adapter: Adapter, body: bytes, status: int
-) -> None:
+def test_every_answer_that_is_an_error_has_one_of_the_known_kinds(adapter: Adapter, body: bytes, status: int) -> None:
     error = adapter.read_error(status, {}, body)
     assert error.kind in get_args(FailureKind)
     assert error.status == status

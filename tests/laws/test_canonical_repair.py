@@ -74,7 +74,7 @@ def test_what_is_repaired_is_legal(messages: list[Message], rules: TranscriptRul
     assert validate(repaired.messages, rules=rules, complete=complete) == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules, st.booleans())
 def test_repairing_again_changes_nothing(messages: list[Message], rules: TranscriptRules, complete: bool) -> None:
     once = repair(messages, rules, complete=complete)
@@ -83,7 +83,7 @@ def test_repairing_again_changes_nothing(messages: list[Message], rules: Transcr
     assert all(one is other for one, other in zip(once.messages, twice.messages, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
 def test_something_is_done_exactly_when_something_is_illegal(messages: list[Message], rules: TranscriptRules) -> None:
     found = validate(messages, rules=rules, complete=True)
@@ -93,7 +93,7 @@ def test_something_is_done_exactly_when_something_is_illegal(messages: list[Mess
         assert all(one is other for one, other in zip(messages, repaired.messages, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
 def test_a_repair_invents_nothing_but_interruptions_and_user_text(
     messages: list[Message], rules: TranscriptRules
@@ -109,7 +109,7 @@ def test_a_repair_invents_nothing_but_interruptions_and_user_text(
                 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
 def test_text_and_calls_of_the_assistant_keep_their_order(messages: list[Message], rules: TranscriptRules) -> None:
     spoken = [b for m in messages if m.role == "assistant" for b in m.content if isinstance(b, Text | ToolUse)]

@@ -55,7 +55,7 @@ blocks: st.SearchStrategy[Block] = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(blocks)
 def test_every_block_survives_a_round_trip_through_json(block: Block) -> None:
     decoded: Block = msgspec.json.decode(msgspec.json.encode(block), type=Block)
@@ -87,13 +87,13 @@ def test_the_text_of_blocks_leaves_out_everything_else() -> None:
     assert text_of(()) == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(texts)
 def test_clean_text_needs_no_mending(text: str) -> None:
     assert mend_surrogates(text) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(codec=None) | st.characters(categories=["Cs"]), max_size=6))
 def test_mended_text_can_be_spelled_and_loses_no_other_character(text: str) -> None:
     mended = mend_surrogates(text)
@@ -123,7 +123,7 @@ counts = st.integers(0, 10**9)
 usages = st.builds(Usage, counts, counts, counts, counts, counts, counts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(usages, usages, usages)
 def test_usage_adds_up_in_any_order(one: Usage, two: Usage, three: Usage) -> None:
     assert one + two == two + one
@@ -132,7 +132,7 @@ def test_usage_adds_up_in_any_order(one: Usage, two: Usage, three: Usage) -> Non
     assert (one + two).tokens_sent == one.tokens_sent + two.tokens_sent
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(usages)
 def test_the_share_that_was_read_is_between_none_and_all(usage: Usage) -> None:
     assert 0.0 <= usage.read_share <= 1.0
@@ -165,7 +165,7 @@ def backwards(value: Json) -> Json:
     return [backwards(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(json_values)
 def test_canonical_json_does_not_depend_on_the_order_of_keys(value: Json) -> None:
     encoded = canonical_json(value)
@@ -219,7 +219,7 @@ def linked(parts: list[bytes]) -> list[Link]:
 byte_parts = st.lists(st.sampled_from([b"a", b"bc", b"", b"def"]), max_size=7)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(byte_parts, byte_parts, byte_parts)
 def test_shared_links_are_the_common_prefix(common: list[bytes], one: list[bytes], two: list[bytes]) -> None:
     before, after = common + one, common + two
@@ -229,7 +229,7 @@ def test_shared_links_are_the_common_prefix(common: list[bytes], one: list[bytes
     assert shared_links(linked(before), linked(after)) == naive
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(byte_parts)
 def test_the_byte_ranges_of_links_are_contiguous_and_cover_everything(parts: list[bytes]) -> None:
     links = linked(parts)
@@ -238,7 +238,7 @@ def test_the_byte_ranges_of_links_are_contiguous_and_cover_everything(parts: lis
     assert not links or links[0].start == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=6), st.data())
 def test_digests_differ_from_the_first_changed_byte_on(parts: list[bytes], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(parts) - 1))

@@ -268,7 +268,7 @@ def test_all_findings_are_given_in_order() -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
 def test_a_transcript_is_legal_exactly_when_every_appended_message_was(
     messages: list[Message], rules: TranscriptRules
@@ -283,7 +283,7 @@ def test_a_transcript_is_legal_exactly_when_every_appended_message_was(
     assert whole == steps
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
 def test_a_legal_transcript_is_legal_up_to_any_message(messages: list[Message], rules: TranscriptRules) -> None:
     findings = validate(messages, rules=rules)
@@ -292,7 +292,7 @@ def test_a_legal_transcript_is_legal_up_to_any_message(messages: list[Message], 
         assert set(part) - {f for f in part if f.rule == "last_role"} <= set(findings)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts)
 def test_exchange_groups_are_the_whole_transcript_in_order(messages: list[Message]) -> None:
     groups = exchange_groups(messages)
@@ -301,7 +301,7 @@ def test_exchange_groups_are_the_whole_transcript_in_order(messages: list[Messag
     assert all(before[1] == after[0] for before, after in pairwise(groups))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(transcripts)
 def test_no_cut_between_groups_parts_a_call_from_its_result(messages: list[Message]) -> None:
     for _, cut in exchange_groups(messages)[:-1]:
@@ -347,7 +347,7 @@ def test_an_empty_transcript_has_no_groups() -> None:
 passages = st.lists(st.builds(Passage, st.sampled_from(ROLES), contents), max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(passages)
 def test_messages_hold_the_blocks_of_their_passages_and_never_repeat_a_role(given: list[Passage]) -> None:
     messages = messages_of(given)

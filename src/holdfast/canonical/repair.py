@@ -49,9 +49,7 @@ class _Placed(msgspec.Struct, frozen=True):
     message: Message
 
 
-def repair(
-    messages: Sequence[Message], rules: TranscriptRules = STRICT, *, complete: bool = True
-) -> Repaired:
+def repair(messages: Sequence[Message], rules: TranscriptRules = STRICT, *, complete: bool = True) -> Repaired:
     """A legal view of the messages and what was done; messages and blocks that are fine are the same objects.
 
     Calls that are open at the end are answered too, unless the transcript need not be complete.

@@ -36,9 +36,7 @@ def checked_schema(schema: Mapping[str, object]) -> Schema:
         raise UserError('$: keyword "type" must be "object" at the top, since arguments are named')
     _check_schema(plain, "$")
     if len(canonical_json(plain)) > SCHEMA_BYTES_MAX:
-        raise UserError(
-            f"$: the input schema is larger than {SCHEMA_BYTES_MAX} bytes; shorten its descriptions"
-        )
+        raise UserError(f"$: the input schema is larger than {SCHEMA_BYTES_MAX} bytes; shorten its descriptions")
     return plain
 
 
@@ -61,9 +59,7 @@ def _as_json(value: object, path: str, depth_max: int, counter: Iterator[int]) -
             members[key] = _as_json(member, path_to(path, key), depth_max - 1, counter)
         return members
     if isinstance(value, list | tuple):
-        return [
-            _as_json(item, f"{path}[{index}]", depth_max - 1, counter) for index, item in enumerate(value)
-        ]
+        return [_as_json(item, f"{path}[{index}]", depth_max - 1, counter) for index, item in enumerate(value)]
     if isinstance(value, str):
         _check_spellable(value, path)
         return value

@@ -39,17 +39,11 @@ class ToolSpec(msgspec.Struct, frozen=True):
 def tool_spec(name: str, description: str, input_schema: Mapping[str, object]) -> ToolSpec:
     """A tool that every provider takes; a `UserError` says which part of this one would be refused."""
     if not _NAME.fullmatch(name):
-        raise UserError(
-            f"tool name {name[:80]!r} is refused; use 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
-        )
+        raise UserError(f"tool name {name[:80]!r} is refused; use 1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
     if not description.strip():
-        raise UserError(
-            f"tool {name!r} has no description; say in a sentence what it does and when to use it"
-        )
+        raise UserError(f"tool {name!r} has no description; say in a sentence what it does and when to use it")
     if len(description) > DESCRIPTION_CHARS_MAX:
-        raise UserError(
-            f"tool {name!r}: its description is longer than {DESCRIPTION_CHARS_MAX} characters; shorten it"
-        )
+        raise UserError(f"tool {name!r}: its description is longer than {DESCRIPTION_CHARS_MAX} characters; shorten it")
     try:
         description.encode()
         return ToolSpec(name, description, canonical_json(checked_schema(input_schema)).decode())

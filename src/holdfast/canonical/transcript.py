@@ -92,9 +92,7 @@ def validate(
         return ()
     end = len(messages) - 1
     if complete:
-        findings += [
-            Finding(end, "call_open", f"call {shown_id(call)} has no result") for call in open_calls(last)
-        ]
+        findings += [Finding(end, "call_open", f"call {shown_id(call)} has no result") for call in open_calls(last)]
     if rules.ends_on_user and last.role == "assistant":
         findings.append(Finding(end, "last_role", "the last message is the assistant's"))
     return tuple(findings)

@@ -50,7 +50,7 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
 async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json: bool, keep: bool) -> None:
     from holdfast.cli import scenario
     from holdfast.ledger.calls import calls
-    from holdfast.runtime.compose import Options
+    from holdfast.runtime.options import Options
     from holdfast.runtime.session import Session
     from holdfast.stores.open import open_store
 

@@ -1,6 +1,7 @@
 """One conversation: its state, the parts it speaks through, and the one way anything is recorded."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 
@@ -28,6 +29,9 @@ VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
 
 STEPS_MAX = 50
 
+ESTIMATE_MARGIN = 1.2
+"""How much larger than estimated a prompt is taken to be where a limit must hold."""
+
 
 class Parts(msgspec.Struct, frozen=True):
     """Everything that a conversation needs and does not choose itself."""
@@ -44,6 +48,7 @@ class Parts(msgspec.Struct, frozen=True):
     new_id: NewId
     bus: Bus
     steps_max: int = STEPS_MAX
+    spend_max_usd: Decimal | None = None
 
 
 class Conversation:
@@ -89,16 +94,19 @@ class Conversation:
 
     def check_budget(self, estimated_tokens: int) -> None:
         """Refuse a call that could take the session past its limit, even if nothing of it were read from cache."""
-        limit = self.state.spend_max_usd
+        limit = self.parts.spend_max_usd
         if limit is None:
             return
-        price = self.price(estimated_tokens)
-        dearest = max(price.input, price.cache_write_5m, price.cache_write_1h, price.cache_write_other)
         output_max = self.parts.parameters.output_tokens_max
-        worst = (estimated_tokens * dearest + output_max * price.output) / Decimal(1_000_000)
+        tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
+        # A prompt just below the size from which all of it costs more may really be above it.
+        prices = (self.price(estimated_tokens), self.price(tokens_max))
+        dearest = max(max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices)
+        output = max(row.output for row in prices)
+        worst = (tokens_max * dearest + output_max * output) / Decimal(1_000_000)
         if self.state.cost_usd + worst > limit:
             raise BudgetError(
                 f"the session has spent ${self.state.cost_usd:.4f} of its ${limit:f}; the next call could cost up to "
-                f"${worst:.4f} ({estimated_tokens} tokens in, at most {output_max} out): raise spend_max_usd, or "
+                f"${worst:.4f} ({tokens_max} tokens in, at most {output_max} out): raise spend_max_usd, or "
                 f"lower output_tokens_max"
             )

@@ -6,10 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Text, ToolUse
+from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, ToolUse
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Passage, Stability
+from holdfast.canonical.prompt import Parameters, Passage, Stability
 from holdfast.canonical.tools import ToolSpec
+from holdfast.canonical.transcript import call_id
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
@@ -61,6 +62,7 @@ class State(msgspec.Struct, frozen=True):
     layout: Layout = "default"
     workspace_path: str | None = None
     spend_max_usd: Decimal | None = None
+    parameters: Parameters | None = None
     started_at: float = 0.0
     last_event_id: str | None = None
     epoch: int = 0
@@ -69,6 +71,7 @@ class State(msgspec.Struct, frozen=True):
     passages: tuple[Passage, ...] = ()
     sent: int = 0
     emitted: tuple[LayerText, ...] = ()
+    first_ephemeral: int | None = None
     system_tail: LayerText | None = None
     links: tuple[Link, ...] = ()
     turn: Turn | None = None
@@ -105,6 +108,7 @@ def _apply(state: State, event: Event) -> State:
                 layout=it.layout,
                 workspace_path=it.workspace_path,
                 spend_max_usd=it.spend_max_usd,
+                parameters=it.parameters,
                 started_at=event.at,
             )
         case EpochOpened() as it:
@@ -125,8 +129,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
             return _count_call(state, it)
-        case LlmCallFailed():
-            return change(state, call_open=None)
+        case LlmCallFailed() as it:
+            return change(state, call_open=None, usage=state.usage + it.usage, cost_usd=state.cost_usd + it.cost_usd)
         case ToolCalled():
             turn = state.turn and change(state.turn, tool_calls=state.turn.tool_calls + 1)
             return change(state, turn=turn, called_tools=True)
@@ -162,19 +166,39 @@ def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
 
 
 def open_calls(state: State) -> tuple[ToolUse, ...]:
-    """Calls of the last message that nobody has answered yet."""
+    """Calls of the last message that nobody has answered yet; also those with fields that we do not know."""
     if not state.passages or state.passages[-1].role != "assistant":
         return ()
-    return tuple(block for block in state.passages[-1].content if isinstance(block, ToolUse))
+    calls = (_call_in(block) for block in state.passages[-1].content)
+    return tuple(call for call in calls if call is not None)
+
+
+class _WireCall(msgspec.Struct):
+    name: str = ""
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def _call_in(block: Block) -> ToolUse | None:
+    if isinstance(block, ToolUse):
+        return block
+    id = call_id(block)
+    if id is None or not isinstance(block, Opaque):
+        return None
+    try:
+        call = msgspec.json.decode(block.raw, type=_WireCall)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        call = _WireCall()
+    return ToolUse(id, call.name, bytes(call.input).decode("utf-8", "replace"))
 
 
 def _begin_turn(state: State, event: Event) -> State:
-    """A new turn drops the ephemeral text of the one before."""
-    if any(said.ephemeral for said in state.emitted):
-        state = _keep(state, lambda passage: None if passage.ephemeral else passage)
+    """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
+    if state.first_ephemeral is not None:
+        state = _drop_ephemeral(state, state.first_ephemeral)
     return msgspec.structs.replace(
         state,
         turn=Turn(event.turn_id or event.id, event.at),
+        first_ephemeral=None,
         emitted=tuple(said for said in state.emitted if not said.ephemeral),
     )
 
@@ -183,8 +207,8 @@ def _inject(state: State, injected: ContextInjected) -> State:
     said = LayerText(injected.layer, injected.text, injected.ephemeral)
     if injected.place == "system":
         # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
-        changed = state.system_tail is not None and state.system_tail.text != said.text
-        state = _keep(state, _without_thinking) if changed else state
+        before = state.system_tail.text if state.system_tail else ""
+        state = _keep(state, _without_thinking) if before != said.text else state
         return msgspec.structs.replace(state, system_tail=said)
     passage = Passage(
         "user",
@@ -194,7 +218,12 @@ def _inject(state: State, injected: ContextInjected) -> State:
         ephemeral=injected.ephemeral,
     )
     others = tuple(one for one in state.emitted if one.layer != said.layer)
-    return msgspec.structs.replace(state, passages=(*state.passages, passage), emitted=(*others, said))
+    first = state.first_ephemeral
+    if said.ephemeral and first is None:
+        first = len(state.passages)
+    return msgspec.structs.replace(
+        state, passages=(*state.passages, passage), emitted=(*others, said), first_ephemeral=first
+    )
 
 
 def _count_call(state: State, call: LlmCallCompleted) -> State:
@@ -215,6 +244,13 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         cost_usd=state.cost_usd + call.cost_usd,
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
     )
+
+
+def _drop_ephemeral(state: State, first: int) -> State:
+    before = msgspec.structs.replace(state, passages=state.passages[first:], sent=max(0, state.sent - first))
+    later = _keep(before, lambda passage: None if passage.ephemeral else _without_thinking(passage))
+    sent = first + later.sent if state.sent >= first else state.sent
+    return msgspec.structs.replace(state, passages=state.passages[:first] + later.passages, sent=sent)
 
 
 def _keep(state: State, choose: Callable[[Passage], Passage | None]) -> State:

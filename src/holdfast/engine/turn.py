@@ -1,7 +1,8 @@
 """One turn: the user speaks, the model answers, tools run in between; each step decided, done, recorded."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from decimal import Decimal
 from typing import Literal
 
@@ -21,6 +22,7 @@ from holdfast.canonical.blocks import (
 from holdfast.canonical.encoding import ENCODING, canonical_json, digest
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.reply import Delta, Reply, ReplyFinished, StopReason
+from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, View
 from holdfast.economics.cost import cost_usd
@@ -45,15 +47,18 @@ from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 from holdfast.planning.marks import plan_marks
 
+DRAIN_SECONDS_MAX = 0.2
+
 Emit = Callable[[Delta], None]
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
+EndReason = StopReason | Literal["step_limit"]
 
 
 class Answer(msgspec.Struct, frozen=True):
     """How a turn ended: the model's last words, and what the whole turn took."""
 
     content: tuple[Block, ...]
-    stop_reason: StopReason
+    stop_reason: EndReason
     usage: Usage
     cost_usd: Decimal
     llm_calls: int
@@ -79,6 +84,7 @@ async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> 
                     await _run_tools(talk, calls)
                 case RefuseTools(calls):
                     await _answer(talk, calls, "The limit of model calls for one turn is reached; nothing was run.")
+                    return await _stop_short(talk, last)
                 case Finish():
                     break
     except asyncio.CancelledError:
@@ -96,7 +102,8 @@ async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> 
 async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     # What a crash left behind is closed first: the log only ever grows.
     if talk.state.call_open is not None:
-        await talk.record("system", _failed(talk, ProviderError("cancelled", "interrupted"), 0, talk.parts.clock()))
+        interrupted = ProviderError("cancelled", "interrupted")
+        await talk.record("system", _failed(talk, interrupted, 0, talk.parts.clock(), None))
     if talk.state.turn is not None:
         await _abandon(talk, "error")
     if calls := open_calls(talk.state):
@@ -149,9 +156,11 @@ async def _call_model(talk: Conversation, emit: Emit) -> Reply:
         request_id=started.request_id,
         response_id=reply.id,
     )
-    said = (MessageAppended(Message("assistant", reply.content)),) if reply.content else ()
+    # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
+    content = sendable_content(reply.content)
+    said = (MessageAppended(Message("assistant", content)),) if content else ()
     await talk.record("agent", completed, *said)
-    return reply
+    return msgspec.structs.replace(reply, content=content)
 
 
 async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> Reply:
@@ -164,25 +173,38 @@ async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Em
         nonlocal retries
         retries = attempt
 
+    sending = parts.wire.send(parts.adapter.endpoint(parts.parameters), body, on_retry=on_retry)
     try:
-        async for chunk in parts.wire.send(parts.adapter.endpoint(parts.parameters), body, on_retry=on_retry):
-            for delta in reader.feed(chunk):
-                emit(delta)
-                if isinstance(delta, ReplyFinished):
-                    return delta.reply
-        raise ProviderError("network", "the reply ended before it was complete; send the message again")
+        async with aclosing(sending) as chunks:
+            async for chunk in chunks:
+                for delta in reader.feed(chunk):
+                    emit(delta)
+                    if isinstance(delta, ReplyFinished):
+                        await _drain(chunks)
+                        return delta.reply
+        raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
-        await talk.record("agent", _failed(talk, error, retries, started_at))
+        await talk.record("agent", _failed(talk, error, retries, started_at, reader.partial()))
         raise
     except asyncio.CancelledError:
-        payloads: list[AnyPayload] = [
-            _failed(talk, ProviderError("cancelled", "cancelled by the caller"), retries, started_at)
-        ]
         partial = reader.partial()
-        if partial is not None and partial.content:
-            payloads.append(MessageAppended(Message("assistant", partial.content)))
+        stopped = ProviderError("cancelled", "cancelled by the caller")
+        payloads: list[AnyPayload] = [_failed(talk, stopped, retries, started_at, partial)]
+        if content := sendable_content(partial.content if partial else ()):
+            payloads.append(MessageAppended(Message("assistant", content)))
         await talk.record("agent", *payloads)
         raise
+
+
+async def _drain(chunks: AsyncGenerator[bytes, None]) -> None:
+    """Read to the end what is there already, so that the connection can be used again."""
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS_MAX):
+            async for _ in chunks:
+                pass
+    except (TimeoutError, ProviderError):
+        # The reply is whole; what the connection does afterwards is of no concern.
+        return
 
 
 async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
@@ -217,6 +239,14 @@ async def _abandon(talk: Conversation, reason: CancelReason) -> None:
         await talk.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
 
 
+async def _stop_short(talk: Conversation, last: Reply | None) -> Answer:
+    """The turn has had its calls: say so, instead of looking like one that ended by itself."""
+    turn = talk.state.turn or Turn("", talk.parts.clock())
+    await _abandon(talk, "step_limit")
+    content = last.content if last else ()
+    return Answer(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
+
+
 async def _close_turn(talk: Conversation, last: Reply | None) -> Answer:
     turn = talk.state.turn or Turn("", talk.parts.clock())
     stop_reason = last.stop_reason if last else "error"
@@ -247,7 +277,7 @@ def _injections(
     if talk.state.layout == "seed":
         text = system_tail_text(current)
         tail = talk.state.system_tail
-        if text == (tail.text if tail else ""):
+        if not current or text == (tail.text if tail else ""):
             return (), ()
         return (ContextInjected(SYSTEM_TAIL, text, place="system"),), ()
     said = emissions(view_of(talk.state, current))
@@ -255,8 +285,17 @@ def _injections(
     return tuple(one for one in events if not one.ephemeral), tuple(one for one in events if one.ephemeral)
 
 
-def _failed(talk: Conversation, error: ProviderError, retries: int, started_at: float) -> LlmCallFailed:
+def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
+    """What of a reply can be sent back: providers refuse blank text, and a message that is nothing but thinking."""
+    kept = tuple(block for block in content if not is_blank(block))
+    return kept if any(not isinstance(block, THINKING_KINDS) for block in kept) else ()
+
+
+def _failed(
+    talk: Conversation, error: ProviderError, retries: int, started_at: float, partial: Reply | None
+) -> LlmCallFailed:
     opened = talk.state.call_open
+    usage = partial.usage if partial else Usage()
     return LlmCallFailed(
         model=talk.parts.model.id,
         provider=talk.parts.model.provider,
@@ -265,17 +304,19 @@ def _failed(talk: Conversation, error: ProviderError, retries: int, started_at: 
         retry_count=retries,
         latency_ms=_since(talk, started_at),
         request_id=opened.request_id if opened else "",
+        usage=usage,
+        cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)),
     )
 
 
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
     """A user's words as they can be sent: no lone surrogates, no empty text."""
+    if strange := next((one for one in content if not isinstance(one, Text | Image)), None):
+        raise UserError(f"a user's message takes text and images, not {type(strange).__name__}")
     mended = tuple(Text(mend_surrogates(one.text)) if isinstance(one, Text) else one for one in content)
     kept = tuple(one for one in mended if not (isinstance(one, Text) and not one.text.strip()))
     if not kept:
         raise UserError("there is nothing to send: the message is empty")
-    if strange := next((one for one in kept if not isinstance(one, Text | Image)), None):
-        raise UserError(f"a user's message takes text and images, not {type(strange).__name__}")
     return kept
 
 

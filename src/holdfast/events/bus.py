@@ -17,7 +17,12 @@ class Bus:
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event from now on; call the result to stop."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+
+        def stop() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return stop
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:

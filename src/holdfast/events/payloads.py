@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.canonical.blocks import Message
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Plan
+from holdfast.canonical.prompt import Parameters, Plan
 from holdfast.canonical.reply import StopReason
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
@@ -42,6 +42,7 @@ class SessionStarted(Payload, frozen=True, tag="session.started"):
     profile: Literal["default", "seed"] = "default"
     layout: Layout = "default"
     spend_max_usd: Decimal | None = None
+    parameters: Parameters | None = None
 
 
 class SessionEnded(Payload, frozen=True, tag="session.ended"):
@@ -144,6 +145,8 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     retry_count: int
     latency_ms: int
     request_id: str
+    usage: Usage = Usage()  # What the provider had reported before the call broke off; it is paid for all the same.
+    cost_usd: Decimal = Decimal(0)
 
 
 class ToolCalled(Payload, frozen=True, tag="tool.called"):

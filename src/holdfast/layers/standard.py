@@ -36,7 +36,7 @@ PINNED = {
 }
 """System layers that an epoch pins, in wire order."""
 
-VOLATILE = ("metadata", "active_files", "file_details", "memory", "rag-context", "environment", "volatile")
+VOLATILE = ("metadata", "active_files", "file_details", "memory", "rag-context", "environment", "git", "volatile")
 """Layers that may say something else on every call, in wire order; `volatile` is the caller's own text."""
 
 SYSTEM_TAIL = "volatile"

@@ -11,7 +11,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, RequestPrepared
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -23,6 +23,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     usage: Usage
     cost_usd: Decimal
     latency_ms: int
+    completed: bool
     blocks_shared: int
     blocks_before: int
     moved_layer: str | None
@@ -34,7 +35,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
-    """The completed calls, in order."""
+    """The calls that a provider has taken money for, in order: completed, or broken off after it had begun."""
     chain: list[Link] = []
     before, prepared, number = 0, None, 0
     for event in events:
@@ -43,7 +44,7 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
                 before, prepared = len(chain), it
                 del chain[it.shared_blocks :]
                 chain += it.links
-            case LlmCallCompleted() as it:
+            case LlmCallCompleted() | LlmCallFailed() as it if it.usage != Usage() or isinstance(it, LlmCallCompleted):
                 number += 1
                 shared = prepared.shared_blocks if prepared else 0
                 moved = prepared.links[0] if prepared and prepared.links and shared < before else None
@@ -54,6 +55,7 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
                     usage=it.usage,
                     cost_usd=it.cost_usd,
                     latency_ms=it.latency_ms,
+                    completed=isinstance(it, LlmCallCompleted),
                     blocks_shared=shared,
                     blocks_before=before,
                     moved_layer=moved.layer if moved else None,
@@ -82,7 +84,5 @@ def bill(records: Iterable[CallRecord], model: Model) -> Bill:
         count += 1
         usage += record.usage
         cost += record.cost_usd
-        uncached += uncached_cost_usd(
-            record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent)
-        )
+        uncached += uncached_cost_usd(record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent))
     return Bill(count, usage, cost, uncached)

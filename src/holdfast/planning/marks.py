@@ -28,9 +28,7 @@ def plan_marks(scroll: Scroll, rules: CacheRules, *, profile: Profile = "default
         if scroll.first_ephemeral is not None:
             in_front = _last(pieces, stable, scroll.first_ephemeral, place="messages")
             wanted.append((in_front, "in front of ephemeral text"))
-        wanted.append(
-            (_last(pieces, stable, len(pieces), place="messages"), "end of the conversation so far")
-        )
+        wanted.append((_last(pieces, stable, len(pieces), place="messages"), "end of the conversation so far"))
     marks: dict[int, Mark] = {}
     for piece, reason in wanted:
         if piece is not None and piece not in marks:
@@ -43,11 +41,6 @@ def _last(pieces: Sequence[Piece], start: int, stop: int, *, place: Place) -> in
     """The last piece in [start, stop) of that place that may carry a mark."""
     for index in range(stop - 1, start - 1, -1):
         piece = pieces[index]
-        if (
-            piece.place == place
-            and piece.markable
-            and piece.stability < Stability.VOLATILE
-            and not piece.ephemeral
-        ):
+        if piece.place == place and piece.markable and piece.stability < Stability.VOLATILE and not piece.ephemeral:
             return index
     return None

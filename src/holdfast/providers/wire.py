@@ -1,6 +1,6 @@
 """How a request reaches a provider, seen by everything that only wants the answer."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from holdfast.errors import ProviderError
@@ -13,11 +13,11 @@ OnRetry = Callable[[int, ProviderError], None]
 class Wire(Protocol):
     """The network, or a simulator in its place."""
 
-    def send(self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None) -> AsyncIterator[bytes]:
+    def send(self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None) -> AsyncGenerator[bytes, None]:
         """One request. The bytes of its answer as they arrive, whole or streamed; at least one chunk.
 
-        Raises `ProviderError`; after the first chunk nothing is tried again. Whoever stops early drops the
-        iterator or closes it, and with it the connection.
+        Raises `ProviderError`; after the first chunk nothing is tried again. Whoever stops early closes the
+        generator, and with it the connection.
         """
 
     async def aclose(self) -> None:

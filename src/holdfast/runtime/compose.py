@@ -1,76 +1,42 @@
 """Which parts a session is made of, picked from what the caller gave and what is configured."""
 
-import asyncio
+import logging
 import os
-from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TypedDict
 
 import msgspec
 
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.prompt import Parameters
-from holdfast.canonical.view import LayerText, Layout
+from holdfast.canonical.view import LayerText
 from holdfast.catalog.lookup import find_model, pricing_version, shipped_models
 from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
-from holdfast.clock import Clock, NewId, new_ulid, system_clock
-from holdfast.engine.conversation import Parts, VolatileTexts
+from holdfast.clock import new_ulid, system_clock
+from holdfast.engine.conversation import Parts
 from holdfast.engine.state import State
-from holdfast.engine.tools import Tool, Toolbox, ToolFunction
+from holdfast.engine.tools import Toolbox
 from holdfast.errors import UserError
 from holdfast.events.bus import Bus
 from holdfast.events.log import Log
 from holdfast.events.payloads import EpochOpened, SessionStarted
 from holdfast.layers.builder import split_at_boundary
-from holdfast.layers.render import render_environment, render_instructions, render_project_context
-from holdfast.planning.marks import Profile
+from holdfast.layers.render import render_instructions
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import Wire
 from holdfast.runtime.config import Config, load_config
-from holdfast.simulator.provider import SimulatedProvider
-from holdfast.simulator.wire import SimulatedWire
-from holdfast.sources.environment import read_environment
-from holdfast.sources.git import read_git_state
+from holdfast.runtime.options import Options, ProvidesWire
+from holdfast.runtime.volatile import sendable, volatile_texts
 from holdfast.sources.instructions import read_instructions
 
-VolatileText = str | Callable[[], str]
+logger = logging.getLogger(__name__)
 
-
-class Options(TypedDict, total=False):
-    """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
-
-    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be
-    a function. `workspace` adds the project's instruction files, its git state and the date. `wire` replaces the
-    network, for example by a simulator; `store` is a path, a URL or a store.
-    """
-
-    model: str
-    system_prompt: str
-    system_prompt_volatile: VolatileText
-    persona: str
-    volatile: Sequence[LayerText] | Callable[[], Sequence[LayerText]]
-    tools: Sequence[Tool | ToolFunction]
-    workspace: str | Path
-    name: str
-    profile: Profile
-    layout: Layout
-    spend_max_usd: Decimal | str | float
-    output_tokens_max: int
-    steps_max: int
-    thinking: dict[str, object]
-    betas: Sequence[str]
-    stop_sequences: Sequence[str]
-    temperature: float
-    store: Log | str | Path
-    wire: Wire | SimulatedProvider
-    base_url: str
-    api_key: str
-    clock: Clock
-    new_id: NewId
+_SETTINGS = ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd")
+_KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY"}
+_LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -83,42 +49,45 @@ class Pieces(msgspec.Struct, frozen=True):
     owns_log: bool
 
 
-def config_of(options: Options) -> Config:
-    flags = {
-        key: options.get(key)
-        for key in ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd")
-    }
+def config_of(options: Options, *, workspace: str | None = None) -> Config:
+    flags: dict[str, object] = {key: options.get(key) for key in _SETTINGS}
     flags["anthropic_base_url"] = options.get("base_url")
-    workspace = options.get("workspace")
-    return load_config(os.environ, workspace=Path(workspace) if workspace else None, flags=flags)
+    folder = options.get("workspace") or workspace
+    return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
 
 def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: bool) -> Pieces:
     """All parts of a new session, or of a stored one whose state is given."""
-    config = config_of(options)
-    clock = options.get("clock", system_clock)
+    config = config_of(options, workspace=state.workspace_path)
     models = with_overrides(shipped_models(), config.models)
     model = find_model(state.model or config.model, models)
+    if state.model and options.get("model", state.model) != state.model:
+        raise UserError(f"session {state.session_id} speaks to {state.model}; it cannot go on with {options['model']}")
     adapter = adapter_for(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
-    workspace = options.get("workspace") or state.workspace_path
-    pinned = _pinned(options, stable, Path(workspace) if workspace else None, Path(config.home))
+    folder = options.get("workspace") or state.workspace_path
+    workspace = Path(folder) if folder else None
+    toolbox = Toolbox(options.get("tools", ()), clock=options.get("clock", system_clock))
+    _check_tools(state, toolbox)
     given = options.get("wire")
-    wire = SimulatedWire(given) if isinstance(given, SimulatedProvider) else given
+    wire = given.wire() if isinstance(given, ProvidesWire) else given
     parts = Parts(
         log=log,
         wire=wire or _network(options, config, adapter),
         adapter=adapter,
         model=model,
         pricing_version=pricing_version(models),
-        toolbox=Toolbox(options.get("tools", ()), clock=clock),
-        volatile=_volatile(options, split_off, model, Path(workspace) if workspace else None),
-        parameters=_parameters(options, config, model),
-        clock=clock,
+        toolbox=toolbox,
+        volatile=volatile_texts(options, split_off, model, workspace),
+        parameters=_parameters(options, config, model, state.parameters),
+        clock=options.get("clock", system_clock),
         new_id=options.get("new_id", new_ulid),
         bus=bus,
         steps_max=config.steps_max,
+        spend_max_usd=_spend_max(options, config, state),
     )
+    # What a stored session pinned stays pinned: its files are not read again.
+    pinned = () if state.model else _pinned(options, stable, workspace, Path(config.home))
     return Pieces(parts, config, pinned, owns_wire=wire is None, owns_log=owns_log)
 
 
@@ -131,59 +100,51 @@ def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, Epoc
         model=parts.model.id,
         workspace_path=path,
         workspace_hash=digest(path.encode()) if path else None,
-        name=options.get("name"),
+        name=sendable(options["name"]) if "name" in options else None,
         profile=config.profile,
         layout="seed" if config.profile == "seed" else config.layout,
         spend_max_usd=config.spend_max_usd,
+        parameters=parts.parameters,
     )
     return started, EpochOpened(1, pieces.pinned, parts.toolbox.specs)
+
+
+def _check_tools(state: State, toolbox: Toolbox) -> None:
+    """A stored session keeps the tools it told the model of, so that its first bytes stay; each needs its function."""
+    given = {spec.name: spec for spec in toolbox.specs}
+    missing = sorted(spec.name for spec in state.tools if spec.name not in given)
+    if missing:
+        raise UserError(f"this session has tools whose functions are missing: {', '.join(missing)}; give them as tools")
+    changed = sorted(spec.name for spec in state.tools if given[spec.name] != spec)
+    if changed:
+        logger.warning("the model still knows these tools as they were when the session began: %s", ", ".join(changed))
 
 
 def _pinned(options: Options, system_prompt: str, workspace: Path | None, home: Path) -> tuple[LayerText, ...]:
     texts = [LayerText("preset", system_prompt), LayerText("persona", options.get("persona", ""))]
     if workspace is not None:
         texts.append(LayerText("project", render_instructions(read_instructions(workspace, home=home))))
-    return tuple(one for one in texts if one.text.strip())
+    return tuple(LayerText(one.layer, sendable(one.text)) for one in texts if sendable(one.text).strip())
 
 
-def _volatile(options: Options, split_off: str, model: Model, workspace: Path | None) -> VolatileTexts:
-    """What the volatile layers say, asked anew before every call."""
-    given = options.get("system_prompt_volatile", "")
-    others = options.get("volatile", ())
-    clock = options.get("clock", system_clock)
-
-    def read() -> tuple[LayerText, ...]:
-        own = given() if callable(given) else given
-        texts = [LayerText("volatile", "\n\n".join(part for part in (split_off, own) if part.strip()))]
-        if workspace is not None:
-            environment = read_environment(model.id, workspace, clock(), os.environ)
-            git = read_git_state(workspace, environ=os.environ)
-            said = [render_environment(environment)] + ([render_project_context(git)] if git else [])
-            texts.append(LayerText("environment", "\n\n".join(said)))
-        return (*texts, *(others() if callable(others) else others))
-
-    async def ask() -> tuple[LayerText, ...]:
-        # Files and git are read off the loop; a caller's own function alone needs no thread.
-        return await asyncio.to_thread(read) if workspace is not None else read()
-
-    return ask
+def _spend_max(options: Options, config: Config, state: State) -> Decimal | None:
+    """What the caller says now; else what a stored session was given; else what is configured."""
+    return state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd
 
 
-def _parameters(options: Options, config: Config, model: Model) -> Parameters:
-    thinking = options.get("thinking")
-    return Parameters(
-        model=model.name,
-        output_tokens_max=min(config.output_tokens_max, model.output_tokens_max),
-        stream=True,
-        stop_sequences=tuple(options.get("stop_sequences", ())),
-        temperature=options.get("temperature"),
-        thinking_json=msgspec.json.encode(thinking).decode() if thinking is not None else None,
-        betas=tuple(options.get("betas", ())),
-    )
-
-
-_KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY"}
-_LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
+def _parameters(options: Options, config: Config, model: Model, stored: Parameters | None) -> Parameters:
+    """A stored session keeps its parameters, because some of them are part of what is cached."""
+    before = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
+    changes: dict[str, object] = {}
+    if "output_tokens_max" in options:
+        changes["output_tokens_max"] = min(config.output_tokens_max, model.output_tokens_max)
+    if "thinking" in options:
+        changes["thinking_json"] = msgspec.json.encode(options["thinking"]).decode()
+    if "betas" in options:
+        changes["betas"] = tuple(options["betas"])
+    if "stop_sequences" in options:
+        changes["stop_sequences"] = tuple(options["stop_sequences"])
+    return msgspec.structs.replace(before, **changes)
 
 
 def _network(options: Options, config: Config, adapter: Adapter) -> Wire:

@@ -50,6 +50,9 @@ SETTINGS = {
 }
 """Every setting that has one value, and the environment variable that sets it."""
 
+HOME_ONLY = ("db", "anthropic_base_url", "spend_max_usd")
+"""What a workspace's file may not set."""
+
 _CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed")}
 
 
@@ -64,6 +67,8 @@ def load_config(
     files = [home / "config.toml"] + ([workspace / ".holdfast" / "config.toml"] if workspace else [])
     for file in files:
         settings, added = _read_file(file)
+        if file.parent.parent == workspace:
+            _check_workspace_settings(settings, file)
         models |= added
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
@@ -98,6 +103,16 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
             hint = f"; did you mean {near[0]!r}?" if near else f"; known settings: {', '.join(SETTINGS)}"
             raise UserError(f"{file}: unknown setting {key!r}{hint}")
     return found, models
+
+
+def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> None:
+    """A project that somebody else wrote may not say where keys, prompts and money go."""
+    for key in HOME_ONLY:
+        if key in settings:
+            raise UserError(
+                f"{file}: {key} cannot be set by a workspace, which may come from anywhere; set it in the home "
+                f"file or as {SETTINGS[key]}"
+            )
 
 
 def _checked(key: str, value: object, origin: str) -> object:

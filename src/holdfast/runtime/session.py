@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from holdfast.canonical.blocks import Block, Message, Text
+from holdfast.canonical.blocks import Block, Image, Message, Text
 from holdfast.canonical.reply import Delta
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
@@ -20,7 +20,8 @@ from holdfast.events.bus import Bus, Listener
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
-from holdfast.runtime.compose import Options, Pieces, compose, config_of, first_events
+from holdfast.runtime.compose import Pieces, compose, config_of, first_events
+from holdfast.runtime.options import Options, checked
 from holdfast.stores.open import open_store
 
 StreamItem = Delta | Event
@@ -34,8 +35,9 @@ class Session:
     """
 
     def __init__(self, options: Options, *, resume: str | None = None) -> None:
-        self._options = options
+        self._options = checked(options, resuming=resume is not None)
         self._resume = resume
+        self._state: State | None = None
         self._bus = Bus()
         self._pieces: Pieces | None = None
         self._talk: Conversation | None = None
@@ -78,25 +80,27 @@ class Session:
         """Cancel a turn that is under way, and close what this session opened."""
         if self._turn is not None:
             await _cancel(self._turn)
+        if self._talk is not None:
+            self._state = self._talk.state
         pieces, self._talk, self._pieces = self._pieces, None, None
         if pieces is not None:
             if pieces.owns_wire:
                 await pieces.parts.wire.aclose()
             if pieces.owns_log:
-                await asyncio.to_thread(pieces.parts.log.close)
+                pieces.parts.log.close()
 
-    async def send(self, message: str | Sequence[Block]) -> Answer:
+    async def send(self, message: str | Block | Sequence[Block]) -> Answer:
         """Say something; the answer comes when the turn is over, tools and all."""
         return await self._begin(message, lambda delta: None)
 
-    async def stream(self, message: str | Sequence[Block]) -> AsyncGenerator[StreamItem, None]:
+    async def stream(self, message: str | Block | Sequence[Block]) -> AsyncGenerator[StreamItem, None]:
         """Say something and see it happen: deltas as they arrive, events as they are recorded.
 
-        Leaving the loop early cancels the turn.
+        Closing the stream cancels the turn: to leave the loop early, use `contextlib.aclosing`.
         """
         queue: asyncio.Queue[StreamItem | None] = asyncio.Queue()
-        stop = self.subscribe(queue.put_nowait)
         turn = self._begin(message, queue.put_nowait)
+        stop = self.subscribe(queue.put_nowait)
         turn.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (item := await queue.get()) is not None:
@@ -118,29 +122,37 @@ class Session:
 
     @property
     def id(self) -> str:
-        return self._open.state.session_id
+        return self._known.session_id
 
     @property
     def name(self) -> str | None:
-        return self._open.state.name
+        return self._known.name
 
     @property
     def model(self) -> str:
-        return self._open.state.model
+        return self._known.model
 
     @property
     def history(self) -> tuple[Message, ...]:
         """The conversation as the provider sees it, volatile text included."""
-        return messages_of(self._open.state.passages)
+        return messages_of(self._known.passages)
 
     @property
     def usage(self) -> Usage:
-        return self._open.state.usage
+        return self._known.usage
 
     @property
     def cost(self) -> Decimal:
         """US dollars spent so far, by the catalog's prices."""
-        return self._open.state.cost_usd
+        return self._known.cost_usd
+
+    @property
+    def _known(self) -> State:
+        """The state, also once the session is closed."""
+        state = self._talk.state if self._talk is not None else self._state
+        if state is None:
+            raise UserError("the session was never opened: use it as `async with Session.create(...) as session`")
+        return state
 
     @property
     def _open(self) -> Conversation:
@@ -148,11 +160,11 @@ class Session:
             raise UserError("the session is not open: use it as `async with Session.create(...) as session`")
         return self._talk
 
-    def _begin(self, message: str | Sequence[Block], emit: Callable[[Delta], None]) -> "asyncio.Task[Answer]":
+    def _begin(self, message: str | Block | Sequence[Block], emit: Callable[[Delta], None]) -> "asyncio.Task[Answer]":
         talk = self._open
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is under way in this session; wait for it, or use a second session")
-        content = (Text(message),) if isinstance(message, str) else tuple(message)
+        content = _content_of(message)
         self._turn = asyncio.ensure_future(run_turn(talk, content, emit))
         return self._turn
 
@@ -172,6 +184,12 @@ def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
     """For scripts: one session, the messages one after the other, the last answer. Not inside a running loop."""
     if not messages:
         raise UserError("run_sync needs at least one message")
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UserError("run_sync cannot be used inside a running event loop; use `async with Session.create(...)`")
 
     async def speak() -> Answer:
         async with Session.create(**options) as session:
@@ -180,6 +198,16 @@ def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
             return await session.send(messages[-1])
 
     return asyncio.run(speak())
+
+
+def _content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
+    if isinstance(message, str):
+        return (Text(message),)
+    if isinstance(message, Text | Image):
+        return (message,)
+    if isinstance(message, list | tuple):
+        return tuple(message)
+    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
 
 
 async def _cancel(turn: "asyncio.Task[Answer]") -> None:

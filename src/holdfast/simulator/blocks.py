@@ -1,6 +1,6 @@
 """What a request holds, block by block in wire order: where each was, its bytes, and its mark."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import msgspec
@@ -18,8 +18,8 @@ from holdfast.catalog.tokens import count_tokens
 from holdfast.providers.adapter import Adapter, WireRequest
 
 _PLACES: tuple[Place, ...] = ("tools", "system", "messages")
-_COUNTS_MAX = 50_000
 
+COUNTS_KNOWN_MAX = 50_000
 THINKING_NAMES = ("thinking", "redacted_thinking")
 
 
@@ -57,17 +57,21 @@ def _places(segment: Segment) -> Iterator[tuple[str, Block | ToolSpec]]:
 
 
 class TokenCounts:
-    """Counts each block once, however often it is sent."""
+    """Counts each block once, however often it is sent; forgets everything when it knows too many."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, count: Callable[[bytes, float], int] = count_tokens, *, known_max: int = COUNTS_KNOWN_MAX
+    ) -> None:
+        self._count = count
+        self._known_max = known_max
         self._known: dict[tuple[str, float], int] = {}
 
     def __call__(self, data: bytes, factor: float) -> int:
         key = (digest(data), factor)
         if key not in self._known:
-            if len(self._known) >= _COUNTS_MAX:
+            if len(self._known) >= self._known_max:
                 self._known.clear()
-            self._known[key] = count_tokens(data, factor)
+            self._known[key] = self._count(data, factor)
         return self._known[key]
 
 

@@ -22,6 +22,7 @@ from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.blocks import spell_block
 from holdfast.providers.anthropic.errors import header
+from holdfast.simulator.answer import Answer
 from holdfast.simulator.blocks import TokenCounts
 from holdfast.simulator.checks import BINDING_BETA, refuse
 from holdfast.simulator.faults import Fault, parse_fault
@@ -36,6 +37,7 @@ from holdfast.simulator.reply import (
 from holdfast.simulator.script import Script, ScriptedReply
 from holdfast.simulator.thinking import sealed
 from holdfast.simulator.understand import Understood, model_named, understand
+from holdfast.simulator.wire import SimulatedWire
 
 API_VERSIONS = ("2023-06-01", "2026-10-21")
 FAULT_HEADER = "x-holdfast-fault"
@@ -47,17 +49,6 @@ _COUNT = "/v1/messages/count_tokens"
 _MODELS = "/v1/models"
 _ROUTES = (("POST", _MESSAGES), ("POST", _COUNT), ("GET", _MODELS))
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """An HTTP response. It begins when its first chunk is taken: from then on others read what it wrote."""
-
-    status: int
-    headers: Mapping[str, str]
-    chunks: Iterable[bytes]
-
-    def body(self) -> bytes:
-        return b"".join(self.chunks)
 
 
 class SimulatedProvider:
@@ -84,6 +75,10 @@ class SimulatedProvider:
         self._count = TokenCounts()
         self._message_ids = CountedIds("msg_sim")
         self._request_ids = CountedIds("req_sim")
+
+    def wire(self) -> SimulatedWire:
+        """A way to reach this provider without a socket."""
+        return SimulatedWire(self)
 
     def now(self) -> float:
         return self._clock() + self._advanced_seconds

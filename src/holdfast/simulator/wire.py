@@ -1,23 +1,30 @@
 """How a session reaches the simulator without a socket."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Mapping
+from typing import Protocol
 
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.wire import OnRetry
-from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.answer import Answer
+
+
+class Answering(Protocol):
+    def answer(self, method: str, path: str, *, headers: Mapping[str, str], body: bytes) -> Answer: ...
 
 
 class SimulatedWire:
     """Stands where the network would. A failure is final: nothing is tried again."""
 
-    def __init__(self, provider: SimulatedProvider, *, api_key: str = "simulated") -> None:
+    def __init__(self, provider: Answering, *, api_key: str = "simulated") -> None:
         self._provider = provider
         self._credentials = anthropic.credentials(api_key)
         self._closed = False
 
-    async def send(self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None) -> AsyncIterator[bytes]:
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
         if self._closed:
             raise ProviderError("network", "the connection to the simulator was closed")
         headers = {**dict(endpoint.headers), **self._credentials}

@@ -48,7 +48,6 @@ _DIFF_OPTIONS = (
     "--no-color",
     "--no-ext-diff",
     "--no-textconv",
-    "--no-relative",
     "--ignore-submodules=dirty",
     "--submodule=short",
     "--src-prefix=a/",
@@ -112,9 +111,7 @@ def _status(git: "_Git", lines_max: int) -> tuple[tuple[str, ...] | None, bool]:
     if printed is None:
         return None, False
     lines = printed.output.split(b"\n")[:-1]  # The last has no end: it is empty, or was cut.
-    return tuple(one_line(line) for line in lines[:lines_max]), printed.ended == "cut" or len(
-        lines
-    ) > lines_max
+    return tuple(one_line(line) for line in lines[:lines_max]), printed.ended == "cut" or len(lines) > lines_max
 
 
 def _diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, bool]:
@@ -127,19 +124,11 @@ def _diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, b
 
 
 def _commits(git: "_Git", commits_max: int) -> tuple[str, ...] | None:
-    printed = git.ask(
-        "commits",
-        "log",
-        f"--max-count={commits_max}",
-        "--abbrev=7",
-        "--format=%h %s",
-        "--no-color",
-        may_be_cut=True,
-    )
+    options = (f"--max-count={commits_max}", "--abbrev=7", "--format=%h %s")
+    printed = git.ask("commits", "log", *options, may_be_cut=True)
     if printed is None:
         return None
-    lines = printed.output.rstrip(b"\n").split(b"\n")
-    return tuple(one_line(line)[:SUBJECT_CHARS_MAX] for line in lines)
+    return tuple(one_line(line)[:SUBJECT_CHARS_MAX] for line in printed.output.split(b"\n") if line)
 
 
 class _Git:
@@ -161,6 +150,8 @@ class _Git:
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_ALLOW_PROTOCOL": "none",
             "GIT_NO_LAZY_FETCH": "1",
+            # A broken `.git` must not make git answer for a repository further up.
+            "GIT_CEILING_DIRECTORIES": str(root.parent),
             # Stronger than `core.worktree`, which could name a folder full of secrets.
             "GIT_WORK_TREE": str(root),
         }
@@ -181,15 +172,11 @@ class _Git:
             return False
         fields = printed.output.split(b"\0")
         scoped = zip(fields[::2], fields[1::2], strict=False)
-        own = {
-            os.fsdecode(name.rpartition(b".")[0])
-            for scope, name in scoped
-            if scope in (b"local", b"worktree")
-        }
+        own = {os.fsdecode(name.rpartition(b".")[0]) for scope, name in scoped if scope in (b"local", b"worktree")}
         settings = [
             (f"{filter_name}.{key}", value)
             for filter_name in sorted(own)
-            for key, value in (("clean", ""), ("smudge", ""), ("process", ""), ("required", "false"))
+            for key, value in (("clean", ""), ("process", ""), ("required", "false"))
         ]
         # By environment: a name with `=` in it cannot be spelled as an option.
         self._environ["GIT_CONFIG_COUNT"] = str(len(settings))

@@ -110,9 +110,7 @@ def _fit(starts: list[_Start], file_chars_max: int, total_chars_max: int) -> Ins
     for start in starts:
         key = _comparable(start.text)
         if not start.text:
-            findings.append(
-                Finding(start.shown, "empty" if start.whole else "begins with too much blank space")
-            )
+            findings.append(Finding(start.shown, "empty" if start.whole else "begins with too much blank space"))
         elif key in first_with:
             findings.append(Finding(start.shown, f"says the same as {first_with[key]}"))
         elif room == 0:

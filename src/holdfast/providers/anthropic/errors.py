@@ -145,8 +145,10 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
     try:
-        seconds = float(text or "")
+        seconds = float(text)
     except ValueError:
         return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -26,7 +26,7 @@ from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent, SseReader
 
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 
-STOP_REASONS: dict[str, StopReason] = {
+STOP_REASONS: dict[str | None, StopReason] = {
     "end_turn": "end_turn",
     "max_tokens": "max_tokens",
     "stop_sequence": "stop_sequence",
@@ -170,22 +170,24 @@ class ReplyFold:
         return self._blocks[index]
 
     def reply(self) -> Reply:
-        content = tuple(block.finish() for block in self._blocks.values())
-        # A reason that we do not know must not pass for a turn that ended well.
-        return self._reply(content, STOP_REASONS.get(self._stop.stop_reason or "", "error"))
+        return self._reply(tuple(block.finish() for block in self._blocks.values()), self._stop_reason())
 
     def partial(self) -> Reply | None:
         if self._started is None:
             return None
-        if self._stop.stop_reason and all(block.stopped for block in self._blocks.values()):
-            # Whole but for its last event, which says nothing.
-            return self.reply()
         salvaged = (block.salvage() for block in self._blocks.values())
         content = [block for block in salvaged if block is not None]
+        if self._stop.stop_reason and all(block.stopped for block in self._blocks.values()):
+            # Whole but for its last event, which says nothing.
+            return self._reply(tuple(content), self._stop_reason())
         # The provider refuses a message that ends in thinking.
         while content and isinstance(content[-1], THINKING_KINDS):
             content.pop()
         return self._reply(tuple(content), "cancelled")
+
+    def _stop_reason(self) -> StopReason:
+        """A reason that we do not know must not pass for a turn that ended well."""
+        return STOP_REASONS.get(self._stop.stop_reason, "error")
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Message()
@@ -209,8 +211,7 @@ class AnthropicStreamReader:
         return self._deltas()
 
     def partial(self) -> Reply | None:
-        with readable("server_error", "the streamed reply"):
-            return self._fold.partial()
+        return self._fold.partial()
 
     def _deltas(self) -> Iterator[Delta]:
         for event in self._events.events():

@@ -1,0 +1,85 @@
+"""What a tool returned, as blocks that a provider takes: never empty, bounded in length, in number and in size."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.canonical.blocks import Image, Text, mend_surrogates
+
+OUTPUT_CHARACTERS_MAX = 100_000
+BLOCKS_MAX = 100
+IMAGES_MAX = 20
+IMAGE_BYTES_MAX = 5 * 1024 * 1024
+
+NO_OUTPUT = "(no output)"
+
+
+def tool_content(output: object) -> tuple[Text | Image, ...]:
+    match output:
+        case Text() | Image():
+            return _bounded((output,))
+        case str():
+            return _bounded((Text(output),))
+        case [*blocks] if blocks and all(isinstance(block, Text | Image) for block in blocks):
+            return _bounded([block for block in blocks if isinstance(block, Text | Image)])
+        case None:
+            return (Text(NO_OUTPUT),)
+        case _:
+            return _bounded((Text(msgspec.json.encode(output, order="sorted").decode()),))
+
+
+def shortened(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX) -> str:
+    """The text that can be sent: its head and its tail if it is too long, and no lone surrogates."""
+    text = mend_surrogates(text)
+    if len(text) <= characters_max:
+        return text
+    room = max(0, characters_max - len(_gap(len(text))))
+    head = room * 3 // 4
+    return text[:head] + _gap(len(text) - room) + text[len(text) - room + head :]
+
+
+def _gap(characters: int) -> str:
+    return f"\n[... {characters} characters left out ...]\n"
+
+
+def _bounded(blocks: Sequence[Text | Image]) -> tuple[Text | Image, ...]:
+    shown = [_sendable(block) for block in _counted(blocks)]
+    share = _fair_share([len(block.text) for block in shown if isinstance(block, Text)])
+    return tuple(Text(shortened(block.text, share)) if isinstance(block, Text) else block for block in shown)
+
+
+def _counted(blocks: Sequence[Text | Image]) -> list[Text | Image]:
+    """The first blocks, as many as a result may hold; a last one says how many more there were."""
+    images = 0
+    kept: list[Text | Image] = []
+    for block in blocks:
+        images += isinstance(block, Image)
+        if isinstance(block, Text) or images <= IMAGES_MAX:
+            kept.append(block)
+    if len(kept) == len(blocks) <= BLOCKS_MAX:
+        return kept
+    kept = kept[: BLOCKS_MAX - 1]
+    left_out = len(blocks) - len(kept)
+    limits = f"a result holds at most {BLOCKS_MAX} blocks, of them {IMAGES_MAX} images"
+    return [*kept, Text(f"[... {left_out} blocks left out: {limits} ...]")]
+
+
+def _sendable(block: Text | Image) -> Text | Image:
+    if isinstance(block, Text):
+        text = mend_surrogates(block.text)
+        return Text(text if text.strip() else NO_OUTPUT)
+    size = len(msgspec.json.encode(block.source))
+    if size <= IMAGE_BYTES_MAX:
+        return block
+    return Text(f"[an image of {size} bytes left out: an image may have at most {IMAGE_BYTES_MAX} bytes]")
+
+
+def _fair_share(lengths: Sequence[int]) -> int:
+    """How long each text may be so that all fit; what short ones do not need is there for the long ones."""
+    room = OUTPUT_CHARACTERS_MAX
+    for number, length in enumerate(sorted(lengths)):
+        share = room // (len(lengths) - number)
+        if length > share:
+            return share
+        room -= length
+    return OUTPUT_CHARACTERS_MAX

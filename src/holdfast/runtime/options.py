@@ -1,0 +1,111 @@
+"""What a caller may give to a session, checked by name and type before anything is opened."""
+
+import difflib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol, TypedDict, cast, runtime_checkable
+
+from holdfast.canonical.blocks import Json
+from holdfast.canonical.view import LayerText, Layout
+from holdfast.clock import Clock, NewId
+from holdfast.engine.tools import Tool, ToolFunction
+from holdfast.errors import UserError
+from holdfast.events.log import Log
+from holdfast.planning.marks import Profile
+from holdfast.providers.wire import Wire
+
+VolatileText = str | Callable[[], str | Awaitable[str]]
+VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
+
+
+@runtime_checkable
+class ProvidesWire(Protocol):
+    """Something that stands in for a provider, such as a simulator."""
+
+    def wire(self) -> Wire: ...
+
+
+class Options(TypedDict, total=False):
+    """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
+
+    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be
+    a function. `workspace` adds the project's instruction files, its git state and the date. `wire` replaces the
+    network, for example by a simulated provider; `store` is a path, a URL or a store.
+    """
+
+    model: str
+    system_prompt: str
+    system_prompt_volatile: VolatileText
+    persona: str
+    volatile: VolatileLayers
+    tools: Sequence[Tool | ToolFunction]
+    workspace: str | Path
+    name: str
+    profile: Profile
+    layout: Layout
+    spend_max_usd: Decimal | str | float
+    output_tokens_max: int
+    steps_max: int
+    thinking: Mapping[str, Json]
+    betas: Sequence[str]
+    stop_sequences: Sequence[str]
+    store: Log | str | Path
+    wire: Wire | ProvidesWire
+    base_url: str
+    api_key: str
+    clock: Clock
+    new_id: NewId
+
+
+PINNED = ("system_prompt", "persona", "layout", "profile", "name")
+"""Told once, when a session is created: a stored session keeps what it was created with."""
+
+_TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "base_url", "api_key")
+_LISTS = ("tools", "betas", "stop_sequences")
+_TEXT_LISTS = ("betas", "stop_sequences")
+
+
+def checked(options: Options, *, resuming: bool = False) -> Options:
+    """The options without those that are None; what is misspelt or of the wrong type is refused by name."""
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, value in given.items():
+        if key not in Options.__annotations__:
+            near = difflib.get_close_matches(key, Options.__annotations__, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(Options.__annotations__)}"
+            raise UserError(f"unknown option {key!r}; {hint}")
+        if wanted := _misfit(key, value):
+            raise UserError(f"{key} must be {wanted}, not {type(value).__name__}")
+        if resuming and key in PINNED:
+            raise UserError(f"{key} is told when a session is created and cannot change; leave it out to resume")
+    workspace = given.get("workspace")
+    if isinstance(workspace, str | Path) and not Path(workspace).is_dir():
+        raise UserError(f"workspace {str(workspace)!r} is not a folder")
+    return cast("Options", given)  # Every key and value was just checked.
+
+
+def _misfit(key: str, value: object) -> str | None:
+    """What the option takes, if this value is not it."""
+    if key in _TEXTS:
+        return None if isinstance(value, str) else "text"
+    if key in _LISTS:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            return "a list"
+        if key in _TEXT_LISTS and not all(isinstance(one, str) for one in value):
+            return "a list of texts"
+        return None
+    fits, wanted = {
+        "system_prompt_volatile": (isinstance(value, str) or callable(value), "text or a function that gives text"),
+        "volatile": (callable(value) or _are_layers(value), "a list of LayerText or a function that gives one"),
+        "workspace": (isinstance(value, str | Path), "a path"),
+        "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
+        "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
+        "wire": (hasattr(value, "send") or isinstance(value, ProvidesWire), "a wire or a simulated provider"),
+        "clock": (callable(value), "a function that gives the time"),
+        "new_id": (callable(value), "a function that gives an id"),
+    }.get(key, (True, ""))
+    return None if fits else wanted
+
+
+def _are_layers(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(one, LayerText) for one in value)
