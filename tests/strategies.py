@@ -56,6 +56,6 @@ def events_with(payload: object = AnyPayload) -> st.SearchStrategy[Event]:
         actor=st.sampled_from(get_args(Actor)),
         payload=values_of(payload),
         turn_id=st.none() | st.text(max_size=8),
-        parent_event_id=st.none() | st.text(max_size=8),
+        parent_event_id=st.none() | st.uuids().map(str),
         version=st.integers(1, 2**31 - 1),
     )

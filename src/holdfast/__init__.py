@@ -4,33 +4,55 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.canonical.blocks import Image as Image
+    from holdfast.canonical.blocks import Text as Text
     from holdfast.canonical.usage import Usage as Usage
+    from holdfast.canonical.view import LayerText as LayerText
+    from holdfast.canonical.view import View as View
     from holdfast.engine.tools import Tool as Tool
     from holdfast.engine.tools import ToolError as ToolError
     from holdfast.engine.tools import tool as tool
     from holdfast.engine.turn import Answer as Answer
+    from holdfast.errors import BudgetError as BudgetError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.errors import ProviderError as ProviderError
     from holdfast.errors import StoreError as StoreError
     from holdfast.errors import UserError as UserError
+    from holdfast.events.envelope import Event as Event
+    from holdfast.layers.builder import SystemPromptBuilder as SystemPromptBuilder
+    from holdfast.runtime.context import build_initial_context as build_initial_context
+    from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.session import Session as Session
     from holdfast.runtime.session import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
+    from holdfast.simulator.script import parse_script as parse_script
+    from holdfast.stores.memory import MemoryStore as MemoryStore
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Answer": "holdfast.engine.turn",
+    "BudgetError": "holdfast.errors",
+    "Event": "holdfast.events.envelope",
     "HoldfastError": "holdfast.errors",
+    "Image": "holdfast.canonical.blocks",
+    "LayerText": "holdfast.canonical.view",
+    "MemoryStore": "holdfast.stores.memory",
     "ProviderError": "holdfast.errors",
     "Session": "holdfast.runtime.session",
     "SimulatedProvider": "holdfast.simulator.provider",
     "StoreError": "holdfast.errors",
+    "SystemPromptBuilder": "holdfast.layers.builder",
+    "Text": "holdfast.canonical.blocks",
     "Tool": "holdfast.engine.tools",
     "ToolError": "holdfast.engine.tools",
     "Usage": "holdfast.canonical.usage",
     "UserError": "holdfast.errors",
+    "View": "holdfast.canonical.view",
+    "build_initial_context": "holdfast.runtime.context",
+    "parse_script": "holdfast.simulator.script",
     "run_sync": "holdfast.runtime.session",
+    "stable_prefix_length": "holdfast.runtime.context",
     "tool": "holdfast.engine.tools",
 }
 

@@ -56,9 +56,7 @@ def test_the_search_goes_on_from_the_next_earlier_mark() -> None:
 
 
 @pytest.mark.parametrize(("counting", "reads"), [("blocks", 0), ("positions", 200)])
-def test_a_run_of_tool_calls_and_one_of_results_count_once_where_runs_collapse(
-    counting: str, reads: int
-) -> None:
+def test_a_run_of_tool_calls_and_one_of_results_count_once_where_runs_collapse(counting: str, reads: int) -> None:
     by = rules(floor=0, counting="positions" if counting == "positions" else "blocks")
     ask = [part("system", 100, "system"), part("ask", 100)]
     uses = [part(f"use {n}", 10, kind="tool_use") for n in range(25)]
@@ -221,9 +219,7 @@ def test_a_second_long_entry_rests_on_the_same_short_stretch() -> None:
 def test_a_long_entry_on_a_long_one_rests_on_nothing() -> None:
     entries = after(call(blocks(3), {2: "1h"}, at=0), by=NO_UPGRADE)
     outcome, _ = step(NO_UPGRADE, entries, call(blocks(5), {4: "1h"}, at=10))
-    assert [(entry.ttl, entry.rests_on, entry.expires_at) for entry in outcome.written] == [
-        ("1h", None, 3_610)
-    ]
+    assert [(entry.ttl, entry.rests_on, entry.expires_at) for entry in outcome.written] == [("1h", None, 3_610)]
 
 
 def test_a_short_entry_on_a_long_one_rests_on_nothing() -> None:
@@ -233,9 +229,7 @@ def test_a_short_entry_on_a_long_one_rests_on_nothing() -> None:
 
 
 @pytest.mark.parametrize(("by", "ttl"), [(NO_UPGRADE, "5m"), (FREE, "1h")])
-def test_a_long_mark_inside_a_short_entry_lives_long_only_where_lifetimes_upgrade(
-    by: CacheRules, ttl: str
-) -> None:
+def test_a_long_mark_inside_a_short_entry_lives_long_only_where_lifetimes_upgrade(by: CacheRules, ttl: str) -> None:
     entries = after(call(blocks(5), {4: "5m"}, at=0), by=by)
     outcome, _ = step(by, entries, call(blocks(5), {2: "1h"}, at=10))
     # The mark does not look ahead, so nothing is read and all is written anew.
@@ -365,9 +359,7 @@ def test_a_tier_without_blocks_still_counts_for_those_behind_it() -> None:
     assert fast.prefixes[0].digest != call(ask, {}, parameters=TierParameters("m")).prefixes[0].digest
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [("messages", "system"), ("system", "tools"), ("messages", "tools")]
-)
+@pytest.mark.parametrize(("first", "then"), [("messages", "system"), ("system", "tools"), ("messages", "tools")])
 def test_blocks_out_of_wire_order_are_refused(first: Place, then: Place) -> None:
     with pytest.raises(UserError, match=f"'{then}' behind one of '{first}'"):
         prefixes_of(seeds_of(FREE, TierParameters("m")), [part("a", 1, first), part("b", 1, then)])

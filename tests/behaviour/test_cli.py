@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from holdfast import __version__
 from holdfast.canonical.blocks import user
+from holdfast.catalog.lookup import find_model
 from holdfast.cli.main import COMMANDS, command
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
@@ -140,6 +141,20 @@ def test_the_first_prompt_of_the_demo_is_at_least_twice_the_models_floor() -> No
     assert first["cache_write"] >= 2 * 512
 
 
+@pytest.mark.parametrize("name", ["claude-haiku-4-5", "claude-opus-4-7", "claude-fable-5-2"])
+def test_the_demo_is_long_enough_for_models_that_cache_only_long_prompts(name: str) -> None:
+    result = json.loads(demo("--json", "--model", f"anthropic:{name}"))
+    floor = find_model(f"anthropic:{name}").cache.tokens_min
+    assert result["turns"][0]["cache_write"] >= 2 * floor
+    assert result["read_share"] >= 0.85
+
+
+def test_the_demo_is_the_same_whatever_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LAYOUT", "seed"), ("PROFILE", "seed"), ("STEPS_MAX", "1"), ("SPEND_MAX_USD", "0.001")):
+        monkeypatch.setenv(f"HOLDFAST_{name}", value)
+    assert run("demo", "--json").output == demo("--json")
+
+
 def test_the_demo_ran_its_tools_for_real() -> None:
     output = demo()
     assert "All four tests pass." in output
@@ -154,7 +169,7 @@ def test_the_demo_keeps_nothing_unless_told(tmp_path: Path) -> None:
     assert kept.endswith(f"\nKept: holdfast sessions show {row['id']}\n")
     calls = json.loads(run("sessions", "show", row["id"], "--json").output)
     assert len(calls) == 12
-    assert all(call["blocks_shared"] == call["blocks_before"] for call in calls)
+    assert all(call["blocks_shared"] == call["blocks_before"] and call["prefix_held"] for call in calls)
 
 
 def test_the_demo_needs_a_key_to_run_live() -> None:

@@ -1,7 +1,6 @@
 """Odd replies, odd options, odd moments: the session goes on, or says in one line why not."""
 
 import asyncio
-import json
 from contextlib import aclosing
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +14,8 @@ from holdfast.canonical.reply import Reply, TextDelta
 from holdfast.canonical.transcript import validate
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
-from holdfast.errors import BudgetError, ProviderError, UserError
+from holdfast.clock import CountedIds
+from holdfast.errors import BudgetError, ProviderError, StoreError, UserError
 from holdfast.events.payloads import ContextInjected, LlmCallFailed, RequestPrepared, TurnCancelled
 from holdfast.ledger.calls import calls
 from holdfast.simulator.script import parse_script
@@ -87,12 +87,12 @@ async def test_blank_text_beside_other_blocks_is_left_out(agent: MakeAgent) -> N
 
 
 async def test_a_call_with_fields_that_we_do_not_know_is_run_and_answered(agent: MakeAgent) -> None:
-    raw = b'{"type":"tool_use","id":"t9","name":"add","input":{"a":1,"b":2},"caller":{"type":"direct"}}'
+    raw = b'{"type":"tool_use","id":"t9","name":"add","input":{"a":1,"b":2},"caller":{"type":"code","tool_id":"x"}}'
     one = agent(says(Opaque("tool_use", raw)), says("three"), tools=[add])
     async with one.session as session:
         assert (await session.send("1 + 2?")).text == "three"
         assert session.history[2].content == (ToolResult("t9", (Text("3"),)),)
-    assert one.bodies[1]["messages"][1]["content"][0] == json.loads(raw)
+    assert one.bodies[1]["messages"][1]["content"][0]["caller"] == {"type": "code", "tool_id": "x"}
 
 
 async def test_leaving_a_stream_by_closing_it_lets_the_next_turn_begin(agent: MakeAgent) -> None:
@@ -262,7 +262,7 @@ async def test_none_means_that_an_option_was_not_given(agent: MakeAgent) -> None
         ({"system_prompt_volatile": lambda: None}, "system_prompt_volatile must give text, not NoneType"),
         ({"volatile": lambda: ["x"]}, "volatile must give a list of LayerText"),
         ({"volatile": lambda: 3}, "volatile must give a list of LayerText"),
-        ({"volatile": [LayerText("todo", "x")]}, "unknown volatile layer 'todo'; known layers: metadata, "),
+        ({"volatile": [LayerText("notes", "x")]}, "unknown volatile layer 'notes'; known layers: metadata, "),
     ],
 )
 async def test_volatile_text_of_the_wrong_kind_is_refused(
@@ -361,6 +361,19 @@ async def test_a_refused_message_is_not_lost_when_the_call_fails(agent: MakeAgen
             await session.send("the question")
         await session.send("go on")
     assert [block["text"] for block in one.bodies[1]["messages"][0]["content"]] == ["the question", "go on"]
+
+
+async def test_a_session_that_was_resumed_elsewhere_goes_no_further_here(agent: MakeAgent) -> None:
+    one = agent(says("a"), says("b"), says("never"), says("c"))
+    async with one.session as session:
+        await session.send("hello")
+        async with Session.resume(session.id, store=one.store, wire=one.wire, new_id=CountedIds("other")) as other:
+            await other.send("me first")
+        with pytest.raises(StoreError, match="was continued elsewhere"):
+            await session.send("me too")
+    async with Session.resume(session.id, store=one.store, wire=one.wire, new_id=CountedIds("third")) as third:
+        assert (await third.send("and now?")).text == "never"
+        assert validate(third.history) == ()
 
 
 async def test_a_wire_is_closed_with_the_session_only_if_the_session_made_it(agent: MakeAgent) -> None:

@@ -63,6 +63,7 @@ async def test_a_message_is_answered_and_its_headers_tell_which_request_it_was(c
 async def test_a_stream_comes_as_server_sent_events(client: aiohttp.ClientSession) -> None:
     async with client.post("/v1/messages", data=msgspec.json.encode({**ASK, "stream": True})) as response:
         assert response.content_type == "text/event-stream"
+        assert response.headers["cache-control"] == "no-cache"
         events = (await response.read()).split(b"\n\n")
     assert events[0].startswith(b"event: message_start\ndata: {")
     assert events[-2:] == [b'event: message_stop\ndata: {"type":"message_stop"}', b""]

@@ -25,6 +25,7 @@ CALL = {"type": "tool_use", "id": "t1", "name": "read", "input": {}}
 OTHER_CALL = {**CALL, "id": "t2"}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "ok"}
 OTHER_RESULT = {**RESULT, "tool_use_id": "t2"}
+SYSTEM_MESSAGE = {"role": "system", "content": "Be brief."}
 THINKING_ENABLED = {"type": "enabled", "budget_tokens": 1_024}
 
 INVALID: dict[str, tuple[Wire | bytes, str]] = {
@@ -51,6 +52,11 @@ INVALID: dict[str, tuple[Wire | bytes, str]] = {
     ),
     "text before a result": (request(HELLO, assistant(CALL), user("So:", RESULT)), "stands behind other content"),
     "a call by the user": (request(user(CALL)), "tool_use in a user message"),
+    "a system message after the assistant": (
+        request(HELLO, assistant("Hi."), SYSTEM_MESSAGE),
+        "a system message does not follow a user message",
+    ),
+    "a user message after a system message": (request(HELLO, SYSTEM_MESSAGE, HELLO), "follows a system message"),
     "five marks": (
         request(user(*(text(str(n), MARK) for n in range(5)))),
         "A maximum of 4 blocks with cache_control may be provided. Found 5.",
@@ -131,7 +137,7 @@ VALID: dict[str, Wire] = {
     "a budget": request(HELLO, max_tokens=1_025, thinking=THINKING_ENABLED),
     "warming with a free choice": request(HELLO, max_tokens=0, tools=[tool("a")], tool_choice={"type": "auto"}),
     "warming with adaptive thinking": request(HELLO, max_tokens=0, thinking={"type": "adaptive"}),
-    "a system message": request(HELLO, {"role": "system", "content": "Be brief."}),
+    "a system message": request(HELLO, SYSTEM_MESSAGE),
 }
 
 
@@ -142,7 +148,7 @@ def test_a_valid_request_is_answered(case: str) -> None:
 
 
 def test_a_system_message_is_refused_where_the_model_takes_none() -> None:
-    body = request(HELLO, {"role": "system", "content": "Be brief."}, model="claude-opus-4-7")
+    body = request(HELLO, SYSTEM_MESSAGE, model="claude-opus-4-7")
     assert refusal(simulator(), body)[0] == 400
 
 

@@ -278,7 +278,7 @@ def test_an_unknown_failure_is_refused_with_those_that_are_known(written: str) -
 def test_scripted_failures_come_once_before_their_reply() -> None:
     provider = simulator('{"fault": "529"}\n{"content": "One.", "fault": "500"}\n{"content": "Two."}')
     ask = request(user("Ask."))
-    assert refusal(provider, ask)[:2] == (529, "overloaded_error")
+    assert refusal(provider, ask) == (529, "overloaded_error", "this failure was ordered")
     assert refusal(provider, ask)[:2] == (500, "api_error")
     assert says(provider, user("Ask.")) == "One."
     assert says(provider, user("Ask.")) == "One."
@@ -292,6 +292,14 @@ def test_each_conversation_and_each_key_fails_for_itself() -> None:
     assert refusal(provider, request(user("Ask."), system="Be brief."))[0] == 500
     assert refusal(provider, request(user("Ask.")), key="other")[0] == 500
     assert post(provider, request(user("Ask."), model="claude-opus-5-5"))[0] == 200
+
+
+def test_a_conversation_is_told_by_how_it_began() -> None:
+    provider = simulator('{"content": "One."}\n{"content": "Two.", "fault": "500"}')
+    assert refusal(provider, request(user("Ask."), assistant("One."), user("More.")))[0] == 500
+    other_tools = [{"name": "read", "description": "Reads.", "input_schema": {"type": "object"}}]
+    again = request(user("Ask."), assistant("Another."), user("Yet more."), tools=other_tools)
+    assert post(provider, again)[0] == 200
 
 
 def test_a_failure_reads_and_writes_nothing() -> None:
@@ -335,6 +343,11 @@ def test_the_conversations_that_failed_first_are_forgotten_first(monkeypatch: py
         assert refusal(provider, request(user(ask)))[0] == 500
     assert post(provider, request(user("b")))[0] == 200
     assert refusal(provider, request(user("a")))[0] == 500
+
+
+def test_time_can_be_advanced_by_ten_years_at_once() -> None:
+    years = 10 * 365 * 24 * 3_600.0
+    assert simulator(start=0.0).advance(years) == years
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 10 * 365 * 24 * 3_600 + 1.0])

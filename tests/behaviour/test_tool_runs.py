@@ -15,7 +15,7 @@ import pytest
 
 from agents import MakeAgent, says
 from holdfast import ToolError, tool
-from holdfast.canonical.blocks import Base64Source, Image, Text, ToolResult, ToolUse, UrlSource
+from holdfast.canonical.blocks import Base64Source, Image, Json, Text, ToolResult, ToolUse, UrlSource
 from holdfast.engine.output import (
     BLOCKS_MAX,
     IMAGE_BYTES_MAX,
@@ -30,12 +30,14 @@ from holdfast.events.payloads import AnyPayload, ToolCalled, ToolCompleted, Tool
 
 Recorded = list[AnyPayload]
 
+NOTHING: dict[str, Json] = {"type": "object"}
+
 
 async def answer(function: ToolFunction, *, timeout_seconds: float = 5.0) -> tuple[ToolResult, Recorded]:
     """Call a tool without arguments once; what the model is told, and what was recorded."""
-    box = Toolbox([tool(function, name="work", description="Work.", timeout_seconds=timeout_seconds)])
+    work = tool(function, name="work", description="Work.", input_schema=NOTHING, timeout_seconds=timeout_seconds)
     recorded: Recorded = []
-    (result,) = await box.run([ToolUse("t", "work", "{}")], keeper(recorded))
+    (result,) = await Toolbox([work]).run([ToolUse("t", "work", "{}")], keeper(recorded))
     return result, recorded
 
 
@@ -67,7 +69,7 @@ async def blocked() -> AsyncIterator[threading.Event]:
 
 
 async def test_calls_that_never_return_leave_the_shared_threads_free(blocked: threading.Event) -> None:
-    box = Toolbox([tool(blocked.wait, name="hang", description="Hang.", input_schema={}, timeout_seconds=0.01)])
+    box = Toolbox([tool(blocked.wait, name="hang", description="Hang.", input_schema=NOTHING, timeout_seconds=0.01)])
     calls = [ToolUse(f"t{number}", "hang", "{}") for number in range(40)]
     results = await box.run(calls, keeper([]))
     assert {text_of(result) for result in results} == {"The tool did not answer within 0.01 s."}
@@ -78,7 +80,7 @@ async def test_calls_that_never_return_leave_the_shared_threads_free(blocked: th
 async def test_a_session_closes_while_its_tools_hang(
     agent: MakeAgent, blocked: threading.Event, tmp_path: Path
 ) -> None:
-    hang = tool(blocked.wait, name="hang", description="Hang.", input_schema={}, timeout_seconds=0.01)
+    hang = tool(blocked.wait, name="hang", description="Hang.", input_schema=NOTHING, timeout_seconds=0.01)
     calls = [ToolUse(f"t{number}", "hang", "{}") for number in range(40)]
     one = agent(says(*calls), says("ok"), tools=[hang], store=tmp_path / "holdfast.db")
     async with asyncio.timeout(5):
@@ -93,8 +95,9 @@ from holdfast import tool
 from holdfast.canonical.blocks import ToolUse
 from holdfast.engine.tools import Toolbox
 async def record(payload): pass
-box = Toolbox([tool(threading.Event().wait, name="hang", description="Hang.", input_schema={}, timeout_seconds=0.01)])
-print(asyncio.run(box.run([ToolUse("t", "hang", "{}")], record))[0].content[0].text)
+schema = {"type": "object"}
+hang = tool(threading.Event().wait, name="hang", description="Hang.", input_schema=schema, timeout_seconds=0.01)
+print(asyncio.run(Toolbox([hang]).run([ToolUse("t", "hang", "{}")], record))[0].content[0].text)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "The tool did not answer within 0.01 s.\n", "")
@@ -113,7 +116,7 @@ def test_an_answer_that_comes_when_the_loop_is_closed_is_dropped(monkeypatch: py
         return never()
 
     threads: list[threading.Thread] = []
-    result, _ = asyncio.run(answer(lambda: late(), timeout_seconds=0.05))  # type: ignore[arg-type,return-value]
+    result, _ = asyncio.run(answer(lambda: late(), timeout_seconds=0.05))
     assert result.is_error
     release.set()
     with warnings.catch_warnings():
@@ -186,7 +189,7 @@ class Mute(Exception):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (awaits_a_cancelled_task, "CancelledError"),
+        (awaits_a_cancelled_task, "CancelledError: the pool is closed"),
         (leaves, "SystemExit: no licence"),
         (raising(SystemExit(3)), "SystemExit: 3"),
         (raising(KeyboardInterrupt()), "KeyboardInterrupt"),
@@ -347,9 +350,10 @@ async def test_when_the_log_fails_the_other_tools_are_stopped_before_the_error_g
         running.set()
         try:
             await asyncio.sleep(5)
-        finally:
+        except asyncio.CancelledError:
             await asyncio.sleep(0.01)
             ends.append("stopped")
+            raise
 
     async def quick() -> str:
         """Be quick."""
@@ -408,7 +412,7 @@ async def test_a_failure_stands_although_its_record_was_cancelled() -> None:
             recording.set()
             await asyncio.sleep(5)
 
-    box = Toolbox([tool(raising(ValueError("no")), name="work", description="Work.", input_schema={})])
+    box = Toolbox([tool(raising(ValueError("no")), name="work", description="Work.", input_schema=NOTHING)])
     turn = asyncio.ensure_future(box.run([ToolUse("t", "work", "{}")], record))
     await recording.wait()
     turn.cancel()

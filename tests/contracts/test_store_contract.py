@@ -107,6 +107,39 @@ def test_an_append_that_repeats_an_id_is_refused_as_a_whole(store: Log) -> None:
     assert store.sessions() == ()
 
 
+def test_a_session_that_was_continued_elsewhere_cannot_be_continued_from_the_same_event(store: Log) -> None:
+    begun, here, there = (
+        said(0),
+        replace(said(1), parent_event_id="s-000000"),
+        replace(said(2), parent_event_id="s-000000"),
+    )
+    store.append([begun]).result(10)
+    store.append([here]).result(10)
+    assert "session 's' was continued elsewhere" in failure(store, there, said(3))
+    assert list(store.read("s")) == [begun, here]
+    store.append([replace(there, parent_event_id=here.id)]).result(10)
+    assert len(list(store.read("s"))) == 3
+
+
+def test_one_append_cannot_continue_an_event_twice(store: Log) -> None:
+    twice = [replace(said(number), parent_event_id="p") for number in range(2)]
+    assert "session 's' was continued elsewhere" in failure(store, *twice)
+    assert store.sessions() == ()
+
+
+def test_events_of_two_sessions_may_have_the_same_parent(store: Log) -> None:
+    store.append([replace(said(1), parent_event_id="p"), replace(said(1, "other"), parent_event_id="p")]).result(10)
+    assert len(store.sessions()) == 2
+
+
+def test_a_deleted_session_may_be_continued_anew(store: Log) -> None:
+    step = replace(said(1), parent_event_id="p")
+    store.append([step]).result(10)
+    store.delete("s")
+    store.append([step]).result(10)
+    assert list(store.read("s")) == [step]
+
+
 def test_a_refused_append_does_not_harm_those_around_it(store: Log) -> None:
     store.append(talk(1)).result(10)
     appends = [[said(1)], [said(0)], talk(2, start=2), [said(9), said(3)], [said(4)]]

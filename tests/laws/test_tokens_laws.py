@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 from holdfast.catalog.tokens import (
     FACTOR_MAX,
     MEMORY_TOKENS_MAX,
+    PICTURE_TOKENS,
     PRIOR_TOKENS,
     STEP_MAX,
     Calibration,
+    count_block,
     count_tokens,
 )
 
@@ -141,3 +143,18 @@ def test_memory_fades_so_that_a_change_is_learned() -> None:
 def test_the_factor_never_leaves_its_bounds_however_long_it_is_pushed() -> None:
     assert abs(taught([(50_000, 10**9)] * 100).factor - 4) < 1e-9
     assert abs(taught([(50_000, 1)] * 100).factor - 0.25) < 1e-9
+
+
+@given(st.integers(200, 3_000), st.integers(1, 3), st.sampled_from([1.0, 1.5]))
+def test_a_picture_counts_as_a_picture_whatever_its_size(size: int, pictures: int, factor: float) -> None:
+    def block(data: str) -> bytes:
+        source = f'{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{data}"}}}}'
+        return f"[{','.join([source] * pictures)}]".encode()
+
+    coded = "iVBORw0KGgo" * (size // 11 + 25)
+    assert count_block(block(coded), factor) == count_tokens(block(""), factor) + pictures * PICTURE_TOKENS
+
+
+def test_a_short_or_plain_text_is_counted_as_text() -> None:
+    for data in (b'{"type":"text","text":"' + b"A" * 2_000 + b'"}', b'{"type":"base64","data":"AAAA"}'):
+        assert count_block(data, 1.5) == count_tokens(data, 1.5)

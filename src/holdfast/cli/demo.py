@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from holdfast.catalog.rows import Model
     from holdfast.ledger.calls import CallRecord
 
+SPEND_MAX_USD = "2.00"
+
 _COLUMNS = "{:>4}  {:>7}  {:>7}  {:>7}  {:>8}  {:>6}  {:>10}  {:>10}"
 
 
@@ -64,10 +66,15 @@ async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json
             options: Options = {
                 "model": model.id,
                 "name": "demo",
-                "system_prompt": scenario.system_prompt(),
+                "system_prompt": scenario.system_prompt(model),
                 "system_prompt_volatile": scenario.work_state(project),
                 "tools": scenario.tools(project),
                 "store": log,
+                # The demo shows the same thing to everyone, whatever is configured.
+                "layout": "default",
+                "profile": "default",
+                "steps_max": 50,
+                "spend_max_usd": SPEND_MAX_USD,
             }
             if base_url is not None:
                 options |= {"base_url": base_url, "api_key": "demo"}

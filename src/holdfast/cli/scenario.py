@@ -3,6 +3,7 @@
 Nothing in it depends on the machine, so that the demo prints the same numbers everywhere.
 """
 
+import math
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.catalog.rows import Model
+from holdfast.catalog.tokens import count_tokens
 from holdfast.engine.tools import Tool, ToolError, tool
 from holdfast.layers.builder import SystemPromptBuilder
 
@@ -175,10 +178,17 @@ def write_project(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def system_prompt() -> str:
-    """The guidance that ships with Holdfast, and the project's own rules: everything that does not change."""
-    guidance = [part.text for segment in SystemPromptBuilder().segments() for part in segment.system]
-    return "\n\n".join([*guidance, f"# Project instructions\n\n{FILES['AGENTS.md']}"])
+def system_prompt(model: Model) -> str:
+    """The guidance that ships with Holdfast, and the project's own rules: everything that does not change.
+
+    Models that cache only long prompts get the guidance as an appendix too, as often as it takes.
+    """
+    guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
+    rules = f"# Project instructions\n\n{FILES['AGENTS.md']}"
+    missing = 2 * model.cache.tokens_min - count_tokens(guidance + rules, model.tokens_factor)
+    times = max(0, math.ceil(missing / count_tokens(guidance, model.tokens_factor)))
+    appendices = [f"# Appendix {number}\n\n{guidance}" for number in range(1, times + 1)]
+    return "\n\n".join([guidance, *appendices, rules])
 
 
 def work_state(folder: Path) -> Callable[[], str]:

@@ -7,6 +7,7 @@ import click
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from holdfast.events.envelope import Event
     from holdfast.events.log import Log
     from holdfast.ledger.calls import CallRecord
 
@@ -58,10 +59,10 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     from holdfast.ledger.calls import calls
 
     with _open(db) as log:
-        _require(log, session_id)
-        records = tuple(calls(log.read(session_id)))
+        records = tuple(calls(_events(log, session_id)))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(records)).decode())
+        shown = [{**msgspec.to_builtins(one), "prefix_held": one.prefix_held} for one in records]
+        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return
     from holdfast.cli.tables import show_table
 
@@ -77,7 +78,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Remove one session and all its events for good."""
     with _open(db) as log:
-        count = _require(log, session_id)
+        count = len(_events(log, session_id))
         if dry_run:
             click.echo(f"would delete session {session_id} with {count} events")
             return
@@ -97,14 +98,13 @@ def _open(db: str | None) -> "AbstractContextManager[Log]":
     return contextlib.closing(open_store(db or load_config(os.environ, workspace=Path.cwd()).db_path))
 
 
-def _require(log: "Log", session_id: str) -> int:
-    """How many events a session has; one that is not there is an error."""
+def _events(log: "Log", session_id: str) -> "list[Event]":
     from holdfast.errors import UserError
 
-    count = sum(1 for _ in log.read(session_id))
-    if not count:
+    events = list(log.read(session_id))
+    if not events:
         raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
-    return count
+    return events
 
 
 def _call_row(call: "CallRecord") -> tuple[str, ...]:

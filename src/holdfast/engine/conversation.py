@@ -11,7 +11,7 @@ from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.view import LayerText
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
-from holdfast.catalog.tokens import count_tokens
+from holdfast.catalog.tokens import count_block
 from holdfast.clock import Clock, NewId
 from holdfast.engine.draft import Draft
 from holdfast.engine.state import State, apply
@@ -57,12 +57,12 @@ class Conversation:
     def __init__(self, parts: Parts, state: State) -> None:
         self.parts = parts
         self.state = state
-        self.draft = Draft(parts.adapter, lambda data: count_tokens(data, parts.model.tokens_factor))
+        self._recording = asyncio.Lock()
+        self.draft = Draft(parts.adapter, lambda data: count_block(data, parts.model.tokens_factor))
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Put events on the log and apply them; a cancellation waits until log and state agree."""
-        events = self._events(actor, payloads)
-        writing = asyncio.wrap_future(self.parts.log.append(events))
+        writing = asyncio.ensure_future(self._write(actor, payloads))
         cancelled: asyncio.CancelledError | None = None
         while not writing.done():
             try:
@@ -70,11 +70,17 @@ class Conversation:
             except asyncio.CancelledError as error:
                 cancelled = error
         writing.result()
-        for event in events:
-            self.state = apply(self.state, event)
-        self.parts.bus.publish(events)
         if cancelled is not None:
             raise cancelled
+
+    async def _write(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> None:
+        # Tools record side by side, and each event names the one before it.
+        async with self._recording:
+            events = self._events(actor, payloads)
+            await asyncio.wrap_future(self.parts.log.append(events))
+            for event in events:
+                self.state = apply(self.state, event)
+            self.parts.bus.publish(events)
 
     def _events(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> tuple[Event, ...]:
         at = self.parts.clock()

@@ -140,7 +140,7 @@ class _Call:
         self.record = record
         self._keep = keep
         self._clock = clock
-        self._started = clock()
+        self._started: float | None = None
 
     def begin(self) -> None:
         self._started = self._clock()
@@ -156,7 +156,7 @@ class _Call:
         await self.record(ToolCompleted(self.use.id, True, size, self._since_ms()))
 
     def _since_ms(self) -> int:
-        return round((self._clock() - self._started) * 1000)
+        return 0 if self._started is None else round((self._clock() - self._started) * 1000)
 
 
 class ToolsCancelledError(Exception):

@@ -103,7 +103,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     # What a crash left behind is closed first: the log only ever grows.
     if talk.state.call_open is not None:
         interrupted = ProviderError("cancelled", "interrupted")
-        await talk.record("system", _failed(talk, interrupted, 0, talk.parts.clock(), None))
+        await talk.record("system", _failed(talk, interrupted, retries=0, started_at=talk.parts.clock(), partial=None))
     if talk.state.turn is not None:
         await _abandon(talk, "error")
     if calls := open_calls(talk.state):
@@ -184,12 +184,14 @@ async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Em
                         return delta.reply
         raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
-        await talk.record("agent", _failed(talk, error, retries, started_at, reader.partial()))
+        await talk.record(
+            "agent", _failed(talk, error, retries=retries, started_at=started_at, partial=reader.partial())
+        )
         raise
     except asyncio.CancelledError:
         partial = reader.partial()
         stopped = ProviderError("cancelled", "cancelled by the caller")
-        payloads: list[AnyPayload] = [_failed(talk, stopped, retries, started_at, partial)]
+        payloads: list[AnyPayload] = [_failed(talk, stopped, retries=retries, started_at=started_at, partial=partial)]
         if content := sendable_content(partial.content if partial else ()):
             payloads.append(MessageAppended(Message("assistant", content)))
         await talk.record("agent", *payloads)
@@ -292,7 +294,7 @@ def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def _failed(
-    talk: Conversation, error: ProviderError, retries: int, started_at: float, partial: Reply | None
+    talk: Conversation, error: ProviderError, *, retries: int, started_at: float, partial: Reply | None
 ) -> LlmCallFailed:
     opened = talk.state.call_open
     usage = partial.usage if partial else Usage()

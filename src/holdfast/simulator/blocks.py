@@ -14,7 +14,7 @@ from holdfast.canonical.prompt import Mark, Parameters, Place, Segment, Ttl
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import kind_of
 from holdfast.catalog.rows import Model
-from holdfast.catalog.tokens import count_tokens
+from holdfast.catalog.tokens import count_block
 from holdfast.providers.adapter import Adapter, WireRequest
 
 _PLACES: tuple[Place, ...] = ("tools", "system", "messages")
@@ -60,7 +60,7 @@ class TokenCounts:
     """Counts each block once, however often it is sent; forgets everything when it knows too many."""
 
     def __init__(
-        self, count: Callable[[bytes, float], int] = count_tokens, *, known_max: int = COUNTS_KNOWN_MAX
+        self, count: Callable[[bytes, float], int] = count_block, *, known_max: int = COUNTS_KNOWN_MAX
     ) -> None:
         self._count = count
         self._known_max = known_max

@@ -8,7 +8,7 @@ from types import TracebackType
 from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
-from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, merge, rows_of, tallies
+from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, merge, rows_of, tallies
 
 
 class MemoryStore:
@@ -21,6 +21,7 @@ class MemoryStore:
         self._events: dict[str, list[Event]] = {}
         self._rows: dict[str, SessionRow] = {}
         self._places: dict[str, tuple[str, int]] = {}  # Where an event stands, by its id.
+        self._steps: set[tuple[str, str | None]] = set()  # Which events of which sessions were continued.
 
     def __enter__(self) -> "MemoryStore":
         return self
@@ -47,6 +48,9 @@ class MemoryStore:
             for event in events:
                 if event.id in self._places:
                     raise already_kept(event.id)
+                if event.parent_event_id is not None and _step(event) in self._steps:
+                    raise continued_elsewhere(event.session_id)
+            self._steps.update(map(_step, events))
             for event in events:
                 session = self._events.setdefault(event.session_id, [])
                 self._places[event.id] = (event.session_id, len(session))
@@ -82,6 +86,7 @@ class MemoryStore:
             self._rows.pop(session_id, None)
             for event in events:
                 del self._places[event.id]
+            self._steps.difference_update(map(_step, events))
             return len(events)
 
     def close(self) -> None:
@@ -91,3 +96,7 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("this store is closed: open a new one")
+
+
+def _step(event: Event) -> tuple[str, str | None]:
+    return event.session_id, event.parent_event_id

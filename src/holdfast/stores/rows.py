@@ -42,9 +42,14 @@ _decode = msgspec.json.Decoder(AnyPayload).decode
 def rows_of(events: Iterable[Event], *, event_bytes_max: int = EVENT_BYTES_MAX) -> tuple[Row, ...]:
     """The rows of one append; raises StoreError unless each can be read back as the event it was."""
     rows: dict[str, Row] = {}
+    steps: set[tuple[str, str]] = set()
     for event in events:
         if event.id in rows:
             raise already_kept(event.id)
+        if event.parent_event_id is not None:
+            if (event.session_id, event.parent_event_id) in steps:
+                raise continued_elsewhere(event.session_id)
+            steps.add((event.session_id, event.parent_event_id))
         rows[event.id] = _row_of(event, event_bytes_max)
     return tuple(rows.values())
 
@@ -127,6 +132,13 @@ def _unreadable(columns: Mapping[str, object]) -> StoreError:
 
 def _short(value: object) -> str:
     return ascii(value)[:80]
+
+
+def continued_elsewhere(session_id: str) -> StoreError:
+    return StoreError(
+        f"session {session_id!a} was continued elsewhere since it was opened here, so nothing of this append was "
+        "kept: resume it anew to go on"
+    )
 
 
 def already_kept(event_id: str) -> StoreError:

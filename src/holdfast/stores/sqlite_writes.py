@@ -8,8 +8,9 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
+from holdfast.errors import StoreError
 from holdfast.events.log import SessionRow
-from holdfast.stores.rows import COLUMNS, already_kept, merge
+from holdfast.stores.rows import COLUMNS, already_kept, continued_elsewhere, merge
 from holdfast.stores.sqlite_file import explain, identity_of, moved
 from holdfast.stores.writer import Append, Delete, Job, Settle
 
@@ -68,10 +69,10 @@ class SqliteWrites:
             self._insert([job])
         except sqlite3.IntegrityError:
             self._connection.execute("ROLLBACK TO append")
-            known = self._first_known_id(job)
-            if known is None:
+            refusal = self._refusal(job)
+            if refusal is None:
                 raise
-            answer: Settle = partial(job.done.set_exception, already_kept(known))
+            answer: Settle = partial(job.done.set_exception, refusal)
         else:
             answer = partial(job.done.set_result, None)
         self._connection.execute("RELEASE append")
@@ -89,9 +90,16 @@ class SqliteWrites:
             some = rows[start : start + ROWS_AT_ONCE]
             self._connection.execute(_insertion(len(some)), [cell for row in some for cell in astuple(row)])
 
-    def _first_known_id(self, job: Append) -> str | None:
+    def _refusal(self, job: Append) -> StoreError | None:
+        """Why the events of this append cannot stand beside those that are kept."""
         known = "SELECT 1 FROM events WHERE id = ?"
-        return next((row.id for row in job.rows if self._connection.execute(known, (row.id,)).fetchone()), None)
+        continued = "SELECT 1 FROM events WHERE session_id = ? AND parent_event_id = ?"
+        for row in job.rows:
+            if self._connection.execute(known, (row.id,)).fetchone():
+                return already_kept(row.id)
+            if self._connection.execute(continued, (row.session_id, row.parent_event_id)).fetchone():
+                return continued_elsewhere(row.session_id)
+        return None
 
     def _delete(self, job: Delete) -> Settle:
         gone = self._connection.execute("DELETE FROM events WHERE session_id = ?", (job.session_id,)).rowcount

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,11 @@ def broken_blocks(root: Path) -> list[str]:
     blocks = list(blocks_of(text_of(root, "README.md")))
     if not any(block.language not in SHOWN_ONLY for block in blocks):
         return ["README.md is missing or has no block to run"]
-    return [f"README.md:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
+    found = [f"README.md:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
+    for program, shown in pairwise(blocks):
+        if (program.language, shown.language) == ("python", "text"):
+            found += [f"README.md:{shown.line}: {trouble}" for trouble in wrong_prints(root, program, shown)]
+    return found
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -67,6 +72,12 @@ def troubles(root: Path, block: Block) -> list[str]:
             return wrong_outputs(root, list(steps_of(block.text)))
         case language:
             return [f"a block of language {language!r} is not run; use python, bash or console"]
+
+
+def wrong_prints(root: Path, program: Block, shown: Block) -> list[str]:
+    """What stands in a text block right behind a program is what the program prints."""
+    _, output = outcome(root, [sys.executable, "-c", program.text])
+    return [] if output.strip() == shown.text.strip() else [f"the program above prints\n{output}"]
 
 
 def missing_parts(root: Path, text: str) -> list[str]:

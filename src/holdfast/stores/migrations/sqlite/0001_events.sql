@@ -29,3 +29,6 @@ CREATE TABLE events (
 
 -- Every index ends with the row's seq, so this one also gives a session's events in order.
 CREATE INDEX events_by_session ON events (session_id);
+
+-- A session is one chain: of two programs that go on from the same event only the first succeeds.
+CREATE UNIQUE INDEX events_continue_once ON events (session_id, parent_event_id);
