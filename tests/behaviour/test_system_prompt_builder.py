@@ -145,8 +145,8 @@ def test_the_name_of_a_style_stays_on_its_line() -> None:
 
 
 def test_blank_additions_are_left_out_and_others_keep_their_indentation() -> None:
-    builder = SystemPromptBuilder().with_appended("").with_appended(" \n").with_appended(" - a bullet\n")
-    assert builder.build()[6:] == [" - a bullet"]
+    builder = SystemPromptBuilder().with_appended("").with_appended(" \n").with_appended("\n - a bulletX\n")
+    assert builder.build()[6:] == [" - a bulletX"]
     assert [segment.name for segment in builder.segments()][-1] == "appended_1"
 
 
@@ -263,6 +263,7 @@ def test_a_surrogate_that_cannot_be_sent_is_replaced() -> None:
         ("all of it\n", ("all of it\n", "")),
         ("", ("", "")),
         (BOUNDARY, ("", "")),
+        (f"X\n{BOUNDARY}\nX", ("X", "X")),
         (f"stable\n\n{BOUNDARY}\n\nvolatile\n", ("stable", "volatile\n")),
         (f"stable\r\n{BOUNDARY}\r\nvolatile", ("stable", "volatile")),
         (f"  stable  {BOUNDARY}  volatile", ("  stable  ", "  volatile")),

@@ -136,6 +136,11 @@ def test_plain_text_is_read_as_it_is(text: str) -> None:
     assert read_text(text.encode()) == text
 
 
+def test_a_character_cut_in_two_is_replaced_at_the_end_of_a_file_and_left_out_at_the_end_of_its_start() -> None:
+    assert read_text(b"x\xe2\x82") == "x\ufffd"
+    assert read_text(b"x\xe2\x82", whole=False) == "x"
+
+
 @laws
 @given(st.text(max_size=20), st.integers(0, 80))
 def test_the_start_of_a_file_reads_as_the_start_of_its_text(text: str, size: int) -> None:
