@@ -83,8 +83,8 @@ def test_every_command_has_help(name: str) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    program = "import sys; from holdfast.cli.main import command; command.main(['--help'], standalone_mode=False)\n"
-    program += "print([name for name in ('aiohttp', 'rich', 'msgspec', 'splintr', 'sqlite3') if name in sys.modules])"
+    program = "import sys; before = set(sys.modules); from holdfast.cli.main import command; command.main(['--help'], standalone_mode=False)\n"
+    program += "print([name for name in ('aiohttp', 'rich', 'msgspec', 'splintr', 'sqlite3') if name in set(sys.modules) - before])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "[]"
 
@@ -272,7 +272,8 @@ def simulate(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_the_simulator_prints_its_address_at_once_and_runs_until_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_the_simulator_prints_its_address_at_once_and_runs_until_stopped(tmp_path: Path, stop: signal.Signals) -> None:
     (tmp_path / "script.jsonl").write_text('{"content": [{"type": "text", "text": "scripted"}]}\n')
     with simulate("--port", "0", "--script", str(tmp_path / "script.jsonl")) as process:
         assert process.stdout is not None
@@ -282,7 +283,7 @@ def test_the_simulator_prints_its_address_at_once_and_runs_until_stopped(tmp_pat
         request = urllib.request.Request(f"{url}/v1/messages", json.dumps(body).encode(), {"x-api-key": "any"})
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert json.load(answer)["content"][0]["text"] == "scripted"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         assert process.wait(10) == 0
         assert process.stderr is not None
         assert process.stderr.read() == "stopped\n"

@@ -20,6 +20,7 @@ def command(host: str, port: int, script: Path | None) -> None:
     what it was sent, GET /_sim/cache what it keeps.
     """
     import asyncio
+    import signal
 
     from holdfast.simulator.http import serve
     from holdfast.simulator.provider import SimulatedProvider
@@ -30,12 +31,12 @@ def command(host: str, port: int, script: Path | None) -> None:
     async def run() -> None:
         server = await serve(provider, host=host, port=port)
         click.echo(server.url)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await server.aclose()
-
-    try:
-        asyncio.run(run())
-    except KeyboardInterrupt:
+        stop = asyncio.Event()
+        for wanted in (signal.SIGINT, signal.SIGTERM):
+            # Also where whoever started us told us to ignore it, as shells do in the background.
+            asyncio.get_running_loop().add_signal_handler(wanted, stop.set)
+        await stop.wait()
+        await server.aclose()
         click.echo("stopped", err=True)
+
+    asyncio.run(run())
