@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.canonical.blocks import Image as Image
     from holdfast.canonical.blocks import Text as Text
+    from holdfast.canonical.reply import TextDelta as TextDelta
     from holdfast.canonical.usage import Usage as Usage
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
@@ -44,6 +45,7 @@ _HOMES = {
     "StoreError": "holdfast.errors",
     "SystemPromptBuilder": "holdfast.layers.builder",
     "Text": "holdfast.canonical.blocks",
+    "TextDelta": "holdfast.canonical.reply",
     "Tool": "holdfast.engine.tools",
     "ToolError": "holdfast.engine.tools",
     "Usage": "holdfast.canonical.usage",

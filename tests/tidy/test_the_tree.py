@@ -73,3 +73,7 @@ def test_the_package_and_its_command_tell_the_same_version() -> None:
 
 def test_every_block_of_the_readme_does_what_it_says() -> None:
     assert not (found := readme.broken_blocks(ROOT)), listed(found)
+
+
+def test_every_block_of_the_page_on_the_library_runs() -> None:
+    assert not (found := readme.broken_blocks(ROOT, "docs/library.md")), listed(found)

@@ -40,14 +40,14 @@ class Step(NamedTuple):
     shown: str
 
 
-def broken_blocks(root: Path) -> list[str]:
-    blocks = list(blocks_of(text_of(root, "README.md")))
+def broken_blocks(root: Path, page: str = "README.md") -> list[str]:
+    blocks = list(blocks_of(text_of(root, page)))
     if not any(block.language not in SHOWN_ONLY for block in blocks):
-        return ["README.md is missing or has no block to run"]
-    found = [f"README.md:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
+        return [f"{page} is missing or has no block to run"]
+    found = [f"{page}:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
     for program, shown in pairwise(blocks):
         if (program.language, shown.language) == ("python", "text"):
-            found += [f"README.md:{shown.line}: {trouble}" for trouble in wrong_prints(root, program, shown)]
+            found += [f"{page}:{shown.line}: {trouble}" for trouble in wrong_prints(root, program, shown)]
     return found
 
 
