@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from holdfast.canonical.blocks import Text, ToolResult, ToolUse
 from holdfast.canonical.prompt import Parameters, Passage, Plan
@@ -9,7 +10,7 @@ from holdfast.canonical.tools import tool_spec
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import find_model
 from holdfast.engine.draft import Draft
-from holdfast.layers.assemble import assemble
+from holdfast.layers.assemble import assemble, head_of
 from holdfast.planning.marks import plan_marks
 from holdfast.providers.registry import adapter_for
 
@@ -20,6 +21,8 @@ HEAD = View(
     tools=tuple(tool_spec(f"tool_{number}", "does things", {"type": "object"}) for number in range(12)),
     pinned=(LayerText("preset", "Be kind. " * 800), LayerText("project", "Rules. " * 400)),
 )
+
+SEGMENTS = head_of(HEAD)
 
 
 def history(messages: int) -> tuple[Passage, ...]:
@@ -33,7 +36,7 @@ def history(messages: int) -> tuple[Passage, ...]:
 
 
 def view(passages: tuple[Passage, ...]) -> View:
-    return View(tools=HEAD.tools, pinned=HEAD.pinned, history=passages[:-1], newest=passages[-1:])
+    return View(tools=HEAD.tools, pinned=HEAD.pinned, history=passages[:-1], newest=passages[-1:], head=SEGMENTS)
 
 
 def request(draft: Draft, current: View) -> bytes:
@@ -53,8 +56,8 @@ def best(action: Callable[[], object], prepare: Callable[[], None], times: int) 
     return shortest * 1000
 
 
-def measure(messages: int) -> tuple[float, float, int]:
-    """Milliseconds kept, milliseconds rebuilt, and the size of the body."""
+def measure(messages: int) -> tuple[float, float, bytes]:
+    """Milliseconds kept, milliseconds rebuilt, and the body."""
     passages = history(messages)
     before, after = view(passages[:-1]), view(passages)
     draft = Draft(ADAPTER, len)
@@ -67,17 +70,20 @@ def measure(messages: int) -> tuple[float, float, int]:
     rebuilt = best(lambda: ADAPTER.write_request(assemble(after), Plan(), PARAMETERS), lambda: None, 10)
     plan = plan_marks(draft.scroll, MODEL.cache)
     assert ADAPTER.write_request(assemble(after), plan, PARAMETERS) == body, "kept and rebuilt bytes differ"
-    return kept, rebuilt, len(body)
+    return kept, rebuilt, body
 
 
 def run() -> list[tuple[str, str]]:
     rows = []
     for messages in (10, 100, 1000):
-        kept, rebuilt, size = measure(messages + 1)
+        kept, rebuilt, body = measure(messages + 1)
+        buffer = bytearray(body)
+        copied = best(partial(bytes, buffer), lambda: None, 50)
         rows.append(
             (
-                f"{messages} messages, {size / 1e6:.2f} MB",
-                f"kept {kept:.3f} ms, rebuilt {rebuilt:.3f} ms: {rebuilt / kept:.0f} times faster",
+                f"{messages} messages, {len(body) / 1e6:.2f} MB",
+                f"kept {kept:.3f} ms (copying that many bytes once: {copied:.3f} ms), rebuilt {rebuilt:.3f} ms: "
+                f"{rebuilt / kept:.0f} times faster",
             )
         )
     return rows

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from holdfast.canonical.pieces import Link, Piece, link_up, stable_count
-from holdfast.canonical.prompt import Mark, Ttl
+from holdfast.canonical.pieces import Link, Piece, link_up
+from holdfast.canonical.prompt import Mark, Stability, Ttl
 
 
 class Spelling(Protocol):
@@ -32,6 +32,8 @@ class Scroll:
         self.tokens: list[int] = []
         self.tokens_total = 0
         self.first_ephemeral: int | None = None
+        self.stable_count = 0
+        """How many leading pieces belong to layers that do not change within an epoch."""
 
     def extend(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
@@ -41,6 +43,8 @@ class Scroll:
             self._bytes += data
             if piece.ephemeral and self.first_ephemeral is None:
                 self.first_ephemeral = len(self.pieces)
+            if piece.stability <= Stability.EPOCH and self.stable_count == len(self.pieces):
+                self.stable_count += 1
             self.pieces.append(piece)
             self.tokens.append(self._count(piece.data))
             self.tokens_total += self.tokens[-1]
@@ -50,6 +54,7 @@ class Scroll:
         self.tokens_total -= sum(self.tokens[keep:])
         del self.pieces[keep:], self.links[keep:], self.tokens[keep:]
         del self._bytes[self.links[-1].end if self.links else 0 :]
+        self.stable_count = min(self.stable_count, keep)
         if self.first_ephemeral is not None and self.first_ephemeral >= keep:
             self.first_ephemeral = None
 
@@ -57,13 +62,8 @@ class Scroll:
         return bytes(self._bytes)
 
     @property
-    def stable_count(self) -> int:
-        """How many leading pieces belong to layers that do not change within an epoch."""
-        return stable_count(self.pieces)
-
-    @property
     def stable_prefix_length(self) -> int:
-        """Where, in cacheable bytes, those layers end."""
+        """Where, in cacheable bytes, the layers end that do not change within an epoch."""
         return self.links[self.stable_count - 1].end if self.stable_count else 0
 
     def render(self, opening: bytes, marks: Sequence[Mark] = ()) -> bytes:

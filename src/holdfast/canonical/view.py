@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.prompt import Passage
+from holdfast.canonical.prompt import Passage, Segment
 from holdfast.canonical.tools import ToolSpec
 
 Layout = Literal["default", "seed"]
@@ -22,8 +22,9 @@ class LayerText(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """A conversation as it stands before a call.
 
-    `pinned` is what stable layers say for the whole epoch. `history` was sent before and never changes; `newest`
-    is what this call adds. `current` is what volatile layers would say now, `emitted` what they last said.
+    `pinned` is what stable layers say for the whole epoch, and `head` their segments, where these are known already.
+    `history` was sent before and never changes; `newest` is what this call adds. `current` is what volatile layers
+    would say now, `emitted` what they last said.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -33,6 +34,7 @@ class View(msgspec.Struct, frozen=True):
     current: tuple[LayerText, ...] = ()
     emitted: tuple[LayerText, ...] = ()
     layout: Layout = "default"
+    head: tuple[Segment, ...] | None = None
 
 
 def said_by(layer: str, texts: tuple[LayerText, ...]) -> LayerText | None:

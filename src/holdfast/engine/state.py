@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, ToolUse
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Passage, Stability
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import call_id
 from holdfast.canonical.usage import Usage
@@ -39,6 +39,7 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.layers.assemble import head_of
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -68,6 +69,7 @@ class State(msgspec.Struct, frozen=True):
     epoch: int = 0
     pinned: tuple[LayerText, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    head: tuple[Segment, ...] = ()
     passages: tuple[Passage, ...] = ()
     sent: int = 0
     emitted: tuple[LayerText, ...] = ()
@@ -112,7 +114,8 @@ def _apply(state: State, event: Event) -> State:
                 started_at=event.at,
             )
         case EpochOpened() as it:
-            return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools)
+            head = head_of(View(tools=it.tools, pinned=it.system))
+            return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head)
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
@@ -162,6 +165,7 @@ def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
         current=current,
         emitted=state.emitted,
         layout=state.layout,
+        head=state.head,
     )
 
 

@@ -4,23 +4,31 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from holdfast.canonical.prompt import Place, Prompt, Segment
-from holdfast.canonical.view import LayerText, Layout, View
+from holdfast.canonical.view import LayerText, View
 from holdfast.errors import OrderError
-from holdfast.layers.standard import SEED, STANDARD, VOLATILE, Layer, emission_of
+from holdfast.layers.standard import CHANGING, SEED_CHANGING, STABLE, VOLATILE, Layer, emission_of
 
 _WIRE_ORDER: dict[Place, int] = {"tools": 0, "system": 1, "messages": 2}
 
 
 def assemble(view: View, layers: Sequence[Layer] | None = None) -> Prompt:
-    """Every layer's part, in the order of the layers, checked."""
-    chosen = layers_of(view.layout) if layers is None else layers
-    segments = tuple(segment for layer in chosen if (segment := layer(view)) is not None)
+    """Every layer's part, in the order of the layers, checked; without layers, the standard ones."""
+    if layers is not None:
+        segments = _say(view, layers)
+    else:
+        head = head_of(view) if view.head is None else view.head
+        segments = head + _say(view, CHANGING if view.layout == "default" else SEED_CHANGING)
     check_order(segments)
     return Prompt(segments)
 
 
-def layers_of(layout: Layout) -> tuple[Layer, ...]:
-    return STANDARD if layout == "default" else SEED
+def head_of(view: View) -> tuple[Segment, ...]:
+    """What the stable layers say: the same for a whole epoch, so that it need be asked once."""
+    return _say(view, STABLE)
+
+
+def _say(view: View, layers: Sequence[Layer]) -> tuple[Segment, ...]:
+    return tuple(segment for layer in layers if (segment := layer(view)) is not None)
 
 
 def emissions(view: View) -> tuple[LayerText, ...]:

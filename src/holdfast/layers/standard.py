@@ -133,20 +133,22 @@ def emission_of(name: str, view: View) -> LayerText | None:
     return LayerText(name, text, said.ephemeral)
 
 
-_STABLE: tuple[Layer, ...] = (tools, *(pinned(name, stability) for name, stability in PINNED.items()))
+STABLE: tuple[Layer, ...] = (tools, *(pinned(name, stability) for name, stability in PINNED.items()))
+"""The layers that say the same for a whole epoch."""
 
-STANDARD: tuple[Layer, ...] = (
-    *_STABLE,
+CHANGING: tuple[Layer, ...] = (
     history,
     tool_results,
     *(volatile(name) for name in VOLATILE),
     user_message,
     *(ephemeral(name) for name in VOLATILE),
 )
-"""All layers in wire order, volatile text behind the history."""
+"""All others in wire order, volatile text behind the history."""
 
-SEED: tuple[Layer, ...] = (*_STABLE, system_tail, history, tool_results, user_message)
-"""All layers in wire order, volatile text at the end of the system prompt."""
+SEED_CHANGING: tuple[Layer, ...] = (system_tail, history, tool_results, user_message)
+"""All others in wire order, volatile text at the end of the system prompt."""
+
+STANDARD = STABLE + CHANGING
 
 
 def _injection(emission: LayerText) -> Segment:
