@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.layers.builder import SystemPromptBuilder as SystemPromptBuilder
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
+    from holdfast.runtime.options import Options as Options
     from holdfast.runtime.session import Session as Session
     from holdfast.runtime.session import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
@@ -39,6 +40,7 @@ _HOMES = {
     "Image": "holdfast.canonical.blocks",
     "LayerText": "holdfast.canonical.view",
     "MemoryStore": "holdfast.stores.memory",
+    "Options": "holdfast.runtime.options",
     "ProviderError": "holdfast.errors",
     "Session": "holdfast.runtime.session",
     "SimulatedProvider": "holdfast.simulator.provider",

@@ -173,6 +173,8 @@ def test_the_demo_keeps_nothing_unless_told(tmp_path: Path) -> None:
     kept = run("demo", "--keep").output
     (row,) = json.loads(run("sessions", "list", "--json").output)
     assert kept.endswith(f"\nKept: holdfast sessions show {row['id']}\n")
+    again = json.loads(run("demo", "--keep", "--json").output)["session_id"]
+    assert {one["id"] for one in json.loads(run("sessions", "list", "--json").output)} == {row["id"], again}
     calls = json.loads(run("sessions", "show", row["id"], "--json").output)
     assert len(calls) == 12
     assert all(call["blocks_shared"] == call["blocks_before"] and call["prefix_held"] for call in calls)
@@ -204,8 +206,57 @@ def test_a_name_cannot_colour_the_terminal_or_move_its_cursor(tmp_path: Path) ->
     assert "\x1b" not in output
 
 
-def test_an_empty_store_says_how_to_fill_it() -> None:
+def test_an_empty_store_says_how_to_fill_it_and_is_not_made_by_looking() -> None:
     assert "No session is stored yet" in run("sessions", "list").output
+    assert not Path(os.environ["HOLDFAST_HOME"]).exists()
+
+
+@pytest.mark.parametrize("action", [["list"], ["show", "s1"], ["delete", "s1"]])
+def test_a_store_that_is_not_there_is_named_and_not_made(tmp_path: Path, action: list[str]) -> None:
+    missing = tmp_path / "typo.db"
+    result = run("sessions", *action, "--db", str(missing))
+    assert f"there is no store at {str(missing)!r}" in result.stderr
+    assert not missing.exists()
+
+
+def test_a_list_has_at_least_one_line(store: Path) -> None:
+    assert run("sessions", "list", "--limit", "0", "--db", str(store)).exit_code == 2
+
+
+def test_output_that_cannot_be_written_is_one_clear_line() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m holdfast sessions list > /dev/full",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "holdfast: No space left on device\n")
+
+
+def test_without_a_home_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("HOLDFAST_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert "set HOME or HOLDFAST_HOME" in run("config").stderr
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_configured_model_can_be_simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    (tmp_path / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
+    assert json.loads(run("demo", "--json", "--model", "anthropic:mine").output)["read_share"] >= 0.85
+    with simulate("--port", "0") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        body = {"model": "mine", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        request = urllib.request.Request(f"{url}/v1/messages", json.dumps(body).encode(), {"x-api-key": "any"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.load(answer)["model"] == "mine"
+        process.terminate()
 
 
 def test_a_session_shows_its_calls() -> None:
@@ -304,7 +355,7 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert str(port) in result.stderr
-    assert "choose another port, or 0 for a free one" in result.stderr
+    assert "choose another host or port, or port 0 for a free one" in result.stderr
 
 
 def test_a_script_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_flag_beats_environment_beats_workspace_beats_home(home: Path, workspace
     config = load_config(environ, workspace=workspace, flags={"model": "a:flag", "steps_max": None})
     assert (config.model, config.steps_max, config.layout, config.db_path) == ("a:flag", 3, "default", "one.db")
     assert config.origins == {
-        "model": "flag",
+        "model": "the caller",
         "steps_max": "HOLDFAST_STEPS_MAX",
         "layout": str(workspace / ".holdfast" / "config.toml"),
         "db": str(home / "config.toml"),

@@ -195,21 +195,35 @@ async def test_a_resumed_seed_session_keeps_its_volatile_text(agent: MakeAgent) 
     assert prepared[1].shared_blocks == 3
 
 
-@pytest.mark.parametrize("option", ["system_prompt", "persona", "layout", "profile", "name"])
-async def test_what_was_pinned_cannot_be_changed_by_resuming(option: str) -> None:
-    with pytest.raises(UserError, match=f"{option} is told when a session is created"):
-        Session.resume("x", **{option: "seed"})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("option", "other"),
+    [
+        ("system_prompt", "other"),
+        ("persona", "other"),
+        ("layout", "seed"),
+        ("profile", "seed"),
+        ("name", "other"),
+        ("model", "anthropic:claude-opus-5-5"),
+    ],
+)
+async def test_what_was_pinned_may_be_said_again_but_not_changed(agent: MakeAgent, option: str, other: str) -> None:
+    told = {"system_prompt": "S\ud800", "persona": "P", "layout": "default", "profile": "default", "name": "N"}
+    one = agent(says("x"), says("y"), **told)
+    async with one.session as session:
+        await session.send("hello")
+    async with Session.resume(session.id, **one.options) as again:
+        assert (await again.send("more")).text == "y"
+    with pytest.raises(UserError, match=f"{option} is told when a session is created and cannot change"):
+        async with Session.resume(session.id, **{**one.options, option: other}):  # type: ignore[arg-type]
+            pass
 
 
-async def test_a_resumed_session_keeps_its_model_and_needs_its_tools(
+async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_told(
     agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = agent(says("x"), tools=[add])
     async with one.session as session:
         id = session.id
-    with pytest.raises(UserError, match=r"speaks to anthropic:claude-sonnet-5-5; it cannot go on with"):
-        async with Session.resume(id, store=one.store, wire=one.wire, model="anthropic:claude-opus-5-5"):
-            pass
     with pytest.raises(UserError, match="tools whose functions are missing: add"):
         async with Session.resume(id, store=one.store, wire=one.wire):
             pass
@@ -219,10 +233,15 @@ async def test_a_resumed_session_keeps_its_model_and_needs_its_tools(
         return a + b + c
 
     changed.__name__ = "add"
-    async with Session.resume(id, store=one.store, wire=one.wire, tools=[changed]) as session:
+
+    def later() -> None:
+        """Come later."""
+
+    async with Session.resume(id, store=one.store, wire=one.wire, tools=[changed, later]) as session:
         await session.send("hello")
-    assert one.bodies[0]["tools"][0]["description"] == "Add two numbers."
+    assert [spec["description"] for spec in one.bodies[0]["tools"]] == ["Add two numbers."]
     assert "as they were when the session began: add" in caplog.text
+    assert "came after the session began: later" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -241,6 +260,7 @@ async def test_a_resumed_session_keeps_its_model_and_needs_its_tools(
         ({"thinking": "on"}, "thinking must be a mapping"),
         ({"store": 5}, "store must be a path, a URL or a store, not int"),
         ({"wire": 5}, "wire must be a wire or a simulated provider, not int"),
+        ({"wire": SimulatedProvider}, "wire must be a wire or a simulated provider, not type"),
         ({"clock": 5}, "clock must be a function that gives the time, not int"),
         ({"new_id": 5}, "new_id must be a function that gives an id, not int"),
     ],
@@ -374,6 +394,29 @@ async def test_a_session_that_was_resumed_elsewhere_goes_no_further_here(agent: 
     async with Session.resume(session.id, store=one.store, wire=one.wire, new_id=CountedIds("third")) as third:
         assert (await third.send("and now?")).text == "never"
         assert validate(third.history) == ()
+
+
+async def test_a_simulated_failure_is_tried_again_as_over_the_network(agent: MakeAgent) -> None:
+    script = (
+        '{"fault": "529"}\n{"fault": "500"}\n{"content": "ok"}\n{"fault": "429"}\n{"fault": "429"}\n{"fault": "429"}\n'
+    )
+    one = agent(wire=SimulatedProvider(script=script))
+    async with one.session as session:
+        assert (await session.send("hello")).text == "ok"
+        with pytest.raises(ProviderError) as caught:
+            await session.send("again")
+    assert (caught.value.kind, caught.value.status) == ("rate_limit", 429)
+    failed = next(payload for payload in one.payloads if isinstance(payload, LlmCallFailed))
+    assert failed.retry_count == 2
+
+
+async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeAgent, tmp_path: Path) -> None:
+    (tmp_path / ".holdfast").mkdir()
+    (tmp_path / ".holdfast" / "config.toml").write_text(
+        '[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
+    )
+    async with agent(wire=SimulatedProvider(), model="anthropic:mine", workspace=tmp_path).session as session:
+        assert (await session.send("hello")).text
 
 
 async def test_a_wire_is_closed_with_the_session_only_if_the_session_made_it(agent: MakeAgent) -> None:

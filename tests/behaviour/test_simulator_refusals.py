@@ -156,7 +156,8 @@ def test_an_unknown_model_is_not_found_and_near_ones_are_named() -> None:
     status, kind, message = refusal(simulator(), request(HELLO, model="claude-sonet-5-5"))
     assert (status, kind) == (404, "not_found_error")
     assert message.startswith("model: ")
-    assert "claude-sonnet-5-5" in message
+    assert "did you mean claude-sonnet-5-5" in message
+    assert "anthropic:" not in message
 
 
 @pytest.mark.parametrize(

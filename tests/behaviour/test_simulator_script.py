@@ -187,8 +187,7 @@ def test_failures_at_the_end_of_a_script_come_before_the_echo() -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ("", "it is blank"),
-        ("   ", "it is blank"),
+        ('{"text": "hi"}', "known fields: content, stop_reason, fault"),
         ("{", "line 2 of 'script'"),
         ("[]", "Expected `object`"),
         ("{}", "neither content nor fault"),
@@ -209,6 +208,29 @@ def test_a_bad_line_is_named_by_its_number(bad: str, words: str) -> None:
     assert str(caught.value).startswith("line 2 of 'script': ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_blank_lines_are_passed_over_and_counted() -> None:
+    assert parse_script('\n{"content": "a"}\n  \n{"content": "b"}\n\n') == parse_script(
+        '{"content": "a"}\n{"content": "b"}'
+    )
+    with pytest.raises(UserError, match="line 3 of"):
+        parse_script("\n\n{\n")
+
+
+def test_a_script_may_be_given_as_text() -> None:
+    assert (
+        SimulatedProvider(script='{"content": "a"}')
+        .answer(
+            "POST",
+            "/v1/messages",
+            headers={"x-api-key": "k"},
+            body=b'{"model":"claude-sonnet-5-5","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}',
+        )
+        .body()
+        .count(b'"text":"a"')
+        == 1
+    )
 
 
 def test_an_empty_script_has_no_replies() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import socket
 import traceback
 from contextlib import ExitStack, suppress
@@ -28,6 +29,11 @@ from loopback import (
     whole,
     wired,
 )
+
+
+def without_port(failure: Exception) -> str:
+    """The message, whose address names a port that is another one each time."""
+    return re.sub(r"(127\.0\.0\.1):\d+", r"\1", str(failure))
 
 
 async def test_a_request_arrives_as_it_was_sent() -> None:
@@ -120,7 +126,9 @@ async def test_a_refused_connection_is_a_network_failure() -> None:
     async with wired(url, pauses=pauses) as wire:
         failed = await failure_of(wire)
     assert failed.kind == "network"
-    assert str(failed) == "the connection to 127.0.0.1 failed: ClientConnectorError"
+    assert re.fullmatch(
+        r"the connection to 127\.0\.0\.1:\d+ failed: nothing listens there; is it running\?", str(failed)
+    )
     assert pauses.seconds == [1.0, 2.0]
 
 
@@ -133,7 +141,7 @@ async def test_a_connection_lost_before_the_first_byte_is_tried_again() -> None:
 async def test_an_empty_answer_is_a_network_failure() -> None:
     async with serving(says("")) as server, wired(server.url) as wire:
         failed = await failure_of(wire)
-        assert (failed.kind, str(failed)) == ("network", "127.0.0.1 ended its answer before the first byte")
+        assert (failed.kind, without_port(failed)) == ("network", "127.0.0.1 ended its answer before the first byte")
         assert len(server.requests) == 3
 
 
@@ -144,7 +152,7 @@ async def test_nothing_is_tried_again_after_the_first_byte() -> None:
         with pytest.raises(ProviderError) as failed:
             await anext(chunks)
         assert failed.value.kind == "network"
-        assert str(failed.value) == "127.0.0.1 broke off its answer: ClientPayloadError"
+        assert without_port(failed.value) == "127.0.0.1 broke off its answer: ClientPayloadError"
         assert len(server.requests) == 1
 
 
@@ -173,7 +181,7 @@ async def test_a_first_byte_that_is_late_is_a_network_failure(slow: Answer) -> N
     timeouts = Timeouts(first_byte_seconds=0.05)
     async with serving(slow) as server, wired(server.url, timeouts=timeouts, attempts_max=2) as wire:
         failed = await failure_of(wire)
-        assert (failed.kind, str(failed)) == ("network", "127.0.0.1 was silent for too long")
+        assert (failed.kind, without_port(failed)) == ("network", "127.0.0.1 was silent for too long")
         assert len(server.requests) == 2
 
 
@@ -215,7 +223,7 @@ async def test_a_host_that_takes_no_connection_is_given_up_on() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with wired(url, timeouts=Timeouts(connect_seconds=0.05), attempts_max=1) as wire:
             failed = await failure_of(wire)
-    assert (failed.kind, str(failed)) == ("network", "127.0.0.1 could not be reached in time")
+    assert (failed.kind, without_port(failed)) == ("network", "127.0.0.1 could not be reached in time")
 
 
 async def test_stopping_early_closes_the_connection() -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from holdfast.catalog.rows import Model
     from holdfast.ledger.calls import CallRecord
+    from holdfast.simulator.provider import SimulatedProvider
 
 SPEND_MAX_USD = "2.00"
 
@@ -35,21 +36,27 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
 
     from holdfast.catalog.lookup import find_model, shipped_models
     from holdfast.catalog.overrides import with_overrides
+    from holdfast.cli import scenario
     from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
+    from holdfast.simulator.provider import SimulatedProvider
 
     config = load_config(os.environ, flags={"model": model})
-    row = find_model(config.model, with_overrides(shipped_models(), config.models))
+    models = with_overrides(shipped_models(), config.models)
+    row = find_model(config.model, models)
     if row.provider != "anthropic":
         raise UserError(f"the demo plays Anthropic models, not {row.id}; try --model anthropic:claude-sonnet-5-5")
     if live and not os.environ.get("ANTHROPIC_API_KEY"):
         raise UserError("--live needs a key: set ANTHROPIC_API_KEY, or leave --live out and play offline")
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         store = config.db_path if keep else str(Path(folder) / "demo.db")
-        asyncio.run(_play(Path(folder), row, store=store, live=live, as_json=as_json, keep=keep))
+        provider = None if live else SimulatedProvider(models=models, script=scenario.script())
+        asyncio.run(_play(Path(folder), row, provider, store=store, as_json=as_json, keep=keep))
 
 
-async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json: bool, keep: bool) -> None:
+async def _play(
+    folder: Path, model: "Model", provider: "SimulatedProvider | None", *, store: str, as_json: bool, keep: bool
+) -> None:
     from holdfast.cli import scenario
     from holdfast.ledger.calls import calls
     from holdfast.runtime.options import Options
@@ -62,7 +69,7 @@ async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json
     show = (lambda text: None) if as_json else click.echo
     log = open_store(store)
     try:
-        async with _provider(live) as base_url:
+        async with _address(provider) as base_url:
             options: Options = {
                 "model": model.id,
                 "name": "demo",
@@ -79,7 +86,7 @@ async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json
             if base_url is not None:
                 options |= {"base_url": base_url, "api_key": "demo"}
             async with Session.create(**options) as session:
-                show(_heading(model, live=live))
+                show(_heading(model, live=provider is None))
                 shown = 0
                 for ask in scenario.ASKS:
                     show(click.style(f"> {ask}", bold=True))
@@ -92,23 +99,20 @@ async def _play(folder: Path, model: "Model", *, store: str, live: bool, as_json
                 session_id = session.id
     finally:
         log.close()
-    _conclude(records, model, show, as_json=as_json)
+    _conclude(records, model, show, as_json=as_json, kept=session_id if keep else None)
     if keep:
         show(f"\nKept: holdfast sessions show {session_id}")
 
 
 @asynccontextmanager
-async def _provider(live: bool) -> "AsyncIterator[str | None]":
-    """The address of the simulator while it runs; None for the real API."""
-    from holdfast.cli import scenario
+async def _address(provider: "SimulatedProvider | None") -> "AsyncIterator[str | None]":
+    """Where the simulator listens while it runs; None for the real API."""
     from holdfast.simulator.http import serve
-    from holdfast.simulator.provider import SimulatedProvider
-    from holdfast.simulator.script import parse_script
 
-    if live:
+    if provider is None:
         yield None
         return
-    server = await serve(SimulatedProvider(script=parse_script(scenario.script(), name="demo")))
+    server = await serve(provider)
     try:
         yield server.url
     finally:
@@ -153,7 +157,12 @@ def _dollars(amount: "Decimal") -> str:
 
 
 def _conclude(
-    records: "tuple[CallRecord, ...]", model: "Model", show: "Callable[[str], None]", *, as_json: bool
+    records: "tuple[CallRecord, ...]",
+    model: "Model",
+    show: "Callable[[str], None]",
+    *,
+    as_json: bool,
+    kept: str | None,
 ) -> None:
     import msgspec
 
@@ -172,12 +181,14 @@ def _conclude(
             }
             for one in records
         ]
-        result = {
+        result: dict[str, object] = {
             "turns": turns,
             "total_cost_usd": _plain(total.cost_usd),
             "uncached_cost_usd": _plain(total.uncached_cost_usd),
             "read_share": round(total.usage.read_share, 4),
         }
+        if kept is not None:
+            result["session_id"] = kept
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
         return
     held = sum(one.prefix_held for one in records)

@@ -54,6 +54,7 @@ def main() -> None:
     """Errors that were meant for the user become one line; everything else is a bug and keeps its traceback."""
     try:
         command.main(prog_name="holdfast", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:
@@ -66,5 +67,14 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         # Whoever read our output has stopped; there is no one left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
+    except OSError as error:
+        _discard_output()
+        click.echo(f"holdfast: {error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Keep the interpreter from trying once more, at its end, to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

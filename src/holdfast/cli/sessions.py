@@ -24,7 +24,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @command.command("list")
 @_db
 @_json
-@click.option("--limit", default=50, show_default=True, help="How many at the most.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at the most.")
 def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
     """The stored sessions, newest activity first."""
     import msgspec
@@ -88,14 +88,22 @@ def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
 
 
 def _open(db: str | None) -> "AbstractContextManager[Log]":
+    """The store, if there is one: looking at sessions makes no file."""
     import contextlib
     import os
     from pathlib import Path
 
+    from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
+    from holdfast.stores.memory import MemoryStore
     from holdfast.stores.open import open_store
 
-    return contextlib.closing(open_store(db or load_config(os.environ, workspace=Path.cwd()).db_path))
+    if db is None:
+        path = load_config(os.environ, workspace=Path.cwd()).db_path
+        return contextlib.closing(open_store(path) if "://" in path or Path(path).exists() else MemoryStore())
+    if "://" not in db and not Path(db).exists():
+        raise UserError(f"there is no store at {db!r}; check the path")
+    return contextlib.closing(open_store(db))
 
 
 def _events(log: "Log", session_id: str) -> "list[Event]":

@@ -17,16 +17,30 @@ def command(host: str, port: int, script: Path | None) -> None:
     """Serve the Anthropic API with a simulated prompt cache until stopped.
 
     Prints its address at once. POST /_sim/clock {"advance_seconds": n} moves its time, GET /_sim/requests shows
-    what it was sent, GET /_sim/cache what it keeps.
+    what it was sent, GET /_sim/cache what it keeps. Any key is accepted; one key is one workspace.
+
+    A script has one reply a line, by turn, the same for every conversation:
+
+    \b
+      {"fault": "429;retry-after=1"}
+      {"content": [{"type": "tool_use", "name": "look", "input": {"at": "x"}}]}
+      {"content": "Done.", "stop_reason": "end_turn"}
+
+    A line that has only a fault is an attempt that fails before the next line's reply.
     """
     import asyncio
+    import os
     import signal
 
+    from holdfast.catalog.lookup import shipped_models
+    from holdfast.catalog.overrides import with_overrides
+    from holdfast.runtime.config import load_config
     from holdfast.simulator.http import serve
     from holdfast.simulator.provider import SimulatedProvider
     from holdfast.simulator.script import load_script
 
-    provider = SimulatedProvider(script=load_script(script) if script else None)
+    models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+    provider = SimulatedProvider(models=models, script=load_script(script) if script else None)
 
     async def run() -> None:
         server = await serve(provider, host=host, port=port)

@@ -12,4 +12,4 @@ def adapter_for(provider: str) -> Adapter:
         if adapter.name == provider:
             return adapter
     known = ", ".join(adapter.name for adapter in ADAPTERS)
-    raise UserError(f"unknown provider {provider!r}; known providers: {known}")
+    raise UserError(f"provider {provider!r} cannot be spoken to; these can: {known}")

@@ -12,18 +12,12 @@ import msgspec
 
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
+from holdfast.providers.retry import ATTEMPTS_MAX, retry_delay
 from holdfast.providers.wire import OnRetry
 
 CONNECTIONS_MAX = 100
 ERROR_BYTES_MAX = 64 * 1024
 REPLY_BYTES_MAX = 64 * 1024 * 1024
-
-RETRIED_KINDS = frozenset({"rate_limit", "server_error", "network"})
-RETRY_SECONDS_FIRST = 1.0
-RETRY_SECONDS_MAX = 30.0
-RETRY_AFTER_SECONDS_MAX = 60.0
-JITTER = 0.25
-ATTEMPTS_MAX = 3
 
 KEY_CHARS_MIN = 8
 """What is shorter is no secret, and taking it out of a message would only garble it."""
@@ -43,19 +37,6 @@ class Timeouts(msgspec.Struct, frozen=True):
     idle_seconds: float = 120.0
 
 
-def retry_delay(attempt: int, error: ProviderError, chance: float, *, attempts_max: int = ATTEMPTS_MAX) -> float | None:
-    """How long to wait after the failed attempt number `attempt`, from 1; None where another is of no use.
-
-    `chance`, from 0 to 1, keeps many clients from coming back at the same moment.
-    """
-    if error.kind not in RETRIED_KINDS or attempt >= attempts_max:
-        return None
-    if error.retry_after_seconds is not None:
-        return min(error.retry_after_seconds, RETRY_AFTER_SECONDS_MAX)
-    doubled = RETRY_SECONDS_FIRST * 2.0 ** min(attempt - 1, 16)
-    return min(doubled * (1 - JITTER + 2 * JITTER * chance), RETRY_SECONDS_MAX)
-
-
 class Transport:
     """One pool of connections, opened with the first request."""
 
@@ -68,7 +49,7 @@ class Transport:
         self, url: str, headers: Mapping[str, str], body: bytes, refusal: Refusal
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a good answer as they come, never empty; `ProviderError` for every other one."""
-        host = urlsplit(url).hostname or "the provider"
+        host = urlsplit(url).netloc.rpartition("@")[2] or "the provider"
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeouts.first_byte_seconds
         session = self._open()
@@ -134,7 +115,9 @@ async def _until(deadline: float, answer: Awaitable[Answer], host: str) -> Answe
     except TimeoutError:
         failure = f"{host} was silent for too long"
     except aiohttp.ClientConnectionError as fault:
-        failure = f"the connection to {host} failed: {type(fault).__name__}"
+        refused = isinstance(fault, aiohttp.ClientConnectorError) and isinstance(fault.os_error, ConnectionRefusedError)
+        reason = "nothing listens there; is it running?" if refused else type(fault).__name__
+        failure = f"the connection to {host} failed: {reason}"
     except (aiohttp.ClientError, OSError) as fault:
         failure = f"{host} broke off its answer: {type(fault).__name__}"
     # Outside of the handlers: aiohttp's errors can carry the request's headers, and with them the key.

@@ -61,8 +61,8 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     config = config_of(options, workspace=state.workspace_path)
     models = with_overrides(shipped_models(), config.models)
     model = find_model(state.model or config.model, models)
-    if state.model and options.get("model", state.model) != state.model:
-        raise UserError(f"session {state.session_id} speaks to {state.model}; it cannot go on with {options['model']}")
+    if state.model:
+        _check_unchanged(options, state)
     adapter = adapter_for(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
@@ -70,7 +70,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     toolbox = Toolbox(options.get("tools", ()), clock=options.get("clock", system_clock))
     _check_tools(state, toolbox)
     given = options.get("wire")
-    wire = given.wire() if isinstance(given, ProvidesWire) else given
+    wire = given.wire(models) if isinstance(given, ProvidesWire) else given
     parts = Parts(
         log=log,
         wire=wire or _network(options, config, adapter),
@@ -109,12 +109,35 @@ def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, Epoc
     return started, EpochOpened(1, pieces.pinned, parts.toolbox.specs)
 
 
+def _check_unchanged(options: Options, state: State) -> None:
+    """What a session was created with stays; giving the same again is no error."""
+    pinned = {said.layer: said.text for said in state.pinned}
+    told: dict[str, object] = {
+        "model": state.model,
+        "system_prompt": pinned.get("preset", ""),
+        "persona": pinned.get("persona", ""),
+        "layout": state.layout,
+        "profile": state.profile,
+        "name": state.name,
+    }
+    for key, before in told.items():
+        now = options.get(key, before)
+        if key in ("system_prompt", "persona") and isinstance(now, str):
+            now = sendable(split_at_boundary(now)[0] if key == "system_prompt" else now)
+        if now != before:
+            shown = f": this one has {before!r}" if key in ("model", "layout", "profile", "name") else ""
+            raise UserError(f"{key} is told when a session is created and cannot change{shown}; leave it out to resume")
+
+
 def _check_tools(state: State, toolbox: Toolbox) -> None:
     """A stored session keeps the tools it told the model of, so that its first bytes stay; each needs its function."""
     given = {spec.name: spec for spec in toolbox.specs}
     missing = sorted(spec.name for spec in state.tools if spec.name not in given)
     if missing:
         raise UserError(f"this session has tools whose functions are missing: {', '.join(missing)}; give them as tools")
+    known = {spec.name for spec in state.tools}
+    if state.model and (added := sorted(given.keys() - known)):
+        logger.warning("the model does not know of tools that came after the session began: %s", ", ".join(added))
     changed = sorted(spec.name for spec in state.tools if given[spec.name] != spec)
     if changed:
         logger.warning("the model still knows these tools as they were when the session began: %s", ", ".join(changed))

@@ -60,7 +60,7 @@ def load_config(
     environ: Mapping[str, str], *, workspace: Path | None = None, flags: Mapping[str, object] | None = None
 ) -> Config:
     """Read the files and the environment once; wrong values are refused by name, with the place they stand in."""
-    home = Path(environ.get("HOLDFAST_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".holdfast")
+    home = _home(environ)
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     models: dict[str, dict[str, object]] = {}
@@ -78,9 +78,18 @@ def load_config(
             values[key], origins[key] = environ[variable], variable
     for key, value in (flags or {}).items():
         if value is not None:
-            values[key], origins[key] = value, "flag"
+            values[key], origins[key] = value, "the caller"
     checked = {key: _checked(key, value, origins[key]) for key, value in values.items()}
     return msgspec.convert({"home": str(home), **checked, "models": models, "origins": origins}, Config)
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    if environ.get("HOLDFAST_HOME"):
+        return Path(environ["HOLDFAST_HOME"])
+    try:
+        return Path(environ.get("HOME") or Path.home()) / ".holdfast"
+    except RuntimeError as error:
+        raise UserError("there is no home folder to keep things in: set HOME or HOLDFAST_HOME") from error
 
 
 def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]]]:

@@ -8,6 +8,7 @@ from typing import Protocol, TypedDict, cast, runtime_checkable
 
 from holdfast.canonical.blocks import Json
 from holdfast.canonical.view import LayerText, Layout
+from holdfast.catalog.lookup import Models
 from holdfast.clock import Clock, NewId
 from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
@@ -23,7 +24,7 @@ VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaita
 class ProvidesWire(Protocol):
     """Something that stands in for a provider, such as a simulator."""
 
-    def wire(self) -> Wire: ...
+    def wire(self, models: Models) -> Wire: ...
 
 
 class Options(TypedDict, total=False):
@@ -58,15 +59,12 @@ class Options(TypedDict, total=False):
     new_id: NewId
 
 
-PINNED = ("system_prompt", "persona", "layout", "profile", "name")
-"""Told once, when a session is created: a stored session keeps what it was created with."""
-
 _TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "base_url", "api_key")
 _LISTS = ("tools", "betas", "stop_sequences")
 _TEXT_LISTS = ("betas", "stop_sequences")
 
 
-def checked(options: Options, *, resuming: bool = False) -> Options:
+def checked(options: Options) -> Options:
     """The options without those that are None; what is misspelt or of the wrong type is refused by name."""
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
@@ -76,8 +74,6 @@ def checked(options: Options, *, resuming: bool = False) -> Options:
             raise UserError(f"unknown option {key!r}; {hint}")
         if wanted := _misfit(key, value):
             raise UserError(f"{key} must be {wanted}, not {type(value).__name__}")
-        if resuming and key in PINNED:
-            raise UserError(f"{key} is told when a session is created and cannot change; leave it out to resume")
     workspace = given.get("workspace")
     if isinstance(workspace, str | Path) and not Path(workspace).is_dir():
         raise UserError(f"workspace {str(workspace)!r} is not a folder")
@@ -100,11 +96,15 @@ def _misfit(key: str, value: object) -> str | None:
         "workspace": (isinstance(value, str | Path), "a path"),
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
-        "wire": (hasattr(value, "send") or isinstance(value, ProvidesWire), "a wire or a simulated provider"),
+        "wire": (_is_wire(value), "a wire or a simulated provider"),
         "clock": (callable(value), "a function that gives the time"),
         "new_id": (callable(value), "a function that gives an id"),
     }.get(key, (True, ""))
     return None if fits else wanted
+
+
+def _is_wire(value: object) -> bool:
+    return not isinstance(value, type) and (hasattr(value, "send") or isinstance(value, ProvidesWire))
 
 
 def _are_layers(value: object) -> bool:

@@ -35,7 +35,7 @@ class Session:
     """
 
     def __init__(self, options: Options, *, resume: str | None = None) -> None:
-        self._options = checked(options, resuming=resume is not None)
+        self._options = checked(options)
         self._resume = resume
         self._state: State | None = None
         self._bus = Bus()

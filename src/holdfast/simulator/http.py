@@ -39,7 +39,7 @@ async def serve(provider: SimulatedProvider, *, host: str = "127.0.0.1", port: i
         await runner.cleanup()
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"cannot listen on port {port} of {host}: {reason}; choose another port, or 0 for a free one"
+            f"cannot listen on port {port} of {host}: {reason}; choose another host or port, or port 0 for a free one"
         ) from error
     address, taken = runner.addresses[0][:2]
     shown = f"[{address}]" if ":" in address else address

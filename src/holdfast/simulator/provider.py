@@ -34,7 +34,7 @@ from holdfast.simulator.reply import (
     stream_with_input_transformations,
     with_input_transformations,
 )
-from holdfast.simulator.script import Script, ScriptedReply
+from holdfast.simulator.script import Script, ScriptedReply, parse_script
 from holdfast.simulator.thinking import sealed
 from holdfast.simulator.understand import Understood, model_named, understand
 from holdfast.simulator.wire import SimulatedWire
@@ -61,14 +61,14 @@ class SimulatedProvider:
         self,
         *,
         clock: Clock = system_clock,
-        script: Script | None = None,
+        script: Script | str | bytes | None = None,
         models: Models | None = None,
         requests: RequestRing | None = None,
     ) -> None:
         self._clock = clock
         self._advanced_seconds = 0.0
-        self._script = script or Script()
-        self._models = shipped_models() if models is None else models
+        self._script = parse_script(script) if isinstance(script, str | bytes) else script or Script()
+        self._models = models
         self._requests = requests or RequestRing()
         self._entries = Entries()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
@@ -76,9 +76,14 @@ class SimulatedProvider:
         self._message_ids = CountedIds("msg_sim")
         self._request_ids = CountedIds("req_sim")
 
-    def wire(self) -> SimulatedWire:
-        """A way to reach this provider without a socket."""
+    def wire(self, models: Models | None = None) -> SimulatedWire:
+        """A way to reach this provider without a socket; it knows these models, unless it was told its own."""
+        if self._models is None:
+            self._models = models
         return SimulatedWire(self)
+
+    def _known(self) -> Models:
+        return shipped_models() if self._models is None else self._models
 
     def now(self) -> float:
         return self._clock() + self._advanced_seconds
@@ -136,9 +141,9 @@ class SimulatedProvider:
         if ordered is not None:
             return self._fail(_fault_ordered(ordered))
         if model_name:
-            return self._whole(plain_json(describe(model_named(model_name, self._models))))
+            return self._whole(plain_json(describe(model_named(model_name, self._known()))))
         if path == _MODELS:
-            return self._whole(plain_json(list_models(self._models, query)))
+            return self._whole(plain_json(list_models(self._known(), query)))
         if path == _COUNT:
             counted = self._understand(anthropic.read_count_request(body, headers), workspace, counting=True)
             return self._whole(plain_json({"input_tokens": counted.call.tokens}))
@@ -147,7 +152,7 @@ class SimulatedProvider:
     def _understand(self, wire: WireRequest, workspace: str, *, counting: bool = False) -> Understood:
         return understand(
             wire,
-            models=self._models,
+            models=self._known(),
             workspace=workspace,
             at=self.now(),
             count=self._count,

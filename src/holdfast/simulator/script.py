@@ -67,10 +67,14 @@ def parse_script(text: str | bytes, *, name: str = "script") -> Script:
     replies: list[ScriptedReply] = []
     pending: list[Fault] = []
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             content, stop_reason, fault = _read_line(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, UserError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if "unknown field" in reason:
+                reason += f"; known fields: {', '.join(_Line.__struct_fields__)}"
             raise UserError(f"line {number} of {name!r}: {reason}") from error
         pending += [fault] if fault else []
         if content is not None:
@@ -82,8 +86,6 @@ def parse_script(text: str | bytes, *, name: str = "script") -> Script:
 
 
 def _read_line(line: bytes) -> tuple[tuple[Block, ...] | None, StopReason | None, Fault | None]:
-    if not line.strip():
-        raise UserError("it is blank; remove it, or write a reply such as " + '{"content": "Done."}')
     read = msgspec.json.decode(line, type=_Line)
     if read.content is None and read.fault is None:
         raise UserError("it has neither content nor fault; write one of them")

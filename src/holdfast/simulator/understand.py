@@ -86,4 +86,5 @@ def model_named(name: str, models: Models) -> Model:
     try:
         return find_model(f"{anthropic.name}:{name}", models)
     except UserError as error:
-        raise refuse(f"model: {error}", status=404) from error
+        # The client knows its models without the provider in front.
+        raise refuse(f"model: {str(error).replace(f'{anthropic.name}:', '')}", status=404) from error

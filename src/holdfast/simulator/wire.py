@@ -6,6 +6,7 @@ from typing import Protocol
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire import OnRetry
 from holdfast.simulator.answer import Answer
 
@@ -15,7 +16,7 @@ class Answering(Protocol):
 
 
 class SimulatedWire:
-    """Stands where the network would. A failure is final: nothing is tried again."""
+    """Stands where the network would, and tries again after the same failures, only without waiting."""
 
     def __init__(self, provider: Answering, *, api_key: str = "simulated") -> None:
         self._provider = provider
@@ -28,9 +29,14 @@ class SimulatedWire:
         if self._closed:
             raise ProviderError("network", "the connection to the simulator was closed")
         headers = {**dict(endpoint.headers), **self._credentials}
-        answer = self._provider.answer("POST", endpoint.path, headers=headers, body=body)
-        if answer.status >= 400:
-            raise anthropic.read_error(answer.status, answer.headers, answer.body())
+        attempt = 1
+        while (answer := self._provider.answer("POST", endpoint.path, headers=headers, body=body)).status >= 400:
+            failure = anthropic.read_error(answer.status, answer.headers, answer.body())
+            if retry_delay(attempt, failure, 0.5) is None:
+                raise failure
+            if on_retry is not None:
+                on_retry(attempt, failure)
+            attempt += 1
         for chunk in answer.chunks:
             yield chunk
 
