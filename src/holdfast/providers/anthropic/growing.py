@@ -1,5 +1,7 @@
 """What a block of a streamed reply has become so far: its start, and the deltas behind it."""
 
+import re
+
 import msgspec
 
 from holdfast.canonical.blocks import Block, Opaque, Text, Thinking, ToolUse
@@ -8,6 +10,12 @@ from holdfast.providers.anthropic.blocks import is_blank, read_block, read_strin
 from holdfast.providers.anthropic.members import put_together, quoted, spliced, take_apart
 
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking"}
+
+
+NESTING_MAX = 100
+
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BRACKETS = re.compile(r"[{}\[\]]")
 
 
 class GrowingBlock:
@@ -101,4 +109,18 @@ def legal_arguments(text: str) -> str:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return plain_json({"INVALID_JSON": text}).decode()
+    if _is_deeper(text, NESTING_MAX):
+        return plain_json({"INVALID_JSON": text}).decode()
     return text
+
+
+def _is_deeper(text: str, depth_max: int) -> bool:
+    """Whether JSON nests deeper; how deep a parser can go is another matter on every interpreter."""
+    if text.count("{") + text.count("[") <= depth_max:
+        return False
+    depth = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
+        depth += 1 if bracket in "{[" else -1
+        if depth > depth_max:
+            return True
+    return False
