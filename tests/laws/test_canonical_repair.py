@@ -1,18 +1,12 @@
 """A broken transcript is read so that it is legal, and what was done is said."""
 
-from itertools import product
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.canonical.blocks import (
-    Block,
     Image,
     Message,
-    Opaque,
-    RedactedThinking,
-    Role,
     Text,
     Thinking,
     ToolResult,
@@ -22,44 +16,16 @@ from holdfast.canonical.blocks import (
     user,
 )
 from holdfast.canonical.repair import BEGINNING, CONTINUE, INTERRUPTED, Action, repair
-from holdfast.canonical.transcript import SystemMessages, TranscriptRules, validate
-
-IDS = ("a", "b", "c")
-BLOCKS: list[Block] = [
-    *map(Text, ("", " \n", "hello", "more")),
-    *(ToolUse(id, "read", "{}") for id in IDS),
-    *(ToolResult(id, (Text(text),)) for id in IDS for text in ("done", "")),
-    *(Opaque("tool_use", f'{{"type":"tool_use","id":"{id}","caller":1}}'.encode()) for id in IDS),
-    *(Opaque("tool_result", f'{{"tool_use_id":"{id}","new":1}}'.encode()) for id in IDS),
-    *(Thinking("hm", "sig"), RedactedThinking("x"), Image(UrlSource("u")), Opaque("tool_result", b"?")),
-]
-ROLES: tuple[Role, ...] = ("user", "assistant", "user", "assistant", "system")
-SYSTEM_MESSAGES: tuple[SystemMessages, ...] = ("refused", "after_user", "anywhere")
-RULES = [
-    TranscriptRules(alternate, first, last, ordered, blank, system_messages)
-    for alternate, first, last, ordered, blank in product((True, False), repeat=5)
-    for system_messages in SYSTEM_MESSAGES
-]
-
-contents = st.lists(st.sampled_from(BLOCKS), max_size=3).map(tuple)
-transcripts = st.lists(st.builds(Message, st.sampled_from(ROLES), contents), max_size=6)
-all_rules = st.sampled_from(RULES)
+from holdfast.canonical.transcript import TranscriptRules, validate
+from transcripts import all_rules, result, system, transcripts
 
 
 def call(id: str) -> ToolUse:
     return ToolUse(id, "read", "{}")
 
 
-def result(id: str, *texts: str) -> ToolResult:
-    return ToolResult(id, tuple(map(Text, texts or ("done",))))
-
-
 def interrupted(id: str) -> ToolResult:
     return ToolResult(id, (Text(INTERRUPTED),), is_error=True)
-
-
-def system(*texts: str) -> Message:
-    return Message("system", tuple(map(Text, texts)))
 
 
 AFTER_USER = TranscriptRules(system_messages="after_user")

@@ -1,18 +1,16 @@
 """Which transcripts are legal, how an appended message is judged, and where a transcript may be cut."""
 
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.canonical.blocks import (
-    Block,
     Image,
     Message,
     Opaque,
     RedactedThinking,
-    Role,
     Text,
     Thinking,
     ToolResult,
@@ -24,7 +22,6 @@ from holdfast.canonical.blocks import (
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.transcript import (
     Finding,
-    SystemMessages,
     TranscriptRules,
     exchange_groups,
     messages_of,
@@ -32,39 +29,11 @@ from holdfast.canonical.transcript import (
     validate,
     validate_append,
 )
-
-IDS = ("a", "b", "c")
-BLOCKS: list[Block] = [
-    *map(Text, ("", " \n", "hello", "more")),
-    *(ToolUse(id, "read", "{}") for id in IDS),
-    *(ToolResult(id, (Text(text),)) for id in IDS for text in ("done", "")),
-    *(Opaque("tool_use", f'{{"type":"tool_use","id":"{id}","caller":1}}'.encode()) for id in IDS),
-    *(Opaque("tool_result", f'{{"tool_use_id":"{id}","new":1}}'.encode()) for id in IDS),
-    *(Thinking("hm", "sig"), RedactedThinking("x"), Image(UrlSource("u")), Opaque("tool_result", b"?")),
-]
-ROLES: tuple[Role, ...] = ("user", "assistant", "user", "assistant", "system")
-SYSTEM_MESSAGES: tuple[SystemMessages, ...] = ("refused", "after_user", "anywhere")
-RULES = [
-    TranscriptRules(alternate, first, last, ordered, blank, system_messages)
-    for alternate, first, last, ordered, blank in product((True, False), repeat=5)
-    for system_messages in SYSTEM_MESSAGES
-]
-
-contents = st.lists(st.sampled_from(BLOCKS), max_size=3).map(tuple)
-transcripts = st.lists(st.builds(Message, st.sampled_from(ROLES), contents), max_size=6)
-all_rules = st.sampled_from(RULES)
+from transcripts import ROLES, all_rules, contents, result, system, transcripts
 
 
 def call(id: str) -> ToolUse:
     return ToolUse(id, "read", '{"path":"secret"}')
-
-
-def result(id: str, *texts: str) -> ToolResult:
-    return ToolResult(id, tuple(map(Text, texts or ("done",))))
-
-
-def system(*texts: str) -> Message:
-    return Message("system", tuple(map(Text, texts)))
 
 
 def rules_broken(messages: list[Message], *, complete: bool = False, **wishes: object) -> list[tuple[int, str]]:
