@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from holdfast import __version__
 from holdfast.canonical.blocks import user
 from holdfast.catalog.lookup import find_model
+from holdfast.cli import scenario
 from holdfast.cli.main import COMMANDS, command
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
@@ -371,3 +372,15 @@ def test_output_that_nobody_reads_is_no_error() -> None:
         f"{sys.executable} -m holdfast demo | head -n 1", shell=True, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+def test_the_demo_runs_live_against_whatever_speaks_the_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "script.jsonl").write_bytes(scenario.script())
+    with simulate("--script", str(tmp_path / "script.jsonl")) as process:
+        assert process.stdout is not None
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", process.stdout.readline().strip())
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "a key of my own")
+        output = run("demo", "--live").output
+        process.terminate()
+    assert output.startswith("anthropic:claude-sonnet-5-5, the real API\n")
+    assert output.splitlines()[3:] == demo().splitlines()[3:]
