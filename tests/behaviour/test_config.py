@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import UserError
-from holdfast.runtime.config import load_config
+from holdfast.runtime.config import load_config, value_of
 
 
 @pytest.fixture
@@ -53,6 +53,19 @@ def test_an_empty_variable_sets_nothing(home: Path) -> None:
     assert load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_MODEL": ""}).origins == {}
 
 
+def test_base_urls_are_told_by_file_or_by_the_variable_that_the_providers_own_client_reads(home: Path) -> None:
+    environ = {"HOLDFAST_HOME": str(home)}
+    assert value_of(load_config(environ), "base_urls.anthropic") == "https://api.anthropic.com"
+    (home / "config.toml").write_text('[base_urls]\nanthropic = "http://one"\n')
+    config = load_config(environ)
+    assert (config.base_urls, config.origins) == (
+        {"anthropic": "http://one"},
+        {"base_urls.anthropic": str(home / "config.toml")},
+    )
+    config = load_config({**environ, "ANTHROPIC_BASE_URL": "http://two"})
+    assert value_of(config, "base_urls.anthropic") == "http://two"
+
+
 def test_a_spending_limit_is_an_exact_amount(home: Path) -> None:
     config = load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_SPEND_MAX_USD": "0.10"})
     assert config.spend_max_usd == Decimal("0.10")
@@ -81,6 +94,9 @@ def test_models_can_be_added_in_a_file(home: Path) -> None:
         ("spend_max_usd = 'lots'", "spend_max_usd must be an amount"),
         ("spend_max_usd = nan", "spend_max_usd must be an amount"),
         ("models = 3", "models must be tables"),
+        ("base_urls = 3", "base_urls must be a table"),
+        ("[base_urls]\nanthropc = 'x'", "unknown setting 'base_urls.anthropc'; did you mean 'base_urls.anthropic'"),
+        ("[base_urls]\nanthropic = 3", "base_urls.anthropic must be text, not 3"),
         ("[models]\nx = 1", "models must be tables"),
     ],
 )

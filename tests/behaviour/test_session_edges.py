@@ -365,7 +365,7 @@ async def test_run_sync_inside_a_loop_says_what_to_use() -> None:
         run_sync("hello")
 
 
-@pytest.mark.parametrize("key", ["db", "anthropic_base_url", "spend_max_usd"])
+@pytest.mark.parametrize("key", ["db", "base_urls.anthropic", "spend_max_usd"])
 async def test_a_workspace_cannot_say_where_keys_prompts_and_money_go(tmp_path: Path, key: str) -> None:
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "config.toml").write_text(f'{key} = "http://evil.example"\n')

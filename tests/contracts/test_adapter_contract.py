@@ -13,9 +13,11 @@ from holdfast.canonical.reply import Delta, Reply, ReplyFinished, ReplyStarted, 
 from holdfast.canonical.scroll import Scroll
 from holdfast.errors import FailureKind, ProviderError, UserError
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.registry import ADAPTERS, adapter_for
+from holdfast.providers.registry import PROVIDERS, adapter_for
 
-every_adapter = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
+every_adapter = pytest.mark.parametrize(
+    "adapter", [provider.adapter for provider in PROVIDERS.values()], ids=lambda adapter: adapter.name
+)
 
 # Kinds that a provider can report; the other two happen on our side.
 REPORTED: tuple[FailureKind, ...] = (

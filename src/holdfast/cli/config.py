@@ -16,10 +16,10 @@ def command(as_json: bool, workspace: Path) -> None:
 
     import msgspec
 
-    from holdfast.runtime.config import SETTINGS, load_config
+    from holdfast.runtime.config import SETTINGS, load_config, value_of
 
     config = load_config(os.environ, workspace=workspace.resolve())
-    values = {"home": config.home} | {key: getattr(config, key) for key in SETTINGS} | {"db": config.db_path}
+    values = {"home": config.home} | {key: value_of(config, key) for key in SETTINGS} | {"db": config.db_path}
     origins = {"home": "HOLDFAST_HOME" if os.environ.get("HOLDFAST_HOME") else "default"} | {
         key: config.origins.get(key, "default") for key in SETTINGS
     }

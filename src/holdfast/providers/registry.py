@@ -1,15 +1,32 @@
-"""Which providers there are, and the adapter of each."""
+"""Which providers there are, where each is reached, and the adapter of each."""
+
+from typing import NamedTuple
 
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.anthropic import anthropic
 
-ADAPTERS: tuple[Adapter, ...] = (anthropic,)
+
+class Provider(NamedTuple):
+    """The variables are those that the provider's own client reads."""
+
+    adapter: Adapter
+    base_url: str
+    base_url_variable: str
+    key_variable: str
+
+
+PROVIDERS = {
+    provider.adapter.name: provider
+    for provider in (Provider(anthropic, "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),)
+}
+
+
+def provider_named(name: str) -> Provider:
+    if name not in PROVIDERS:
+        raise UserError(f"provider {name!r} cannot be spoken to; these can: {', '.join(PROVIDERS)}")
+    return PROVIDERS[name]
 
 
 def adapter_for(provider: str) -> Adapter:
-    for adapter in ADAPTERS:
-        if adapter.name == provider:
-            return adapter
-    known = ", ".join(adapter.name for adapter in ADAPTERS)
-    raise UserError(f"provider {provider!r} cannot be spoken to; these can: {known}")
+    return provider_named(provider).adapter

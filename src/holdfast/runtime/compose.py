@@ -23,8 +23,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import EpochOpened, SessionStarted
 from holdfast.layers.builder import split_at_boundary
 from holdfast.layers.render import render_instructions
-from holdfast.providers.adapter import Adapter
-from holdfast.providers.registry import adapter_for
+from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import Wire
 from holdfast.runtime.config import Config, load_config
@@ -35,7 +34,6 @@ from holdfast.sources.instructions import read_instructions
 logger = logging.getLogger(__name__)
 
 _SETTINGS = ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd")
-_KEY_VARIABLES = {"anthropic": "ANTHROPIC_API_KEY"}
 _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
@@ -51,7 +49,6 @@ class Pieces(msgspec.Struct, frozen=True):
 
 def config_of(options: Options, *, workspace: str | None = None) -> Config:
     flags: dict[str, object] = {key: options.get(key) for key in _SETTINGS}
-    flags["anthropic_base_url"] = options.get("base_url")
     folder = options.get("workspace") or workspace
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
@@ -63,7 +60,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     model = find_model(state.model or config.model, models)
     if state.model:
         _check_unchanged(options, state)
-    adapter = adapter_for(model.provider)
+    provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
     workspace = Path(folder) if folder else None
@@ -73,8 +70,8 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     wire = given.wire(models) if isinstance(given, ProvidesWire) else given
     parts = Parts(
         log=log,
-        wire=wire or _network(options, config, adapter),
-        adapter=adapter,
+        wire=wire or _network(options, config, provider),
+        adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
         toolbox=toolbox,
@@ -170,15 +167,15 @@ def _parameters(options: Options, config: Config, model: Model, stored: Paramete
     return msgspec.structs.replace(before, **changes)
 
 
-def _network(options: Options, config: Config, adapter: Adapter) -> Wire:
-    base_url = config.anthropic_base_url
-    variable = _KEY_VARIABLES[adapter.name]
-    api_key = options.get("api_key") or os.environ.get(variable)
+def _network(options: Options, config: Config, provider: Provider) -> Wire:
+    name = provider.adapter.name
+    base_url = options.get("base_url") or config.base_urls.get(name, provider.base_url)
+    api_key = options.get("api_key") or os.environ.get(provider.key_variable)
     if not api_key:
         if not base_url.startswith(_LOOPBACK):
             raise UserError(
-                f"no key for {adapter.name}: set {variable}, or run `holdfast simulate` and pass its address as "
+                f"no key for {name}: set {provider.key_variable}, or run `holdfast simulate` and pass its address as "
                 f"base_url"
             )
         api_key = "simulated"
-    return HttpWire(adapter, base_url, api_key)
+    return HttpWire(provider.adapter, base_url, api_key)

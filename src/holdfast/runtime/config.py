@@ -14,6 +14,7 @@ import msgspec
 from holdfast.canonical.view import Layout
 from holdfast.errors import UserError
 from holdfast.planning.marks import Profile
+from holdfast.providers.registry import PROVIDERS
 
 CONFIG_BYTES_MAX = 1_000_000
 
@@ -29,7 +30,7 @@ class Config(msgspec.Struct, frozen=True):
     output_tokens_max: int = 8192
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
-    anthropic_base_url: str = "https://api.anthropic.com"
+    base_urls: dict[str, str] = {}
     models: dict[str, dict[str, object]] = {}
     origins: dict[str, str] = {}
 
@@ -46,13 +47,14 @@ SETTINGS = {
     "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
     "steps_max": "HOLDFAST_STEPS_MAX",
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
-    "anthropic_base_url": "ANTHROPIC_BASE_URL",
+    **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items()},
 }
 """Every setting that has one value, and the environment variable that sets it."""
 
-HOME_ONLY = ("db", "anthropic_base_url", "spend_max_usd")
+HOME_ONLY = ("db", "spend_max_usd", *(f"base_urls.{name}" for name in PROVIDERS))
 """What a workspace's file may not set."""
 
+_URLS = "base_urls."
 _CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed")}
 
 
@@ -80,7 +82,18 @@ def load_config(
         if value is not None:
             values[key], origins[key] = value, "the caller"
     checked = {key: _checked(key, value, origins[key]) for key, value in values.items()}
-    return msgspec.convert({"home": str(home), **checked, "models": models, "origins": origins}, Config)
+    urls = {key.removeprefix(_URLS): checked.pop(key) for key in tuple(checked) if key.startswith(_URLS)}
+    fields = {"home": str(home), **checked, "base_urls": urls, "models": models, "origins": origins}
+    return msgspec.convert(fields, Config)
+
+
+def value_of(config: Config, key: str) -> object:
+    """What a setting is, by the name it has in `SETTINGS`."""
+    if key.startswith(_URLS):
+        name = key.removeprefix(_URLS)
+        return config.base_urls.get(name, PROVIDERS[name].base_url)
+    value: object = getattr(config, key)
+    return value
 
 
 def _home(environ: Mapping[str, str]) -> Path:
@@ -106,6 +119,10 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
     models = found.pop("models", {})
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')
+    urls = found.pop("base_urls", {})
+    if not isinstance(urls, dict):
+        raise UserError(f"{file}: base_urls must be a table, such as [base_urls]")
+    found |= {f"{_URLS}{name}": url for name, url in urls.items()}
     for key in found:
         if key not in SETTINGS:
             near = difflib.get_close_matches(key, SETTINGS, n=1)
