@@ -113,7 +113,9 @@ def test_the_first_event_of_a_stream_makes_its_writes_readable() -> None:
     assert usage(provider, marked())["cache_read_input_tokens"] == 0
     provider = simulator()
     answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
-    assert next(iter(answer.chunks)).startswith(b"event: message_start\n")
+    first = next(iter(answer.chunks))
+    assert isinstance(first, bytes)
+    assert first.startswith(b"event: message_start\n")
     assert usage(provider, marked())["cache_read_input_tokens"] > 0
 
 

@@ -26,7 +26,8 @@ def command(host: str, port: int, script: Path | None) -> None:
       {"content": [{"type": "tool_use", "name": "look", "input": {"at": "x"}}]}
       {"content": "Done.", "stop_reason": "end_turn"}
 
-    A line that has only a fault is an attempt that fails before the next line's reply.
+    A line that has only a fault is an attempt that fails before the next line's reply. Faults: a status from 400 to 599
+    with an optional retry-after, slow;seconds=N, stall;after=N, cut;after=N, malformed;after=N, content-type.
     """
     import asyncio
     import os

@@ -5,12 +5,26 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """Nothing is sent for so long."""
+
+    seconds: float
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """The connection is closed without a word."""
+
+
+Chunk = bytes | Pause | Cut
+
+
 class Answer(msgspec.Struct, frozen=True):
     """An HTTP response. It begins when its first chunk is taken: from then on others read what it wrote."""
 
     status: int
     headers: Mapping[str, str]
-    chunks: Iterable[bytes]
+    chunks: Iterable[Chunk]
 
     def body(self) -> bytes:
-        return b"".join(self.chunks)
+        """All that is sent, without the pauses."""
+        return b"".join(chunk for chunk in self.chunks if isinstance(chunk, bytes))

@@ -95,15 +95,21 @@ def cache_call(
     return Call(scope, prefixes_of(seeds, parts), marks, at)
 
 
-def conversation_of(workspace: str, blocks: Sequence[SentBlock]) -> str:
-    """What tells conversations apart: whose they are, their system prompt and their first user message."""
-    opening = [workspace]
+def conversations_of(workspace: str, blocks: Sequence[SentBlock]) -> tuple[str, ...]:
+    """What tells conversations apart: whose they are, their system prompt and their first user message.
+
+    After a failure that message may grow, so each of its beginnings may be what the conversation is known by;
+    the whole comes first.
+    """
+    opening, known_by = [workspace], []
     for sent in blocks:
         if sent.piece.place == "messages" and sent.piece.role != "user":
             break
         if sent.piece.place != "tools":
             opening.append(digest(sent.piece.data))
-    return digest(canonical_json(opening))
+        if sent.piece.place == "messages":
+            known_by.append(digest(canonical_json(opening)))
+    return tuple(reversed(known_by)) or (digest(canonical_json(opening)),)
 
 
 def extra_field(parameters: Parameters, name: str) -> object:

@@ -1,12 +1,23 @@
-"""Which failures can be ordered from the simulator, and how they are written."""
+"""Which failures can be ordered from the simulator, how they are written, and what they do to an answer."""
 
 import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Literal
 
 import msgspec
 
 from holdfast.errors import UserError
+from holdfast.simulator.answer import Answer, Chunk, Cut, Pause
 
-KNOWN_FAULTS = "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1"
+KNOWN_FAULTS = (
+    "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1; slow;seconds=1; stall;after=1; "
+    "cut;after=1; malformed;after=1; content-type"
+)
+STALL_SECONDS = 3600.0
+PAUSE_SECONDS_MAX = 3600.0
+MALFORMED_EVENT = b'event: content_block_delta\ndata: {"type": "content_block_delta", "index": \n\n'
+
 _TEXT_SHOWN_CHARS_MAX = 60
 
 
@@ -17,29 +28,100 @@ class StatusFault(msgspec.Struct, frozen=True):
     retry_after_seconds: float | None = None
 
 
-Fault = StatusFault
-"""A union once there is a second kind."""
+Trouble = Literal["slow", "stall", "cut", "malformed", "content-type"]
+
+
+class DeliveryFault(msgspec.Struct, frozen=True):
+    """The reply is made, and billed, but its delivery goes wrong.
+
+    `slow` begins late. `stall` falls silent and `cut` breaks off behind the first `after` parts, and `malformed` sends
+    something unreadable there. `content-type` sends a page for people.
+    """
+
+    trouble: Trouble
+    after: int = 1
+    seconds: float = 1.0
+
+
+Fault = StatusFault | DeliveryFault
 
 
 def parse_fault(text: str) -> Fault:
     kind, *options = (part.strip() for part in text.split(";"))
-    if not (kind.isascii() and kind.isdigit() and 400 <= int(kind[:4]) <= 599):
-        raise _unknown(text)
-    retry_after: float | None = None
-    for option in options:
-        name, _, value = option.partition("=")
-        retry_after = _seconds(value)
-        if name.strip() != "retry-after" or retry_after is None:
+    values = dict(_option(option, text) for option in options)
+    if kind.isascii() and kind.isdigit() and 400 <= int(kind[:4]) <= 599:
+        retry_after = values.pop("retry-after", None)
+        fault: Fault = StatusFault(int(kind), retry_after)
+    elif kind == "slow":
+        fault = DeliveryFault("slow", seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
+    elif kind in ("stall", "cut", "malformed"):
+        after = values.pop("after", 1.0)
+        if not after.is_integer():
             raise _unknown(text)
-    return StatusFault(int(kind), retry_after)
+        trouble: Trouble = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
+        fault = DeliveryFault(trouble, after=int(after))
+    elif kind == "content-type":
+        fault = DeliveryFault("content-type")
+    else:
+        raise _unknown(text)
+    if values:
+        raise _unknown(text)
+    return fault
 
 
-def _seconds(text: str) -> float | None:
+def spoiled(answer: Answer, fault: DeliveryFault, *, streamed: bool) -> Answer:
+    """The answer as it arrives when its delivery goes wrong."""
+    if fault.trouble == "content-type":
+        headers = {**answer.headers, "content-type": "text/html"}
+        return Answer(answer.status, headers, _begun(answer.chunks, b"<html><body>Please sign in.</body></html>"))
+    parts = answer.chunks if streamed else _halves(answer.chunks)
+    return Answer(answer.status, answer.headers, _spoiled(parts, fault, streamed=streamed))
+
+
+def _spoiled(parts: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) -> Iterator[Chunk]:
+    if fault.trouble == "slow":
+        yield Pause(fault.seconds)
+        yield from parts
+        return
+    coming = iter(parts)
+    yield from islice(coming, fault.after)
+    if fault.trouble == "stall":
+        yield Pause(STALL_SECONDS)
+    if fault.trouble == "malformed":
+        # A whole reply that just ends is unreadable enough.
+        yield from [MALFORMED_EVENT, *coming] if streamed else []
+    else:
+        yield Cut()
+
+
+def _halves(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            middle = len(chunk) // 2
+            yield chunk[:middle]
+            yield chunk[middle:]
+
+
+def _begun(chunks: Iterable[Chunk], page: bytes) -> Iterator[Chunk]:
+    """The page instead of the reply, which has begun all the same."""
+    for _ in islice(chunks, 1):
+        yield page
+
+
+def _option(option: str, text: str) -> tuple[str, float]:
+    name, _, value = option.partition("=")
+    seconds = _number(value)
+    if seconds is None:
+        raise _unknown(text)
+    return name.strip(), seconds
+
+
+def _number(text: str) -> float | None:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
         return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    return number if math.isfinite(number) and number >= 0 else None
 
 
 def _unknown(text: str) -> UserError:

@@ -1,5 +1,8 @@
 """The simulator on a port: Anthropic's endpoints, and a few of its own to steer and to watch it."""
 
+import asyncio
+from contextlib import suppress
+
 import msgspec
 from aiohttp import web
 
@@ -7,11 +10,13 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.read import BODY_BYTES_MAX
+from holdfast.simulator.answer import Answer, Cut, Pause
 from holdfast.simulator.checks import refuse
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.records import RecordedRequest
 
 SHUTDOWN_SECONDS_MAX = 1.0
+PAUSE_STEP_SECONDS = 0.05
 _PROVIDER = web.AppKey("provider", SimulatedProvider)
 
 
@@ -63,14 +68,39 @@ async def _respond(request: web.Request) -> web.StreamResponse:
         return _steer(provider, f"{request.method} {request.path}", body)
     answer = provider.answer(request.method, request.path, headers=request.headers, body=body, query=request.query)
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
-    try:
-        await response.prepare(request)
-        for chunk in answer.chunks:
-            await response.write(chunk)
-        await response.write_eof()
-    except ConnectionError:
-        pass  # The client has left; there is nobody to tell.
+    # The client has left, or was meant to be left; there is nobody to tell.
+    with suppress(ConnectionError):
+        await _send(request, response, answer)
     return response
+
+
+async def _send(request: web.Request, response: web.StreamResponse, answer: Answer) -> None:
+    for chunk in answer.chunks:
+        match chunk:
+            case Pause(seconds=seconds):
+                await _pause(request, seconds)
+            case Cut():
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionAbortedError
+            case bytes():
+                # Not before there is something to send: a reply that begins late has a late status, too.
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(chunk)
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write_eof()
+
+
+async def _pause(request: web.Request, seconds: float) -> None:
+    """Be silent, unless the client has left meanwhile."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while (left := until - loop.time()) > 0:
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionAbortedError
+        await asyncio.sleep(min(left, PAUSE_STEP_SECONDS))
 
 
 def _steer(provider: SimulatedProvider, route: str, body: bytes) -> web.Response:

@@ -25,7 +25,7 @@ from holdfast.providers.anthropic.errors import header
 from holdfast.simulator.answer import Answer
 from holdfast.simulator.blocks import TokenCounts
 from holdfast.simulator.checks import BINDING_BETA, refuse
-from holdfast.simulator.faults import Fault, parse_fault
+from holdfast.simulator.faults import DeliveryFault, Fault, StatusFault, parse_fault, spoiled
 from holdfast.simulator.listing import describe, list_models
 from holdfast.simulator.records import RecordedRequest, RequestRing
 from holdfast.simulator.reply import (
@@ -138,8 +138,9 @@ class SimulatedProvider:
         workspace = digest(_key_in(headers).encode(errors="replace"))[:16]
         _check_version(headers)
         ordered = header(headers, FAULT_HEADER)
-        if ordered is not None:
-            return self._fail(_fault_ordered(ordered))
+        fault = None if ordered is None else _fault_ordered(ordered)
+        if isinstance(fault, StatusFault):
+            return self._fail(fault)
         if model_name:
             return self._whole(plain_json(describe(model_named(model_name, self._known()))))
         if path == _MODELS:
@@ -147,7 +148,7 @@ class SimulatedProvider:
         if path == _COUNT:
             counted = self._understand(anthropic.read_count_request(body, headers), workspace, counting=True)
             return self._whole(plain_json({"input_tokens": counted.call.tokens}))
-        return self._reply_to(self._understand(anthropic.read_request(body, headers), workspace))
+        return self._reply_to(self._understand(anthropic.read_request(body, headers), workspace), fault)
 
     def _understand(self, wire: WireRequest, workspace: str, *, counting: bool = False) -> Understood:
         return understand(
@@ -159,12 +160,12 @@ class SimulatedProvider:
             counting=counting,
         )
 
-    def _reply_to(self, request: Understood) -> Answer:
+    def _reply_to(self, request: Understood, ordered: DeliveryFault | None) -> Answer:
         parameters, call = request.parameters, request.call
         prewarming = parameters.output_tokens_max == 0
         scripted = self._script.reply_to(request.turn)
-        fault = None if prewarming else self._next_fault(request, scripted)
-        if fault is not None:
+        fault = ordered or (None if prewarming else self._next_fault(request, scripted))
+        if isinstance(fault, StatusFault):
             return self._fail(fault)
         outcome, self._entries = begin(request.model.cache, self._entries, call)
         content: tuple[Block, ...] = ()
@@ -180,7 +181,8 @@ class SimulatedProvider:
             id=self._message_ids(call.at),
             stop_sequence=next(iter(parameters.stop_sequences), None) if stop_reason == "stop_sequence" else None,
         )
-        return self._spelled(reply, request, outcome)
+        answer = self._spelled(reply, request, outcome)
+        return spoiled(answer, fault, streamed=parameters.stream) if fault else answer
 
     def _spelled(self, reply: Reply, request: Understood, outcome: Outcome) -> Answer:
         reports = BINDING_BETA in request.parameters.betas
@@ -203,7 +205,8 @@ class SimulatedProvider:
 
     def _next_fault(self, request: Understood, scripted: ScriptedReply) -> Fault | None:
         """The next of the failures that the script puts before this reply; each comes once in a conversation."""
-        turn = (request.conversation, request.turn)
+        known_by = [(conversation, request.turn) for conversation in request.conversations]
+        turn = next((one for one in known_by if one in self._failures), known_by[0])
         failed = self._failures.get(turn, 0)
         if failed >= len(scripted.faults):
             return None
@@ -216,7 +219,7 @@ class SimulatedProvider:
         status, body = anthropic.write_error(error.kind, str(error), status=error.status)
         return self._whole(body, status=status)
 
-    def _fail(self, fault: Fault) -> Answer:
+    def _fail(self, fault: StatusFault) -> Answer:
         status, body = anthropic.write_error("other", "this failure was ordered", status=fault.status)
         pause = fault.retry_after_seconds
         return self._whole(body, status=status, headers={} if pause is None else {"retry-after": f"{pause:g}"})

@@ -11,7 +11,7 @@ from holdfast.catalog.rows import Model
 from holdfast.errors import UserError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
-from holdfast.simulator.blocks import TokenCounts, cache_call, conversation_of, sent_blocks
+from holdfast.simulator.blocks import TokenCounts, cache_call, conversations_of, sent_blocks
 from holdfast.simulator.checks import (
     check_output,
     check_tools,
@@ -34,7 +34,7 @@ class Understood(msgspec.Struct, frozen=True):
     parameters: Parameters
     messages: tuple[Message, ...]
     call: Call
-    conversation: str
+    conversations: tuple[str, ...]
     prefix: str
     dropped: tuple[DroppedBlock, ...]
 
@@ -76,7 +76,7 @@ def understand(
         parameters=parameters,
         messages=messages_of(wire.prompt.passages),
         call=call,
-        conversation=conversation_of(workspace, sent),
+        conversations=conversations_of(workspace, sent),
         prefix=admitted.prefix,
         dropped=admitted.dropped,
     )

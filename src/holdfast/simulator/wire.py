@@ -1,5 +1,6 @@
 """How a session reaches the simulator without a socket."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
@@ -8,7 +9,7 @@ from holdfast.providers.adapter import Endpoint
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire import OnRetry
-from holdfast.simulator.answer import Answer
+from holdfast.simulator.answer import Answer, Cut, Pause
 
 
 class Answering(Protocol):
@@ -38,7 +39,13 @@ class SimulatedWire:
                 on_retry(attempt, failure)
             attempt += 1
         for chunk in answer.chunks:
-            yield chunk
+            match chunk:
+                case Pause(seconds=seconds):
+                    await asyncio.sleep(seconds)
+                case Cut():
+                    raise ProviderError("network", "the simulated connection was cut")
+                case bytes():
+                    yield chunk
 
     async def aclose(self) -> None:
         self._closed = True
