@@ -57,7 +57,10 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
 async def _play(
     folder: Path, model: "Model", provider: "SimulatedProvider | None", *, store: str, as_json: bool, keep: bool
 ) -> None:
+    from holdfast.canonical.blocks import text_of
     from holdfast.cli import scenario
+    from holdfast.events.envelope import Event
+    from holdfast.events.payloads import LlmCallCompleted
     from holdfast.ledger.calls import calls
     from holdfast.runtime.options import Options
     from holdfast.runtime.session import Session
@@ -87,21 +90,20 @@ async def _play(
                 options |= {"base_url": base_url, "api_key": "demo"}
             async with Session.create(**options) as session:
                 show(_heading(model, live=provider is None))
-                shown = 0
+                events: list[Event] = []
                 for ask in scenario.ASKS:
                     show(click.style(f"> {ask}", bold=True))
-                    answer = await session.send(ask)
-                    for record in list(calls(log.read(session.id)))[shown:]:
-                        show(_line(record, model))
-                        shown += 1
-                    show(click.style(_wrapped(answer.text), dim=True))
-                records = tuple(calls(log.read(session.id)))
-                session_id = session.id
+                    async for item in session.stream(ask):
+                        if isinstance(item, Event):
+                            events.append(item)
+                            if isinstance(item.payload, LlmCallCompleted):
+                                show(_line(tuple(calls(events))[-1], model))
+                    show(click.style(_wrapped(text_of(session.history[-1].content)), dim=True))
     finally:
         log.close()
-    _conclude(records, model, show, as_json=as_json, kept=session_id if keep else None)
+    _conclude(tuple(calls(events)), model, show, as_json=as_json, kept=session.id if keep else None)
     if keep:
-        show(f"\nKept: holdfast sessions show {session_id}")
+        show(f"\nKept: holdfast sessions show {session.id}")
 
 
 @asynccontextmanager

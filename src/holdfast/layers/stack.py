@@ -78,10 +78,10 @@ def first_move(before: Spelled, after: Spelled, *, stable_only: bool = False) ->
         return None
     start = before.links[shared].start
     byte = _first_difference(before.cacheable, after.cacheable, start)
-    at = after.links[shared] if shared < len(after.links) else None
-    changed = at.layer if at and at.layer != before.links[shared].layer else before.links[shared].layer
+    # What stands there now is at fault; only where nothing does, what stood there before.
+    changed = after.links[shared] if shared < len(after.links) else before.links[shared]
     return Moved(
-        layer=changed,
+        layer=changed.layer,
         block=shared,
         byte=byte,
         before=before.cacheable[byte : byte + _EXCERPT_BYTES],
