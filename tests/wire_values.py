@@ -1,5 +1,6 @@
 """Any prompt, reply and way to cut bytes into chunks, as hypothesis strategies that fit every provider."""
 
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from hypothesis import strategies as st
@@ -134,16 +135,14 @@ replies = st.builds(
     stop_sequence=st.none() | texts,
 )
 
-ttls: st.SearchStrategy[Ttl] = st.sampled_from(["5m", "1h"])
-
 
 @st.composite
-def plans(draw: st.DrawFn, pieces: int) -> Plan:
+def plans(draw: st.DrawFn, markable: Sequence[int], ttls: Sequence[Ttl]) -> Plan:
     """Up to four marks on different pieces."""
-    if not pieces:
+    if not markable or not ttls:
         return Plan()
-    marked = draw(st.sets(st.integers(0, pieces - 1), max_size=4))
-    return Plan(tuple(Mark(piece, draw(ttls)) for piece in sorted(marked)))
+    marked = draw(st.sets(st.sampled_from(markable), max_size=4))
+    return Plan(tuple(Mark(piece, draw(st.sampled_from(ttls))) for piece in sorted(marked)))
 
 
 @st.composite

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.errors import MESSAGE_CHARS_MAX, one_line
+from holdfast.providers.failures import MESSAGE_CHARS_MAX, one_line
 
 
 def error(status: int, message: str = "no", headers: dict[str, str] | None = None) -> ProviderError:

@@ -84,6 +84,12 @@ def test_a_snapshot_or_alias_has_the_row_of_its_model_but_keeps_its_name(snapsho
     assert msgspec.structs.replace(found, name=row.partition(":")[2]) == find_model(row)
 
 
+def test_a_model_reached_another_way_has_its_owners_row_under_the_name_asked_for() -> None:
+    row, owner = find_model("openai-chat:gpt-6-sol-2026-09-22"), find_model("openai:gpt-6-sol")
+    assert row.id == "openai-chat:gpt-6-sol-2026-09-22"
+    assert (row.cache, row.prices) == (owner.cache, owner.prices)
+
+
 def test_the_snapshot_with_a_price_of_its_own_is_not_taken_for_its_model() -> None:
     today = datetime.date(2026, 11, 15)
     assert price_at(find_model("openai:gpt-4o-2024-05-13"), today, 1).input == 5

@@ -13,6 +13,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.registry import provider_named
 from holdfast.providers.wire import Wire as WireProtocol
 from holdfast.simulator.http import RunningSimulator, serve
 from holdfast.simulator.provider import SimulatedProvider
@@ -167,9 +168,10 @@ async def test_a_client_that_leaves_early_harms_nobody(client: aiohttp.ClientSes
 
 
 def wire(script: str = "") -> SimulatedWire:
-    return SimulatedWire(SimulatedProvider(clock=ManualClock(), script=parse_script(script)))
+    return SimulatedProvider(clock=ManualClock(), script=parse_script(script)).wire()
 
 
+ANTHROPIC = provider_named("anthropic")
 ENDPOINT = Endpoint("/v1/messages", (("content-type", "application/json"), ("anthropic-version", "2026-10-21")))
 
 
@@ -194,7 +196,7 @@ async def test_a_wire_has_a_workspace_of_its_own() -> None:
     provider = SimulatedProvider(clock=ManualClock())
     for key in ("a", "b", "a"):
         body = msgspec.json.encode(ASK)
-        (whole,) = [chunk async for chunk in SimulatedWire(provider, api_key=key).send(ENDPOINT, body)]
+        (whole,) = [chunk async for chunk in SimulatedWire(provider, ANTHROPIC, api_key=key).send(ENDPOINT, body)]
     assert anthropic.read_reply(whole).usage.cache_read > 0
     assert len(provider.cache) == 2
 

@@ -2,18 +2,20 @@
 
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import wire_values as values
 from holdfast.canonical.blocks import Text
-from holdfast.canonical.prompt import Parameters, Plan, Prompt
-from holdfast.canonical.reply import Delta, Reply, ReplyFinished, ReplyStarted, TextDelta
+from holdfast.canonical.prompt import Mark, Parameters, Plan, Prompt, Segment, Stability
+from holdfast.canonical.reply import Delta, ReplyFinished, ReplyStarted, TextDelta
 from holdfast.canonical.scroll import Scroll
 from holdfast.errors import FailureKind, ProviderError, UserError
-from holdfast.providers.adapter import Adapter
+from holdfast.providers.adapter import PATH, Adapter
 from holdfast.providers.registry import PROVIDERS, adapter_for
+from wires import wire_of
 
 every_adapter = pytest.mark.parametrize(
     "adapter", [provider.adapter for provider in PROVIDERS.values()], ids=lambda adapter: adapter.name
@@ -35,27 +37,58 @@ def read_all(adapter: Adapter, chunks: list[bytes]) -> list[Delta]:
     return [delta for chunk in chunks for delta in reader.feed(chunk)]
 
 
+def lowered(adapter: Adapter, prompt: Prompt) -> Prompt:
+    """The prompt as the provider can be told it."""
+
+    def lower(segment: Segment) -> Segment:
+        kept = (adapter.lower(passage) for passage in segment.passages)
+        return msgspec.structs.replace(segment, passages=tuple(passage for passage in kept if passage is not None))
+
+    return Prompt(tuple(lower(segment) for segment in prompt.segments))
+
+
+def draw_request(adapter: Adapter, data: st.DataObject) -> tuple[Prompt, Plan, Parameters]:
+    """Any prompt, with marks where the provider takes them."""
+    wire = wire_of(adapter)
+    prompt, parameters = data.draw(values.prompts), data.draw(wire.parameters)
+    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.markable]
+    return prompt, data.draw(values.plans(markable, wire.ttls)), parameters
+
+
+def headers_of(adapter: Adapter, parameters: Parameters) -> dict[str, str]:
+    endpoint = adapter.endpoint(parameters)
+    return {**dict(endpoint.headers), PATH: endpoint.path}
+
+
 @every_adapter
 @given(st.data())
 def test_a_request_read_back_says_what_was_written(adapter: Adapter, data: st.DataObject) -> None:
-    prompt, parameters = data.draw(values.prompts), data.draw(values.parameters)
-    plan = data.draw(values.plans(len(values.pieces_of(adapter, prompt))))
+    prompt, plan, parameters = draw_request(adapter, data)
     body = adapter.write_request(prompt, plan, parameters)
 
-    read = adapter.read_request(body, dict(adapter.endpoint(parameters).headers))
+    read = adapter.read_request(body, headers_of(adapter, parameters))
 
     assert read.prompt.tools == prompt.tools
     assert values.system_of(read.prompt) == values.system_of(prompt)
-    assert values.messages_of(read.prompt) == values.messages_of(prompt)
+    assert values.messages_of(read.prompt) == values.messages_of(lowered(adapter, prompt))
     assert read.plan == plan
     assert read.parameters == parameters
 
 
 @every_adapter
-@given(values.prompts, values.parameters)
-def test_the_same_values_give_the_same_bytes(adapter: Adapter, prompt: Prompt, parameters: Parameters) -> None:
+@given(values.prompts)
+def test_what_is_lowered_is_spelled_like_what_it_was_lowered_from(adapter: Adapter, prompt: Prompt) -> None:
+    once = lowered(adapter, prompt)
+    assert values.pieces_of(adapter, once) == values.pieces_of(adapter, prompt)
+    assert lowered(adapter, once) == once
+
+
+@every_adapter
+@given(st.data())
+def test_the_same_values_give_the_same_bytes(adapter: Adapter, data: st.DataObject) -> None:
+    prompt, _, parameters = draw_request(adapter, data)
     body = adapter.write_request(prompt, Plan(), parameters)
-    read = adapter.read_request(body, dict(adapter.endpoint(parameters).headers))
+    read = adapter.read_request(body, headers_of(adapter, parameters))
     assert adapter.write_request(prompt, Plan(), parameters) == body
     assert adapter.write_request(read.prompt, Plan(), read.parameters) == body
 
@@ -65,33 +98,37 @@ def test_the_same_values_give_the_same_bytes(adapter: Adapter, prompt: Prompt, p
 def test_a_mark_changes_no_cacheable_byte_and_its_absence_gives_the_unmarked_body(
     adapter: Adapter, data: st.DataObject
 ) -> None:
-    prompt, parameters = data.draw(values.prompts), data.draw(values.parameters)
-    plan = data.draw(values.plans(len(values.pieces_of(adapter, prompt))))
+    prompt, plan, parameters = draw_request(adapter, data)
     marked = adapter.write_request(prompt, plan, parameters)
-    read = adapter.read_request(marked, dict(adapter.endpoint(parameters).headers))
+    read = adapter.read_request(marked, headers_of(adapter, parameters))
 
-    assert values.pieces_of(adapter, read.prompt) == tuple(
-        type(piece)(
-            {"tools": "tools", "system": "system", "messages": "history"}[piece.place],
-            piece.place,
-            again.stability,
-            piece.data,
-            piece.markable,
-            piece.role,
-        )
-        for piece, again in zip(values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt), strict=True)
-    )
+    before, after = values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt)
+    assert [(piece.place, piece.opens, piece.data, piece.markable, piece.role) for piece in after] == [
+        (piece.place, piece.opens, piece.data, piece.markable, piece.role) for piece in before
+    ]
     assert adapter.write_request(read.prompt, Plan(), parameters) == adapter.write_request(prompt, Plan(), parameters)
 
 
 @every_adapter
 @given(st.data())
-def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter: Adapter, data: st.DataObject) -> None:
-    prompt, parameters = data.draw(values.prompts), data.draw(values.parameters)
-    pieces = values.pieces_of(adapter, prompt)
-    plan = data.draw(values.plans(len(pieces)))
+def test_a_request_that_has_grown_begins_with_the_bytes_of_the_one_before(
+    adapter: Adapter, data: st.DataObject
+) -> None:
+    prompt, more = data.draw(values.prompts), data.draw(st.lists(values.passages, max_size=3))
     scroll = Scroll(adapter, count=len)
-    for piece in pieces:
+    for segment in prompt.segments:
+        scroll.extend(adapter.spell(segment))
+    before = scroll.cacheable_bytes()
+    scroll.extend(adapter.spell(Segment("history", Stability.GROWING, "messages", passages=tuple(more))))
+    assert scroll.cacheable_bytes().startswith(before)
+
+
+@every_adapter
+@given(st.data())
+def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter: Adapter, data: st.DataObject) -> None:
+    prompt, plan, parameters = draw_request(adapter, data)
+    scroll = Scroll(adapter, count=len)
+    for piece in values.pieces_of(adapter, prompt):
         scroll.extend([piece])
         scroll.render(adapter.opening(parameters))
 
@@ -99,15 +136,30 @@ def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter
 
 
 @every_adapter
-@given(values.replies)
-def test_a_whole_reply_read_back_is_the_reply(adapter: Adapter, reply: Reply) -> None:
+@given(st.data())
+def test_a_request_without_its_head_is_the_one_written_without_it(adapter: Adapter, data: st.DataObject) -> None:
+    prompt, plan, parameters = draw_request(adapter, data)
+    scroll = Scroll(adapter, count=len)
+    scroll.extend(values.pieces_of(adapter, prompt))
+    messages = Prompt(tuple(segment for segment in prompt.segments if segment.place == "messages"))
+    head = len(scroll.pieces) - len(values.pieces_of(adapter, messages))
+    later = Plan(tuple(Mark(mark.piece - head, mark.ttl) for mark in plan.marks if mark.piece >= head))
+
+    behind = scroll.render(adapter.opening(parameters), plan.marks, start=head)
+    assert behind == adapter.write_request(messages, later, parameters)
+
+
+@every_adapter
+@given(st.data())
+def test_a_whole_reply_read_back_is_the_reply(adapter: Adapter, data: st.DataObject) -> None:
+    reply = data.draw(wire_of(adapter).replies)
     assert adapter.read_reply(adapter.write_reply(reply)) == reply
 
 
 @every_adapter
 @given(st.data())
 def test_a_stream_cut_anywhere_folds_to_the_reply(adapter: Adapter, data: st.DataObject) -> None:
-    reply = data.draw(values.replies)
+    reply = data.draw(wire_of(adapter).replies)
     chunks = data.draw(values.chunks(b"".join(adapter.write_stream(reply))))
     deltas = read_all(adapter, chunks)
 
@@ -119,7 +171,7 @@ def test_a_stream_cut_anywhere_folds_to_the_reply(adapter: Adapter, data: st.Dat
 @every_adapter
 @given(st.data())
 def test_a_stream_that_is_cut_off_leaves_what_had_arrived(adapter: Adapter, data: st.DataObject) -> None:
-    reply = data.draw(values.replies)
+    reply = data.draw(wire_of(adapter).replies)
     events = list(adapter.write_stream(reply))
     kept = data.draw(st.integers(0, len(events) - 1))
     reader = adapter.stream_reader()

@@ -128,7 +128,8 @@ def _bill(call: Call, marks: Sequence[Mark], read: Entry | None) -> Usage:
 def _written(rules: CacheRules, entries: Entries, call: Call, mark: Mark, *, under: Entry | None) -> Entry:
     """The entry for the prefix that ends at this mark; `under` is what the call read."""
     prefix = call.prefixes[mark.piece]
-    ttl, rests_on = mark.ttl, None
+    ttl: str = mark.ttl
+    rests_on: str | None = None
     # Whoever uses a prefix uses all that is in it, so of parts with one lifetime the last lapses first.
     weak = (entries.under(under, at=call.at) or under) if under else None
     if weak is not None and rules.ttls_seconds[weak.ttl] < rules.ttls_seconds[ttl]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.prompt import Mark, Place, Ttl
+from holdfast.canonical.prompt import Mark, Place
 from holdfast.canonical.usage import Usage
 
 BlockKind = Literal["plain", "tool_use", "tool_result"]
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True):
     scope: Scope
     digest: str
     tokens: int
-    ttl: Ttl
+    ttl: str
     expires_at: float
     rests_on: str | None = None
     outlives_it: bool = False

@@ -14,7 +14,11 @@ from holdfast.canonical.prompt import Place, Stability
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One block in a provider's spelling. `markable` says whether the provider takes a mark on it."""
+    """One block in a provider's spelling. `markable` says whether the provider takes a mark on it.
+
+    `opens` are the bytes that start a container of the piece's own, such as a message, in front of `data`; a piece
+    without them goes on in the container of the piece before.
+    """
 
     layer: str
     place: Place
@@ -23,6 +27,7 @@ class Piece(msgspec.Struct, frozen=True):
     markable: bool
     role: Role | None = None
     ephemeral: bool = False
+    opens: bytes = b""
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):

@@ -70,7 +70,8 @@ class Prompt(msgspec.Struct, frozen=True):
         return found
 
 
-Ttl = Literal["5m", "1h"]
+Ttl = Literal["5m", "1h", "30m", "12h"]
+"""Lifetimes that a mark can ask for; each provider takes two of them."""
 
 
 class Mark(msgspec.Struct, frozen=True):

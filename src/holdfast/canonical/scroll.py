@@ -66,16 +66,21 @@ class Scroll:
         """Where, in cacheable bytes, the layers end that do not change within an epoch."""
         return self.links[self.stable_count - 1].end if self.stable_count else 0
 
-    def render(self, opening: bytes, marks: Sequence[Mark] = ()) -> bytes:
-        """The whole body: `opening` is the request's JSON object up to the prompt, without closing brace."""
+    def render(self, opening: bytes, marks: Sequence[Mark] = (), *, start: int = 0) -> bytes:
+        """The whole body: `opening` is the request's JSON object up to the prompt, without closing brace.
+
+        The pieces in front of `start` are left out: the provider keeps them and is told so in the opening.
+        """
         # Whatever can fail comes before the views: one that outlives an error would forbid the bytes to grow.
-        ordered = sorted(marks, key=lambda mark: mark.piece)
+        ordered = sorted((mark for mark in marks if mark.piece >= start), key=lambda mark: mark.piece)
         # A block is a JSON object: the mark becomes its last member.
         splices = [(self.links[mark.piece].end - 1, self._spelling.mark(mark.ttl)) for mark in ordered]
-        closing = self._spelling.close(self.pieces[-1] if self.pieces else None)
-        parts: list[bytes | memoryview] = [opening]
+        last = self.pieces[-1] if len(self.pieces) > start else None
+        closing = self._spelling.close(last)
+        lead = self._spelling.lead(None, self.pieces[start]) if start and last else b""
+        done = self._start_of(start) if start else 0
+        parts: list[bytes | memoryview] = [opening, lead]
         with memoryview(self._bytes) as written:
-            done = 0
             for inside, spelled_mark in splices:
                 parts += [written[done:inside], spelled_mark]
                 done = inside
@@ -85,3 +90,7 @@ class Scroll:
                 if isinstance(part, memoryview):
                     part.release()
         return body
+
+    def _start_of(self, piece: int) -> int:
+        """Where a piece's own bytes start, behind whatever stands between it and the piece before."""
+        return self.links[piece].end - len(self.pieces[piece].data) if piece < len(self.pieces) else len(self._bytes)

@@ -19,6 +19,9 @@ Models = Mapping[str, Model]
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
 
+_SAME_MODELS = {"openai-chat": "openai"}
+"""Providers that are another way to reach the models of a provider that has rows of its own."""
+
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
@@ -40,7 +43,7 @@ def find_model(name: str, models: Models | None = None) -> Model:
     catalog is the one released.
     """
     known = shipped_models() if models is None else models
-    row = known.get(name) or _under_another_name(name, known)
+    row = known.get(name) or _under_another_name(name, known) or _over_another_way(name, known)
     if row is None:
         raise UserError(_unknown(name, known))
     return row
@@ -87,6 +90,15 @@ def _under_another_name(name: str, known: Models) -> Model | None:
             if spelling in (model.id, *(f"{model.provider}:{alias}" for alias in model.aliases)):
                 return msgspec.structs.replace(model, name=_bare(name))
     return None
+
+
+def _over_another_way(name: str, known: Models) -> Model | None:
+    provider = name.partition(":")[0]
+    if provider not in _SAME_MODELS:
+        return None
+    owner = f"{_SAME_MODELS[provider]}:{_bare(name)}"
+    row = known.get(owner) or _under_another_name(owner, known)
+    return row and msgspec.structs.replace(row, provider=provider)
 
 
 def _unknown(name: str, known: Models) -> str:

@@ -6,10 +6,15 @@ from typing import Protocol
 import msgspec
 
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Plan, Prompt, Segment
+from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment
 from holdfast.canonical.reply import Delta, Reply
 from holdfast.canonical.scroll import Spelling
+from holdfast.catalog.rows import Model
 from holdfast.errors import FailureKind, ProviderError
+
+
+PATH = ":path"
+"""The name under which a request's path stands among its headers."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -17,6 +22,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     path: str
     headers: tuple[tuple[str, str], ...]
+    method: str = "POST"
 
 
 class WireRequest(msgspec.Struct, frozen=True):
@@ -43,8 +49,18 @@ class Adapter(Spelling, Protocol):
     @property
     def name(self) -> str: ...
 
+    def lower(self, passage: Passage) -> Passage | None:
+        """The passage as this provider can be told it: what it has no words for is left out or said in text.
+
+        Nothing more is lost: what `spell` writes of a passage is what it writes of the lowered one. None where
+        nothing is left. Blocks of a kind that we do not know are taken for the provider's own.
+        """
+
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
         """One piece per tool, system text or message block; depends on nothing but the segment."""
+
+    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
+        """Fields, as (name, JSON text), that keep a session on one cache: keys, lifetimes, sticky routes."""
 
     def opening(self, parameters: Parameters) -> bytes:
         """The body's JSON object up to the prompt, without closing brace: all that is not cacheable."""
@@ -57,7 +73,10 @@ class Adapter(Spelling, Protocol):
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
-        """The inverse of `write_request`; `ProviderError("invalid_request")` for what cannot be read."""
+        """The inverse of `write_request`; `ProviderError("invalid_request")` for what cannot be read.
+
+        `headers` hold the request's path, under `PATH`, for providers that name the model there.
+        """
 
     def write_reply(self, reply: Reply) -> bytes: ...
 

@@ -1,6 +1,7 @@
 """Which providers there are, where each is reached, and the adapter of each."""
 
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
@@ -8,12 +9,17 @@ from holdfast.providers.anthropic import anthropic
 
 
 class Provider(NamedTuple):
-    """The variables are those that the provider's own client reads."""
+    """The variables are those that the provider's own client reads; `base_url` is what that client appends paths to."""
 
     adapter: Adapter
     base_url: str
     base_url_variable: str
     key_variable: str
+
+    @property
+    def path_prefix(self) -> str:
+        """What stands in front of every path on the provider's host, such as `/v1`."""
+        return urlsplit(self.base_url).path.rstrip("/")
 
 
 PROVIDERS = {

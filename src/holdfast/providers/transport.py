@@ -46,7 +46,7 @@ class Transport:
         self._closed = False
 
     async def stream(
-        self, url: str, headers: Mapping[str, str], body: bytes, refusal: Refusal
+        self, method: str, url: str, headers: Mapping[str, str], *, body: bytes, refusal: Refusal
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a good answer as they come, never empty; `ProviderError` for every other one."""
         host = urlsplit(url).netloc.rpartition("@")[2] or "the provider"
@@ -54,7 +54,7 @@ class Transport:
         deadline = loop.time() + self._timeouts.first_byte_seconds
         session = self._open()
         # Not followed elsewhere: the key is for this host alone.
-        asked = session.post(url, data=body, headers=headers, allow_redirects=False)
+        asked = session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
         response = await _until(deadline, asked, host)
         try:
             if response.status != 200:
@@ -154,7 +154,8 @@ class HttpWire:
         attempt = 0
         while True:
             attempt += 1
-            async with aclosing(self._transport.stream(url, headers, body, self._refusal)) as chunks:
+            answer = self._transport.stream(endpoint.method, url, headers, body=body, refusal=self._refusal)
+            async with aclosing(answer) as chunks:
                 try:
                     first = await anext(chunks)
                 except ProviderError as error:

@@ -67,7 +67,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     toolbox = Toolbox(options.get("tools", ()), clock=options.get("clock", system_clock))
     _check_tools(state, toolbox)
     given = options.get("wire")
-    wire = given.wire(models) if isinstance(given, ProvidesWire) else given
+    wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
     parts = Parts(
         log=log,
         wire=wire or _network(options, config, provider),

@@ -24,7 +24,7 @@ VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaita
 class ProvidesWire(Protocol):
     """Something that stands in for a provider, such as a simulator."""
 
-    def wire(self, models: Models) -> Wire: ...
+    def wire(self, models: Models, *, provider: str) -> Wire: ...
 
 
 class Options(TypedDict, total=False):

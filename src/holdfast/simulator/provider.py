@@ -21,7 +21,8 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.blocks import spell_block
-from holdfast.providers.anthropic.errors import header
+from holdfast.providers.failures import header
+from holdfast.providers.registry import provider_named
 from holdfast.simulator.answer import Answer
 from holdfast.simulator.blocks import TokenCounts
 from holdfast.simulator.checks import BINDING_BETA, refuse
@@ -76,11 +77,11 @@ class SimulatedProvider:
         self._message_ids = CountedIds("msg_sim")
         self._request_ids = CountedIds("req_sim")
 
-    def wire(self, models: Models | None = None) -> SimulatedWire:
+    def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedWire:
         """A way to reach this provider without a socket; it knows these models, unless it was told its own."""
         if self._models is None:
             self._models = models
-        return SimulatedWire(self)
+        return SimulatedWire(self, provider_named(provider))
 
     def _known(self) -> Models:
         return shipped_models() if self._models is None else self._models

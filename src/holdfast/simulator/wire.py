@@ -6,7 +6,7 @@ from typing import Protocol
 
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Endpoint
-from holdfast.providers.anthropic import anthropic
+from holdfast.providers.registry import Provider
 from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire import OnRetry
 from holdfast.simulator.answer import Answer, Cut, Pause
@@ -19,9 +19,11 @@ class Answering(Protocol):
 class SimulatedWire:
     """Stands where the network would, and tries again after the same failures, only without waiting."""
 
-    def __init__(self, provider: Answering, *, api_key: str = "simulated") -> None:
-        self._provider = provider
-        self._credentials = anthropic.credentials(api_key)
+    def __init__(self, simulator: Answering, provider: Provider, *, api_key: str = "simulated") -> None:
+        self._simulator = simulator
+        self._adapter = provider.adapter
+        self._prefix = provider.path_prefix
+        self._credentials = provider.adapter.credentials(api_key)
         self._closed = False
 
     async def send(
@@ -31,8 +33,9 @@ class SimulatedWire:
             raise ProviderError("network", "the connection to the simulator was closed")
         headers = {**dict(endpoint.headers), **self._credentials}
         attempt = 1
-        while (answer := self._provider.answer("POST", endpoint.path, headers=headers, body=body)).status >= 400:
-            failure = anthropic.read_error(answer.status, answer.headers, answer.body())
+        method, path = endpoint.method, self._prefix + endpoint.path
+        while (answer := self._simulator.answer(method, path, headers=headers, body=body)).status >= 400:
+            failure = self._adapter.read_error(answer.status, answer.headers, answer.body())
             if retry_delay(attempt, failure, 0.5) is None:
                 raise failure
             if on_retry is not None:

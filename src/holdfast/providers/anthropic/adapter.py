@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Ttl
 from holdfast.canonical.reply import Reply
+from holdfast.catalog.rows import Model
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
 from holdfast.providers.anthropic.errors import read_error, write_error
@@ -15,12 +16,13 @@ from holdfast.providers.anthropic.spell import (
     close,
     endpoint,
     lead,
+    lower,
     mark,
     opening,
     spell_segment,
-    write_request,
 )
 from holdfast.providers.anthropic.stream import AnthropicStreamReader, read_reply
+from holdfast.providers.writing import write_request
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -28,8 +30,15 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class AnthropicAdapter:
     name = "anthropic"
 
+    def lower(self, passage: Passage) -> Passage:
+        return lower(passage)
+
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
         return spell_segment(segment)
+
+    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
+        """None: the cache is found by the prefix alone."""
+        return ()
 
     def lead(self, before: Piece | None, piece: Piece) -> bytes:
         return lead(before, piece)

@@ -20,7 +20,7 @@ from holdfast.canonical.blocks import (
     UrlSource,
 )
 from holdfast.canonical.prompt import Ttl
-from holdfast.providers.anthropic.members import quoted, spliced, take_apart, without
+from holdfast.providers.members import quoted, spliced, take_apart, without
 
 MARK = "cache_control"
 

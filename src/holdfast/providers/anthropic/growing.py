@@ -1,21 +1,13 @@
 """What a block of a streamed reply has become so far: its start, and the deltas behind it."""
 
-import re
-
 import msgspec
 
 from holdfast.canonical.blocks import Block, Opaque, Text, Thinking, ToolUse
-from holdfast.canonical.encoding import plain_json
 from holdfast.providers.anthropic.blocks import is_blank, read_block, read_string
-from holdfast.providers.anthropic.members import put_together, quoted, spliced, take_apart
+from holdfast.providers.arguments import legal_arguments
+from holdfast.providers.members import put_together, quoted, spliced, take_apart
 
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking"}
-
-
-NESTING_MAX = 100
-
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
-_BRACKETS = re.compile(r"[{}\[\]]")
 
 
 class GrowingBlock:
@@ -101,26 +93,3 @@ class GrowingBlock:
                 return block if self.stopped else None
             case _:
                 return block
-
-
-def legal_arguments(text: str) -> str:
-    """The text if it is a JSON object; else an object that holds it, so that it can be sent back."""
-    try:
-        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return plain_json({"INVALID_JSON": text}).decode()
-    if _is_deeper(text, NESTING_MAX):
-        return plain_json({"INVALID_JSON": text}).decode()
-    return text
-
-
-def _is_deeper(text: str, depth_max: int) -> bool:
-    """Whether JSON nests deeper; how deep a parser can go is another matter on every interpreter."""
-    if text.count("{") + text.count("[") <= depth_max:
-        return False
-    depth = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
-        depth += 1 if bracket in "{[" else -1
-        if depth > depth_max:
-            return True
-    return False

@@ -11,9 +11,9 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic.blocks import MARK, read_block, read_mark, read_string
-from holdfast.providers.anthropic.errors import header, readable
-from holdfast.providers.anthropic.members import take_apart, without
 from holdfast.providers.anthropic.spell import BETA_HEADER, PARAMETER_NAMES, PROMPT_NAMES
+from holdfast.providers.failures import header, readable
+from holdfast.providers.members import take_apart, without
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 

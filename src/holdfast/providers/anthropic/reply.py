@@ -6,8 +6,8 @@ from holdfast.canonical.blocks import Block, Text, Thinking, ToolUse
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.reply import Reply
 from holdfast.providers.anthropic.blocks import spell_block
-from holdfast.providers.anthropic.members import quoted
 from holdfast.providers.anthropic.usage import wire_usage
+from holdfast.providers.members import quoted
 
 DELTA_CHARS_MAX = 64
 

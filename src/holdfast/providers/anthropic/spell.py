@@ -4,13 +4,13 @@ import re
 
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Place, Plan, Prompt, Segment, Ttl
-from holdfast.canonical.scroll import Scroll, Spelling
+from holdfast.canonical.prompt import Parameters, Passage, Place, Segment, Ttl
 from holdfast.canonical.tools import ToolSpec
 from holdfast.errors import OrderError, UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.anthropic.blocks import is_markable, spell_block
-from holdfast.providers.anthropic.members import quoted, spliced
+from holdfast.providers.ids import with_fitting_ids
+from holdfast.providers.members import quoted, spliced
 
 API_VERSION = "2026-10-21"
 PATH = "/v1/messages"
@@ -21,12 +21,18 @@ PARAMETER_NAMES = frozenset(
 )
 PROMPT_NAMES = frozenset({"tools", "system", "messages"})
 
+CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _BETA = re.compile(r"[A-Za-z0-9._:-]+")
 _ORDER: tuple[Place, ...] = ("tools", "system", "messages")
 _MARKS: dict[Ttl, bytes] = {
     "5m": b',"cache_control":{"type":"ephemeral"}',
     "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
 }
+
+
+def lower(passage: Passage) -> Passage:
+    """Everything can be said; only ids that other providers gave to calls may have to be spelled anew."""
+    return with_fitting_ids(passage, CALL_ID)
 
 
 def spell_segment(segment: Segment) -> tuple[Piece, ...]:
@@ -36,7 +42,7 @@ def spell_segment(segment: Segment) -> tuple[Piece, ...]:
         Piece(segment.name, "system", segment.stability, spell_block(text), markable=is_markable(text))
         for text in segment.system
     )
-    messages = (piece for passage in segment.passages for piece in _spell_passage(passage))
+    messages = (piece for passage in segment.passages for piece in _spell_passage(lower(passage)))
     return (*tools, *system, *messages)
 
 
@@ -91,6 +97,8 @@ def close(last: Piece | None) -> bytes:
 
 
 def mark(ttl: Ttl) -> bytes:
+    if ttl not in _MARKS:
+        raise UserError(f"Anthropic keeps a prefix for {' or '.join(_MARKS)}, not for {ttl}")
     return _MARKS[ttl]
 
 
@@ -124,16 +132,3 @@ def endpoint(parameters: Parameters) -> Endpoint:
     betas = ((BETA_HEADER, ",".join(parameters.betas)),) if parameters.betas else ()
     headers = (("content-type", "application/json"), ("anthropic-version", API_VERSION), *betas)
     return Endpoint(PATH, headers)
-
-
-def write_request(spelling: Spelling, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-    scroll = Scroll(spelling, count=len)
-    for segment in prompt.segments:
-        scroll.extend(spell_segment(segment))
-    marked = [mark.piece for mark in plan.marks]
-    if len(set(marked)) < len(marked):
-        raise UserError("two cache marks on one piece; keep one of them")
-    for piece in marked:
-        if not 0 <= piece < len(scroll.pieces):
-            raise UserError(f"a cache mark on piece {piece}, but the prompt has {len(scroll.pieces)} pieces")
-    return scroll.render(opening(parameters), plan.marks)

@@ -18,10 +18,11 @@ from holdfast.canonical.reply import (
 )
 from holdfast.canonical.usage import Usage
 from holdfast.errors import ProviderError
-from holdfast.providers.anthropic.errors import read_stream_error, readable
+from holdfast.providers.anthropic.errors import read_stream_error
 from holdfast.providers.anthropic.growing import GrowingBlock
-from holdfast.providers.anthropic.members import take_apart
 from holdfast.providers.anthropic.usage import WireUsage, buckets, updated
+from holdfast.providers.failures import readable
+from holdfast.providers.members import take_apart
 from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent, SseReader
 
 REPLY_BYTES_MAX = 64 * 1024 * 1024

@@ -1,0 +1,102 @@
+"""What every provider's failures have in common: kinds by status, pauses asked for, and messages fit to be shown."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from holdfast.errors import FailureKind, ProviderError
+
+MESSAGE_CHARS_MAX = 300
+
+_KIND_OF_STATUS: dict[int, FailureKind] = {
+    401: "auth",
+    403: "auth",
+    408: "network",
+    413: "context_overflow",
+    429: "rate_limit",
+    529: "rate_limit",
+}
+
+STATUS_OF_KIND: dict[FailureKind, int] = {
+    "rate_limit": 429,
+    "auth": 401,
+    "server_error": 500,
+    "network": 408,
+    "context_overflow": 413,
+    "invalid_request": 400,
+    "cancelled": 500,
+    "other": 500,
+}
+"""The status with which a provider reports such a failure."""
+
+_OVERFLOW = re.compile(
+    r"prompt is too long|exceeds? (the )?context (limit|window)|maximum context length|context_length_exceeded"
+    r"|input token count .{0,40}exceeds",
+    re.IGNORECASE,
+)
+
+_SECRET = re.compile(
+    r"""
+      \b (?:sk|pk|rk|ak|gh[opsu]|xox[a-z]) [-_] [\w-]{8,}
+    | \b bearer \s+ [^\s,;"']+
+    | \b (?:AIza|AKIA) [\w-]{12,}
+    | \b eyJ [\w-]+ \. [\w.-]+
+    | \b (?:x-)? (?:api[-_\ ]?key|authorization|password|secret) \s* [:=] \s* \S+
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def kind_of(status: int, message: str) -> FailureKind:
+    if status in _KIND_OF_STATUS:
+        return _KIND_OF_STATUS[status]
+    if 400 <= status < 500:
+        return "context_overflow" if _OVERFLOW.search(message) else "invalid_request"
+    return "server_error" if 500 <= status < 600 else "other"
+
+
+def one_line(message: str) -> str:
+    """The message on one line, short, and without what looks like a key."""
+    line = _SECRET.sub("[removed]", " ".join(message.split()))
+    return line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """A header by its name in lower case, however the sender wrote it."""
+    return next((value for key, value in headers.items() if key.lower() == name), None)
+
+
+@contextmanager
+def readable(kind: FailureKind, what: str, *, status: int | None = None) -> Iterator[None]:
+    """Turn every way in which foreign bytes can be unreadable into one line that quotes none of them."""
+    try:
+        yield
+    except msgspec.MsgspecError as fault:
+        # A field's name can be as long as its sender likes, and half a surrogate pair is reported as an end.
+        reason = one_line(str(fault)).replace("was truncated", "was truncated, or holds half a surrogate pair")
+    except UnicodeError:
+        reason = "it is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    else:
+        return
+    raise ProviderError(kind, f"{what} cannot be read: {reason}", status=status) from None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Only seconds: a date could not be turned into a pause without a clock."""
+    in_milliseconds = _seconds(header(headers, "retry-after-ms"))
+    return _seconds(header(headers, "retry-after")) if in_milliseconds is None else in_milliseconds / 1000
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
