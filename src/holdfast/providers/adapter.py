@@ -12,7 +12,6 @@ from holdfast.canonical.scroll import Spelling
 from holdfast.catalog.rows import Model
 from holdfast.errors import FailureKind, ProviderError
 
-
 PATH = ":path"
 """The name under which a request's path stands among its headers."""
 
