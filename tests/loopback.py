@@ -69,6 +69,7 @@ async def wired(
     timeouts: Timeouts = Timeouts(),  # noqa: B008 - a frozen value
     attempts_max: int = 3,
     key: str = KEY,
+    requests_max: int = 16,
 ) -> AsyncIterator[HttpWire]:
     wire = HttpWire(
         anthropic,
@@ -76,6 +77,7 @@ async def wired(
         key,
         timeouts=timeouts,
         attempts_max=attempts_max,
+        requests_max=requests_max,
         sleep=pauses or Pauses(),
         chance=lambda: 0.5,
     )

@@ -95,6 +95,8 @@ def test_models_can_be_added_in_a_file(home: Path) -> None:
         ("spend_max_usd = nan", "spend_max_usd must be an amount"),
         ("models = 3", "models must be tables"),
         ("base_urls = 3", "base_urls must be a table"),
+        ("requests_max = 3", "requests_max must be a table, such as [requests_max] with anthropic = 4"),
+        ("[requests_max]\nanthropic = 0", "requests_max.anthropic must be a whole number of at least 1, not 0"),
         ("[base_urls]\nanthropc = 'x'", "unknown setting 'base_urls.anthropc'; did you mean 'base_urls.anthropic'"),
         ("[base_urls]\nanthropic = 3", "base_urls.anthropic must be text, not 3"),
         ("[models]\nx = 1", "models must be tables"),

@@ -111,3 +111,25 @@ def test_a_model_without_marks_gets_none() -> None:
 
 def test_an_empty_prompt_has_no_marks() -> None:
     assert marked() == []
+
+
+BREAKPOINTS = CacheRules(kind="breakpoints", tokens_min=1024, marks_max=4)
+
+
+def test_where_the_provider_keeps_the_newest_message_by_itself_only_the_stable_prompt_is_marked() -> None:
+    scroll = Scroll(Lines(), len)
+    scroll.extend([system(), said(), said("assistant"), said()])
+    plan = plan_marks(scroll, BREAKPOINTS)
+    assert [(mark.piece, mark.ttl) for mark in plan.marks] == [(0, "30m")]
+
+
+def test_where_the_provider_keeps_the_newest_message_ephemeral_text_still_has_a_mark_in_front() -> None:
+    scroll = Scroll(Lines(), len)
+    scroll.extend([system(), said(), said("assistant"), said(), injected(ephemeral=True)])
+    assert [mark.piece for mark in plan_marks(scroll, BREAKPOINTS).marks] == [0, 3]
+
+
+def test_a_cache_that_takes_no_marks_gets_none() -> None:
+    scroll = Scroll(Lines(), len)
+    scroll.extend([system(), said()])
+    assert not plan_marks(scroll, CacheRules(kind="implicit", tokens_min=1024)).marks

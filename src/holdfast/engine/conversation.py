@@ -60,6 +60,13 @@ class Conversation:
         self._recording = asyncio.Lock()
         self.draft = Draft(parts.adapter, lambda data: count_block(data, parts.model.tokens_factor))
 
+    @property
+    def parameters(self) -> Parameters:
+        """What was set, and what keeps this session on one cache."""
+        given = self.parts.parameters
+        fields = self.parts.adapter.session_fields(self.parts.model, self.state.session_id)
+        return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
+
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Put events on the log and apply them; a cancellation waits until log and state agree."""
         writing = asyncio.ensure_future(self._write(actor, payloads))

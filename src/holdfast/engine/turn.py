@@ -21,6 +21,7 @@ from holdfast.canonical.blocks import (
 )
 from holdfast.canonical.encoding import ENCODING, canonical_json, digest
 from holdfast.canonical.pieces import shared_links
+from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import Delta, Reply, ReplyFinished, StopReason
 from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
@@ -46,6 +47,7 @@ from holdfast.events.payloads import (
 from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 from holdfast.planning.marks import plan_marks
+from holdfast.providers.capabilities import capabilities_of
 
 DRAIN_SECONDS_MAX = 0.2
 
@@ -124,8 +126,9 @@ async def _call_model(talk: Conversation, emit: Emit) -> Reply:
     parts, state = talk.parts, talk.state
     talk.draft.update(assemble(_view(talk)))
     scroll = talk.draft.scroll
-    plan = plan_marks(scroll, parts.model.cache, profile=state.profile)
-    opening = parts.adapter.opening(parts.parameters)
+    caches = capabilities_of(parts.model).supports_prompt_caching
+    plan = plan_marks(scroll, parts.model.cache, profile=state.profile) if caches else Plan()
+    opening = parts.adapter.opening(talk.parameters)
     body = scroll.render(opening, plan.marks)
     estimated = state.calibration.corrected(scroll.tokens_total)
     talk.check_budget(estimated)
@@ -173,7 +176,7 @@ async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Em
         nonlocal retries
         retries = attempt
 
-    sending = parts.wire.send(parts.adapter.endpoint(parts.parameters), body, on_retry=on_retry)
+    sending = parts.wire.send(parts.adapter.endpoint(talk.parameters), body, on_retry=on_retry)
     try:
         async with aclosing(sending) as chunks:
             async for chunk in chunks:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Mark, Place, Plan, Stability
+from holdfast.canonical.prompt import Mark, Place, Plan, Stability, Ttl
 from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.rows import CacheRules
 
@@ -17,10 +17,19 @@ def plan_marks(scroll: Scroll, rules: CacheRules, *, profile: Profile = "default
 
     Looks at the stable head and at the end of the prompt, not at the history between.
     """
-    if rules.kind != "marks":
-        return Plan()
+    match rules.kind:
+        case "marks":
+            return _chosen(_wanted(scroll, profile, rolling=True), rules, ttl="5m")
+        case "breakpoints":
+            # The provider itself keeps the end of each message that it answers, and looks back from there.
+            return _chosen(_wanted(scroll, profile, rolling=False), rules, ttl="30m")
+        case "implicit" | "none":
+            return Plan()
+
+
+def _wanted(scroll: Scroll, profile: Profile, *, rolling: bool) -> list[tuple[int | None, str]]:
     pieces, stable = scroll.pieces, scroll.stable_count
-    wanted = [
+    wanted: list[tuple[int | None, str]] = [
         (_last(pieces, 0, stable, place="tools"), "end of the tools"),
         (_last(pieces, 0, stable, place="system"), "end of the stable system prompt"),
     ]
@@ -28,11 +37,16 @@ def plan_marks(scroll: Scroll, rules: CacheRules, *, profile: Profile = "default
         if scroll.first_ephemeral is not None:
             in_front = _last(pieces, stable, scroll.first_ephemeral, place="messages")
             wanted.append((in_front, "in front of ephemeral text"))
-        wanted.append((_last(pieces, stable, len(pieces), place="messages"), "end of the conversation so far"))
+        if rolling:
+            wanted.append((_last(pieces, stable, len(pieces), place="messages"), "end of the conversation so far"))
+    return wanted
+
+
+def _chosen(wanted: Sequence[tuple[int | None, str]], rules: CacheRules, *, ttl: Ttl) -> Plan:
     marks: dict[int, Mark] = {}
     for piece, reason in wanted:
         if piece is not None and piece not in marks:
-            marks[piece] = Mark(piece, "5m", reason)
+            marks[piece] = Mark(piece, ttl, reason)
     chosen = sorted(marks.values(), key=lambda mark: mark.piece)
     return Plan(tuple(chosen[-rules.marks_max :]))
 

@@ -12,10 +12,13 @@ import msgspec
 
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
+from holdfast.providers.pool import Host, give_back_host, take_host
 from holdfast.providers.retry import ATTEMPTS_MAX, retry_delay
 from holdfast.providers.wire import OnRetry
 
-CONNECTIONS_MAX = 100
+REQUESTS_MAX = 16
+"""How many requests to one provider are under way at once, unless somebody says otherwise."""
+
 ERROR_BYTES_MAX = 64 * 1024
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 
@@ -37,72 +40,67 @@ class Timeouts(msgspec.Struct, frozen=True):
     idle_seconds: float = 120.0
 
 
-class Transport:
-    """One pool of connections, opened with the first request."""
+class Request(msgspec.Struct, frozen=True):
+    """The key is among the headers: never to be shown."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts = timeouts
-        self._session: aiohttp.ClientSession | None = None
-        self._closed = False
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes
 
-    async def stream(
-        self, method: str, url: str, headers: Mapping[str, str], *, body: bytes, refusal: Refusal
-    ) -> AsyncGenerator[bytes, None]:
-        """The bytes of a good answer as they come, never empty; `ProviderError` for every other one."""
-        host = urlsplit(url).netloc.rpartition("@")[2] or "the provider"
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeouts.first_byte_seconds
-        session = self._open()
-        # Not followed elsewhere: the key is for this host alone.
-        asked = session.request(method, url, data=body or None, headers=headers, allow_redirects=False)
-        response = await _until(deadline, asked, host)
-        try:
-            if response.status != 200:
-                raise refusal(response.status, response.headers, await self._error_body(response, host))
-            received = 0
-            while chunk := await _until(deadline, response.content.readany(), host):
-                received += len(chunk)
-                if received > REPLY_BYTES_MAX:
-                    raise ProviderError("server_error", f"{host} sent a reply of over {REPLY_BYTES_MAX} bytes")
-                yield chunk
-                deadline = loop.time() + self._timeouts.idle_seconds
-            if not received:
-                raise ProviderError("network", f"{host} ended its answer before the first byte")
-        finally:
-            # Frees the connection of a reply that was read to its end, and cuts every other.
-            response.close()
 
-    async def aclose(self) -> None:
-        self._closed = True
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+async def receive(
+    connections: aiohttp.ClientSession,
+    request: Request,
+    *,
+    timeouts: Timeouts,
+    refusal: Refusal,
+) -> AsyncGenerator[bytes, None]:
+    """The bytes of a good answer as they come, never empty; `ProviderError` for every other one."""
+    host = urlsplit(request.url).netloc.rpartition("@")[2] or "the provider"
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeouts.first_byte_seconds
+    # Not followed elsewhere: the key is for this host alone.
+    asked = connections.request(
+        request.method,
+        request.url,
+        data=request.body or None,
+        headers=request.headers,
+        allow_redirects=False,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
+    )
+    response = await _until(deadline, asked, host)
+    try:
+        if response.status != 200:
+            body = await _error_body(response, host, idle_seconds=timeouts.idle_seconds)
+            raise refusal(response.status, response.headers, body)
+        received = 0
+        while chunk := await _until(deadline, response.content.readany(), host):
+            received += len(chunk)
+            if received > REPLY_BYTES_MAX:
+                raise ProviderError("server_error", f"{host} sent a reply of over {REPLY_BYTES_MAX} bytes")
+            yield chunk
+            deadline = loop.time() + timeouts.idle_seconds
+        if not received:
+            raise ProviderError("network", f"{host} ended its answer before the first byte")
+    finally:
+        # Frees the connection of a reply that was read to its end, and cuts every other.
+        response.close()
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._closed:
-            raise UserError("the connection to the provider is closed; open a new one")
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"user-agent": "holdfast"},
-            )
-        return self._session
 
-    async def _error_body(self, response: aiohttp.ClientResponse, host: str) -> bytes:
-        deadline = asyncio.get_running_loop().time() + self._timeouts.idle_seconds
-        body = bytearray()
-        try:
-            while len(body) < ERROR_BYTES_MAX:
-                chunk = await _until(deadline, response.content.readany(), host)
-                if not chunk:
-                    break
-                body += chunk
-        except ProviderError:
-            # The status alone already says what went wrong.
-            pass
-        return bytes(body)
+async def _error_body(response: aiohttp.ClientResponse, host: str, *, idle_seconds: float) -> bytes:
+    deadline = asyncio.get_running_loop().time() + idle_seconds
+    body = bytearray()
+    try:
+        while len(body) < ERROR_BYTES_MAX:
+            chunk = await _until(deadline, response.content.readany(), host)
+            if not chunk:
+                break
+            body += chunk
+    except ProviderError:
+        # The status alone already says what went wrong.
+        pass
+    return bytes(body)
 
 
 async def _until(deadline: float, answer: Awaitable[Answer], host: str) -> Answer:
@@ -125,7 +123,11 @@ async def _until(deadline: float, answer: Awaitable[Answer], host: str) -> Answe
 
 
 class HttpWire:
-    """Sends one provider's requests to one base URL with one key."""
+    """Sends one provider's requests to one base URL with one key.
+
+    Connections are shared with all wires of the loop to the same host, and so is the count of requests under way
+    there: no more than `requests_max` at once.
+    """
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class HttpWire:
         *,
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - a frozen value
         attempts_max: int = ATTEMPTS_MAX,
+        requests_max: int = REQUESTS_MAX,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -144,18 +147,22 @@ class HttpWire:
         self._attempts_max = attempts_max
         self._sleep = sleep
         self._chance = chance
-        self._transport = Transport(timeouts)
+        self._timeouts = timeouts
+        self._requests_max = requests_max
+        self._host: Host | None = None
+        self._closed = False
 
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
-        url = self._base_url + endpoint.path
         headers = dict(endpoint.headers) | dict(self._adapter.credentials(self._api_key))
+        request = Request(endpoint.method, self._base_url + endpoint.path, headers, body)
         attempt = 0
         while True:
             attempt += 1
-            answer = self._transport.stream(endpoint.method, url, headers, body=body, refusal=self._refusal)
-            async with aclosing(answer) as chunks:
+            host = self._open()
+            answer = receive(host.connections, request, timeouts=self._timeouts, refusal=self._refusal)
+            async with host.lane.place(self._requests_max), aclosing(answer) as chunks:
                 try:
                     first = await anext(chunks)
                 except ProviderError as error:
@@ -173,7 +180,17 @@ class HttpWire:
             await self._sleep(delay)
 
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        self._closed = True
+        if self._host is not None:
+            self._host = None
+            await give_back_host(self._base_url)
+
+    def _open(self) -> Host:
+        if self._closed:
+            raise UserError("the connection to the provider is closed; open a new one")
+        if self._host is None:
+            self._host = take_host(self._base_url)
+        return self._host
 
     def _refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Some servers quote the key they refuse."""

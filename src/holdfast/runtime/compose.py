@@ -24,7 +24,7 @@ from holdfast.events.payloads import EpochOpened, SessionStarted
 from holdfast.layers.builder import split_at_boundary
 from holdfast.layers.render import render_instructions
 from holdfast.providers.registry import Provider, provider_named
-from holdfast.providers.transport import HttpWire
+from holdfast.providers.transport import REQUESTS_MAX, HttpWire
 from holdfast.providers.wire import Wire
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.options import Options, ProvidesWire
@@ -178,4 +178,5 @@ def _network(options: Options, config: Config, provider: Provider) -> Wire:
                 f"base_url"
             )
         api_key = "simulated"
-    return HttpWire(provider.adapter, base_url, api_key)
+    requests_max = config.requests_max.get(name, REQUESTS_MAX)
+    return HttpWire(provider.adapter, base_url, api_key, requests_max=requests_max)

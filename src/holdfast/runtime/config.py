@@ -15,6 +15,7 @@ from holdfast.canonical.view import Layout
 from holdfast.errors import UserError
 from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
+from holdfast.providers.transport import REQUESTS_MAX
 
 CONFIG_BYTES_MAX = 1_000_000
 
@@ -31,6 +32,7 @@ class Config(msgspec.Struct, frozen=True):
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
     base_urls: dict[str, str] = {}
+    requests_max: dict[str, int] = {}
     models: dict[str, dict[str, object]] = {}
     origins: dict[str, str] = {}
 
@@ -48,13 +50,16 @@ SETTINGS = {
     "steps_max": "HOLDFAST_STEPS_MAX",
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items()},
+    **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
 }
 """Every setting that has one value, and the environment variable that sets it."""
 
 HOME_ONLY = ("db", "spend_max_usd", *(f"base_urls.{name}" for name in PROVIDERS))
 """What a workspace's file may not set."""
 
-_URLS = "base_urls."
+_TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
+"""Settings that have one value a provider, each with an example of one."""
+
 _CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed")}
 
 
@@ -82,16 +87,22 @@ def load_config(
         if value is not None:
             values[key], origins[key] = value, "the caller"
     checked = {key: _checked(key, value, origins[key]) for key, value in values.items()}
-    urls = {key.removeprefix(_URLS): checked.pop(key) for key in tuple(checked) if key.startswith(_URLS)}
-    fields = {"home": str(home), **checked, "base_urls": urls, "models": models, "origins": origins}
+    tables: dict[str, dict[str, object]] = {table: {} for table in _TABLES}
+    for key in tuple(checked):
+        table, dot, provider = key.partition(".")
+        if dot:
+            tables[table][provider] = checked.pop(key)
+    fields = {"home": str(home), **checked, **tables, "models": models, "origins": origins}
     return msgspec.convert(fields, Config)
 
 
 def value_of(config: Config, key: str) -> object:
     """What a setting is, by the name it has in `SETTINGS`."""
-    if key.startswith(_URLS):
-        name = key.removeprefix(_URLS)
-        return config.base_urls.get(name, PROVIDERS[name].base_url)
+    table, _, provider = key.partition(".")
+    if table == "base_urls":
+        return config.base_urls.get(provider, PROVIDERS[provider].base_url)
+    if table == "requests_max":
+        return config.requests_max.get(provider, REQUESTS_MAX)
     value: object = getattr(config, key)
     return value
 
@@ -119,10 +130,11 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
     models = found.pop("models", {})
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')
-    urls = found.pop("base_urls", {})
-    if not isinstance(urls, dict):
-        raise UserError(f"{file}: base_urls must be a table, such as [base_urls]")
-    found |= {f"{_URLS}{name}": url for name, url in urls.items()}
+    for table, example in _TABLES.items():
+        rows = found.pop(table, {})
+        if not isinstance(rows, dict):
+            raise UserError(f"{file}: {table} must be a table, such as [{table}] with anthropic = {example}")
+        found |= {f"{table}.{name}": value for name, value in rows.items()}
     for key in found:
         if key not in SETTINGS:
             near = difflib.get_close_matches(key, SETTINGS, n=1)
@@ -147,7 +159,7 @@ def _checked(key: str, value: object, origin: str) -> object:
         if value not in _CHOICES[key]:
             raise UserError(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r} (set by {origin})")
         return value
-    if key in ("output_tokens_max", "steps_max"):
+    if key in ("output_tokens_max", "steps_max") or key.startswith("requests_max."):
         if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
