@@ -20,7 +20,7 @@ from genai_prices.types import ModelInfo, ModelPrice, StartDateConstraint, Tiere
 from holdfast.catalog.rows import RATES, CatalogFile, PriceOverride
 
 CATALOG = Path(__file__).parent.parent / "src" / "holdfast" / "catalog" / "models.json"
-THEIR_NAMES = {"anthropic": "anthropic", "openai": "openai", "gemini": "google"}
+THEIR_NAMES = {"anthropic": "anthropic", "openai": "openai", "gemini": "google", "openrouter": "openrouter"}
 FIRST_DAY = datetime.date(2020, 1, 1)
 LINE_MAX = 240
 

@@ -109,7 +109,6 @@ def test_an_alias_belongs_to_its_provider() -> None:
         "anthropic:claude-sonet-5-5",
         "claude-sonnet-5-5",
         "openai:claude-sonnet-5-5",
-        "anthropic/claude-sonnet-5.5",
         "ANTHROPIC:CLAUDE-SONNET-5-5",
         "anthropic:sonnet-5-5",
     ],
@@ -143,7 +142,9 @@ def test_the_form_is_not_explained_to_those_who_used_it() -> None:
 def test_a_name_near_nothing_is_told_the_providers_and_an_example() -> None:
     with pytest.raises(UserError) as caught:
         find_model("zzz:qqq")
-    assert "unknown model 'zzz:qqq'; known providers: anthropic, gemini, openai. To add" in str(caught.value)
+    assert "unknown model 'zzz:qqq'; known providers: anthropic, gemini, openai, openrouter. To add" in str(
+        caught.value
+    )
     assert 'like = "anthropic:claude-fable-5-2"' in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from holdfast.catalog.rows import Model, PriceOverride
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "update_prices.py"
 CATALOG = Path(__file__).parents[2] / "src" / "holdfast" / "catalog" / "models.json"
-THEIR_PROVIDERS = {"anthropic": "anthropic", "openai": "openai", "gemini": "google"}
+THEIR_PROVIDERS = {"anthropic": "anthropic", "openai": "openai", "gemini": "google", "openrouter": "openrouter"}
 THEIR_FIELDS = {
     "input": "input_mtok",
     "output": "output_mtok",
@@ -131,6 +131,8 @@ def test_the_models_priced_differently_on_some_day_are_named(found: set[Differen
     assert {(model, field) for model, field, _, _ in found if model in known_to_both} == {
         ("anthropic:claude-sonnet-5-5", "cache_read"),
         ("openai:o3", "cache_read"),
+        ("openrouter:anthropic/claude-opus-5.5", "cache_write_1h"),
+        ("openrouter:anthropic/claude-sonnet-5.5", "cache_write_1h"),
     }
 
 

@@ -139,7 +139,32 @@ def test_gemini_prices_by_date_and_size(row: list[str]) -> None:
 def test_the_price_tables_cover_the_whole_catalog() -> None:
     openai = {f"openai:{row[0]}" for row in table(OPENAI_PRICES)}
     gemini = {f"gemini:{row[2]}" for row in table(GEMINI_PRICES)}
-    assert openai | gemini == {id for id, model in shipped_models().items() if model.provider != "anthropic"}
+    ours = {id for id, model in shipped_models().items() if model.provider not in ("anthropic", "openrouter")}
+    assert openai | gemini == ours
+
+
+ROUTES = {
+    "anthropic/claude-opus-5.5": "anthropic:claude-opus-5-5",
+    "anthropic/claude-sonnet-5.5": "anthropic:claude-sonnet-5-5",
+    "anthropic/claude-haiku-5.5": "anthropic:claude-haiku-5-5",
+    "openai/gpt-5.4": "openai:gpt-5.4",
+    "openai/gpt-5.4-mini": "openai:gpt-5.4-mini",
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_route_has_the_rules_and_prices_of_the_model_behind_it_and_is_off(route: str) -> None:
+    row, behind = find_model(f"openrouter:{route}"), find_model(ROUTES[route])
+    assert not row.supports_prompt_caching
+    assert row.cache == behind.cache
+    for size in (1, 300_000):
+        ours, theirs = price_at(row, TODAY, size), price_at(behind, TODAY, size)
+        assert [getattr(ours, field) for field in FIELDS] == [getattr(theirs, field) for field in FIELDS]
+
+
+def test_only_routes_ship_turned_off() -> None:
+    off = {model.id for model in shipped_models().values() if not model.supports_prompt_caching}
+    assert off == {f"openrouter:{route}" for route in ROUTES}
 
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
@@ -183,7 +208,7 @@ def test_a_twelve_hour_write_without_a_known_price_has_none() -> None:
 @pytest.mark.parametrize("model", shipped_models().values(), ids=lambda model: model.id)
 def test_every_row_says_where_it_comes_from_and_when_that_was_checked(model: Model) -> None:
     assert model.checked == TODAY
-    assert model.source.startswith(("Anthropic", "OpenAI", "Gemini API"))
+    assert model.source.startswith(("Anthropic", "OpenAI", "Gemini API", "OpenRouter's model list"))
     assert all(price.source for price in model.prices)
 
 
@@ -284,4 +309,4 @@ def test_gemini_argon_alone_takes_no_explicit_cache() -> None:
 
 def test_the_file_is_dated_and_names_each_model_once() -> None:
     assert shipped().dated == TODAY
-    assert len(shipped_models()) == len(shipped().models) == 53
+    assert len(shipped_models()) == len(shipped().models) == 58
