@@ -12,7 +12,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import AnyPayload, RequestPrepared
+from holdfast.events.payloads import AnyPayload, ModelSwitched, RequestPrepared
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
@@ -116,6 +116,9 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
     found: list[str] = []
     length = 0
     for event in events:
+        if isinstance(event.payload, ModelSwitched):
+            # Another model has another cache: there is no prefix that could move.
+            length = 0
         if not isinstance(event.payload, RequestPrepared):
             continue
         prepared = event.payload

@@ -58,7 +58,7 @@ class Conversation:
         self.parts = parts
         self.state = state
         self._recording = asyncio.Lock()
-        self.draft = Draft(parts.adapter, lambda data: count_block(data, parts.model.tokens_factor))
+        self.draft = self._new_draft()
 
     @property
     def parameters(self) -> Parameters:
@@ -66,6 +66,15 @@ class Conversation:
         given = self.parts.parameters
         fields = self.parts.adapter.session_fields(self.parts.model, self.state.session_id)
         return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
+
+    def speak_through(self, parts: Parts) -> None:
+        """Go on with other parts; what was spelled for the ones before is forgotten."""
+        self.parts = parts
+        self.draft = self._new_draft()
+
+    def _new_draft(self) -> Draft:
+        factor = self.parts.model.tokens_factor
+        return Draft(self.parts.adapter, lambda data: count_block(data, factor))
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Put events on the log and apply them; a cancellation waits until log and state agree."""

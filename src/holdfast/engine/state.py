@@ -6,14 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, ToolUse
+from holdfast.canonical.blocks import THINKING_KINDS, Text, ToolUse
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability
 from holdfast.canonical.tools import ToolSpec
-from holdfast.canonical.transcript import call_id
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
+from holdfast.engine.carry import call_in, carry
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     ContextInjected,
@@ -24,6 +24,7 @@ from holdfast.events.payloads import (
     MemoryEviction,
     MemoryUpdated,
     MessageAppended,
+    ModelSwitched,
     RequestPrepared,
     RouteDecided,
     SessionEnded,
@@ -128,6 +129,8 @@ def _apply(state: State, event: Event) -> State:
         case RequestPrepared() as it:
             links = (*state.links[: it.shared_blocks], *it.links)
             return change(state, links=links, sent=len(state.passages))
+        case ModelSwitched() as it:
+            return _switch_model(state, it)
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
@@ -173,26 +176,29 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
     """Calls of the last message that nobody has answered yet; also those with fields that we do not know."""
     if not state.passages or state.passages[-1].role != "assistant":
         return ()
-    calls = (_call_in(block) for block in state.passages[-1].content)
+    calls = (call_in(block) for block in state.passages[-1].content)
     return tuple(call for call in calls if call is not None)
 
 
-class _WireCall(msgspec.Struct):
-    name: str = ""
-    input: msgspec.Raw = msgspec.Raw(b"{}")
+def _switch_model(state: State, switched: ModelSwitched) -> State:
+    """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
+    same_provider = provider_of(switched.before) == provider_of(switched.after)
+    sent = carry(state.passages[: state.sent], same_provider=same_provider).passages
+    newer = carry(state.passages[state.sent :], same_provider=same_provider).passages
+    return msgspec.structs.replace(
+        state,
+        model=switched.after,
+        parameters=switched.parameters,
+        passages=sent + newer,
+        sent=len(sent),
+        first_ephemeral=next((at for at, passage in enumerate(sent + newer) if passage.ephemeral), None),
+        links=(),
+        calibration=Calibration(),
+    )
 
 
-def _call_in(block: Block) -> ToolUse | None:
-    if isinstance(block, ToolUse):
-        return block
-    id = call_id(block)
-    if id is None or not isinstance(block, Opaque):
-        return None
-    try:
-        call = msgspec.json.decode(block.raw, type=_WireCall)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        call = _WireCall()
-    return ToolUse(id, call.name, bytes(call.input).decode("utf-8", "replace"))
+def provider_of(model: str) -> str:
+    return model.partition(":")[0]
 
 
 def _begin_turn(state: State, event: Event) -> State:

@@ -116,6 +116,18 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     body_bytes: int
 
 
+class ModelSwitched(Payload, frozen=True, tag="model.switched"):
+    """From here on another model speaks. `dropped` blocks stayed behind, by kind; the cost is that of a cold cache."""
+
+    before: str
+    after: str
+    parameters: Parameters
+    prompt_tokens: int
+    cold_cost_usd: Decimal
+    dropped: tuple[tuple[str, int], ...] = ()
+    reworded_passages: int = 0
+
+
 class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
     model: str
     provider: str
@@ -242,6 +254,7 @@ AnyPayload = (
     | MessageAppended
     | ContextInjected
     | RequestPrepared
+    | ModelSwitched
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed

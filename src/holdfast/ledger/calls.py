@@ -11,7 +11,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, RequestPrepared
+from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -44,6 +44,9 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
                 before, prepared = len(chain), it
                 del chain[it.shared_blocks :]
                 chain += it.links
+            case ModelSwitched():
+                # Another model has another cache: there is nothing that could have moved.
+                chain.clear()
             case LlmCallCompleted() | LlmCallFailed() as it if it.usage != Usage() or isinstance(it, LlmCallCompleted):
                 number += 1
                 shared = prepared.shared_blocks if prepared else 0

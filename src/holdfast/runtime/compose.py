@@ -10,7 +10,7 @@ import msgspec
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.view import LayerText
-from holdfast.catalog.lookup import find_model, pricing_version, shipped_models
+from holdfast.catalog.lookup import find_model, price_at, pricing_version, shipped_models, utc_date
 from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
@@ -23,6 +23,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import EpochOpened, SessionStarted
 from holdfast.layers.builder import split_at_boundary
 from holdfast.layers.render import render_instructions
+from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import REQUESTS_MAX, HttpWire
 from holdfast.providers.wire import Wire
@@ -34,6 +35,9 @@ from holdfast.sources.instructions import read_instructions
 logger = logging.getLogger(__name__)
 
 _SETTINGS = ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd")
+EXAMPLE_TOKENS = 10_000
+"""The prompt by which the price of not caching is shown."""
+
 _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
@@ -60,6 +64,8 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     model = find_model(state.model or config.model, models)
     if state.model:
         _check_unchanged(options, state)
+    elif not options.get("allow_uncached"):
+        check_caching(model, options.get("clock", system_clock)())
     provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
@@ -70,7 +76,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
     parts = Parts(
         log=log,
-        wire=wire or _network(options, config, provider),
+        wire=wire or network(options, config, provider),
         adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
@@ -126,6 +132,20 @@ def _check_unchanged(options: Options, state: State) -> None:
             raise UserError(f"{key} is told when a session is created and cannot change{shown}; leave it out to resume")
 
 
+def check_caching(model: Model, at: float) -> None:
+    """A model that does not cache is dear in a way that is easily overlooked: somebody has to say yes to it."""
+    if capabilities_of(model).supports_prompt_caching:
+        return
+    price = price_at(model, utc_date(at), EXAMPLE_TOKENS)
+    dollars = price.input * EXAMPLE_TOKENS / 1_000_000
+    turned_off = model.cache.kind != "none" and not model.supports_prompt_caching
+    way_out = f', or turn it on: [models."{model.id}"] supports_prompt_caching = true' if turned_off else ""
+    raise UserError(
+        f"{model.id} does not cache prompts: every call pays for its whole prompt, ${dollars:.4f} for each "
+        f"{EXAMPLE_TOKENS} tokens; say allow_uncached=True to go on{way_out}"
+    )
+
+
 def _check_tools(state: State, toolbox: Toolbox) -> None:
     """A stored session keeps the tools it told the model of, so that its first bytes stay; each needs its function."""
     given = {spec.name: spec for spec in toolbox.specs}
@@ -167,7 +187,7 @@ def _parameters(options: Options, config: Config, model: Model, stored: Paramete
     return msgspec.structs.replace(before, **changes)
 
 
-def _network(options: Options, config: Config, provider: Provider) -> Wire:
+def network(options: Options, config: Config, provider: Provider) -> Wire:
     name = provider.adapter.name
     base_url = options.get("base_url") or config.base_urls.get(name, provider.base_url)
     api_key = options.get("api_key") or os.environ.get(provider.key_variable)

@@ -31,8 +31,9 @@ class Options(TypedDict, total=False):
     """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
 
     `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be
-    a function. `workspace` adds the project's instruction files, its git state and the date. `wire` replaces the
-    network, for example by a simulated provider; `store` is a path, a URL or a store.
+    a function. `workspace` adds the project's instruction files, its git state and the date. A model that does not
+    cache is taken only with `allow_uncached`. `wire` replaces the network, for example by a simulated provider;
+    `store` is a path, a URL or a store.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Options(TypedDict, total=False):
     name: str
     profile: Profile
     layout: Layout
+    allow_uncached: bool
     spend_max_usd: Decimal | str | float
     output_tokens_max: int
     steps_max: int
@@ -97,6 +99,7 @@ def _misfit(key: str, value: object) -> str | None:
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "wire": (_is_wire(value), "a wire or a simulated provider"),
+        "allow_uncached": (isinstance(value, bool), "True or False"),
         "clock": (callable(value), "a function that gives the time"),
         "new_id": (callable(value), "a function that gives an id"),
     }.get(key, (True, ""))

@@ -14,6 +14,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.state import State, fold
+from holdfast.engine.switch import SwitchQuote
 from holdfast.engine.turn import Answer, run_turn
 from holdfast.errors import UserError
 from holdfast.events.bus import Bus, Listener
@@ -21,7 +22,8 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events
-from holdfast.runtime.options import Options, checked
+from holdfast.runtime.options import Options, ProvidesWire, checked
+from holdfast.runtime.switching import Reach, quote, switch
 from holdfast.stores.open import open_store
 
 StreamItem = Delta | Event
@@ -110,6 +112,29 @@ class Session:
             stop()
             await _cancel(turn)
 
+    def quote_switch(self, model: str) -> SwitchQuote:
+        """What it would cost to go on with another model; nothing is changed."""
+        return quote(self._composed, self._open, model)
+
+    async def switch_model(self, model: str, *, allow_uncached: bool = False, **reach: Unpack[Reach]) -> SwitchQuote:
+        """Go on with another model, from the next message on; the history goes along as far as it can.
+
+        A model that does not cache is refused, with its price, unless `allow_uncached`. Another provider is reached
+        as configured, or as `wire`, `base_url` and `api_key` say.
+        """
+        talk = self._open
+        if self._turn is not None and not self._turn.done():
+            raise UserError("a turn is under way in this session; wait for it before you switch the model")
+        told = self.quote_switch(model)
+        options = checked({**self._given_reach(), **reach})
+        self._pieces = await switch(self._composed, talk, model, options=options, allow_uncached=allow_uncached)
+        return told
+
+    def _given_reach(self) -> Options:
+        """What was said when the session began holds for the provider it was said of; a simulator plays them all."""
+        given = self._options.get("wire")
+        return {"wire": given} if isinstance(given, ProvidesWire) else {}
+
     async def end(self) -> None:
         """Record that this session is over; it can still be read and resumed."""
         state, clock = self._open.state, self._open.parts.clock
@@ -153,6 +178,12 @@ class Session:
         if state is None:
             raise UserError("the session was never opened: use it as `async with Session.create(...) as session`")
         return state
+
+    @property
+    def _composed(self) -> Pieces:
+        if self._pieces is None:
+            raise UserError("the session is not open: use it as `async with Session.create(...) as session`")
+        return self._pieces
 
     @property
     def _open(self) -> Conversation:

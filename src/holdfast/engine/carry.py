@@ -1,0 +1,81 @@
+"""What of a conversation goes along to another model: everything that the other could be told."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.transcript import call_id, result_id
+
+UNTOLD_RESULT = "The result was in a form that only another provider knows."
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """The passages that go along; `dropped` counts the blocks that stay behind, by their kind."""
+
+    passages: tuple[Passage, ...]
+    dropped: tuple[tuple[str, int], ...] = ()
+
+
+def carry(passages: Sequence[Passage], *, same_provider: bool) -> Carried:
+    """Thinking is bound to the model that thought it and stays behind as a whole.
+
+    What we keep as a provider's own bytes goes along only where the provider stays; calls are understood well
+    enough to be told to anyone.
+    """
+    dropped: Counter[str] = Counter()
+    kept = []
+    for passage in passages:
+        content = tuple(
+            taken for block in passage.content if (taken := _carried(block, same_provider, dropped)) is not None
+        )
+        if len(content) == len(passage.content) and all(a is b for a, b in zip(content, passage.content, strict=True)):
+            kept.append(passage)
+        elif content:
+            kept.append(msgspec.structs.replace(passage, content=content))
+    return Carried(tuple(kept), tuple(sorted(dropped.items())))
+
+
+def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
+    if isinstance(block, THINKING_KINDS):
+        dropped["thinking"] += 1
+        return None
+    if same_provider:
+        return block
+    if isinstance(block, Opaque):
+        answered = result_id(block)
+        if answered is not None:
+            # Its call goes along, and no provider takes a call without a result.
+            dropped[block.kind] += 1
+            return ToolResult(answered, (Text(UNTOLD_RESULT),))
+        call = call_in(block)
+        if call is None:
+            dropped[block.kind] += 1
+        return call
+    if isinstance(block, ToolResult) and any(isinstance(part, Opaque) for part in block.content):
+        foreign = [part.kind for part in block.content if isinstance(part, Opaque)]
+        dropped.update(foreign)
+        known = tuple(part for part in block.content if not isinstance(part, Opaque))
+        return msgspec.structs.replace(block, content=known)
+    return block
+
+
+class _WireCall(msgspec.Struct):
+    name: str = ""
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def call_in(block: Block) -> ToolUse | None:
+    """The call that a block is, also where it has fields that we do not know."""
+    if isinstance(block, ToolUse):
+        return block
+    id = call_id(block)
+    if id is None or not isinstance(block, Opaque):
+        return None
+    try:
+        call = msgspec.json.decode(block.raw, type=_WireCall)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        call = _WireCall()
+    return ToolUse(id, call.name, bytes(call.input).decode("utf-8", "replace"))

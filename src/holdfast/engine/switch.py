@@ -1,0 +1,84 @@
+"""What it would cost to go on with another model, told before it is done."""
+
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.prompt import Prompt
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.catalog.rows import Model, Price
+from holdfast.catalog.tokens import count_block
+from holdfast.engine.carry import Carried, carry
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.draft import Draft
+from holdfast.engine.state import provider_of, view_of
+from holdfast.layers.assemble import assemble
+from holdfast.providers.adapter import Adapter
+from holdfast.providers.capabilities import capabilities_of
+
+_MILLION = Decimal(1_000_000)
+
+
+class SwitchQuote(msgspec.Struct, frozen=True):
+    """The next prompt's price with another model, whose cache is cold, beside its price where the cache is warm.
+
+    `dropped` are the blocks that cannot go along, by kind; `reworded` passages are told in other words because the
+    provider has none for a part of them. Token counts are estimates.
+    """
+
+    model_before: str
+    model_after: str
+    prompt_tokens: int
+    cold_usd: Decimal
+    warm_usd: Decimal
+    supports_prompt_caching: bool
+    dropped: tuple[tuple[str, int], ...] = ()
+    reworded: int = 0
+
+    def __str__(self) -> str:
+        caches = "" if self.supports_prompt_caching else "; it does not cache, so every later call costs as much again"
+        return (
+            f"{self.model_after} starts cold: about {self.prompt_tokens} tokens for ${self.cold_usd:.4f}, which "
+            f"{self.model_before} would read for ${self.warm_usd:.4f}{caches}"
+        )
+
+
+def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
+    state, before = talk.state, talk.parts.model
+    carried = carry(state.passages, same_provider=provider_of(before.id) == model.provider)
+    tokens = _prompt_tokens(talk, model, adapter, carried)
+    today = utc_date(talk.parts.clock())
+    warm_tokens = state.calibration.corrected(talk.draft.scroll.tokens_total) or tokens
+    warm = price_at(before, today, warm_tokens)
+    return SwitchQuote(
+        model_before=before.id,
+        model_after=model.id,
+        prompt_tokens=tokens,
+        cold_usd=tokens * first_rate(model, price_at(model, today, tokens)) / _MILLION,
+        warm_usd=warm_tokens * warm.cache_read / _MILLION,
+        supports_prompt_caching=capabilities_of(model).supports_prompt_caching,
+        dropped=carried.dropped,
+        reworded=sum(adapter.lower(passage) != passage for passage in carried.passages),
+    )
+
+
+def first_rate(model: Model, price: Price) -> Decimal:
+    """What a token costs that the provider has not seen before: written to the cache, where there is one."""
+    if not capabilities_of(model).supports_prompt_caching:
+        return price.input
+    match model.cache.kind:
+        case "marks":
+            return price.cache_write_5m
+        case "breakpoints":
+            return price.cache_write_other
+        case "implicit" | "none":
+            return price.input
+
+
+def _prompt_tokens(talk: Conversation, model: Model, adapter: Adapter, carried: Carried) -> int:
+    count = len(carried.passages)
+    view = view_of(msgspec.structs.replace(talk.state, passages=carried.passages, sent=count))
+    draft = Draft(adapter, lambda data: count_block(data, model.tokens_factor))
+    prompt: Prompt = assemble(view)
+    draft.update(prompt)
+    return draft.scroll.tokens_total

@@ -1,0 +1,67 @@
+"""What goes along to another model is legal there, and nothing that could go along stays behind."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wire_values as values
+from holdfast.canonical.blocks import THINKING_KINDS, Opaque, Text, Thinking, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.transcript import call_id, result_id
+from holdfast.engine.carry import UNTOLD_RESULT, carry
+
+passages = st.lists(values.passages, max_size=6)
+
+
+@given(passages, st.booleans())
+def test_no_thinking_goes_along_and_what_is_dropped_is_counted(history: list[Passage], same: bool) -> None:
+    carried = carry(history, same_provider=same)
+    blocks = [block for passage in carried.passages for block in passage.content]
+    before = [block for passage in history for block in passage.content]
+    assert not any(isinstance(block, THINKING_KINDS) for block in blocks)
+    assert dict(carried.dropped).get("thinking", 0) == sum(isinstance(block, THINKING_KINDS) for block in before)
+
+
+@given(passages)
+def test_with_the_same_provider_all_but_thinking_stays_as_it_was(history: list[Passage]) -> None:
+    carried = carry(history, same_provider=True)
+    kept = [block for passage in carried.passages for block in passage.content]
+    before = [block for passage in history for block in passage.content if not isinstance(block, THINKING_KINDS)]
+    assert kept == before
+
+
+@given(passages)
+def test_another_provider_gets_no_bytes_that_we_do_not_understand(history: list[Passage]) -> None:
+    carried = carry(history, same_provider=False)
+    for passage in carried.passages:
+        for block in passage.content:
+            assert not isinstance(block, Opaque)
+            if isinstance(block, ToolResult):
+                assert not any(isinstance(part, Opaque) for part in block.content)
+
+
+@given(passages)
+def test_calls_and_results_keep_their_ids(history: list[Passage]) -> None:
+    def ids(some: list[Passage]) -> list[tuple[str | None, str | None]]:
+        pairs = [(call_id(block), result_id(block)) for passage in some for block in passage.content]
+        return [pair for pair in pairs if pair != (None, None)]
+
+    assert ids(list(carry(history, same_provider=False).passages)) == ids(history)
+
+
+@given(passages, st.booleans())
+def test_carrying_twice_is_carrying_once(history: list[Passage], same: bool) -> None:
+    once = carry(history, same_provider=same).passages
+    assert carry(once, same_provider=same).passages == once
+
+
+def test_a_call_with_unknown_fields_goes_along_as_a_call_and_its_unknown_result_as_a_word() -> None:
+    call = Opaque("tool_use", b'{"type":"tool_use","id":"t1","name":"look","input":{"at": 1},"caller":{"type":"x"}}')
+    result = Opaque("tool_result", b'{"type":"tool_result","tool_use_id":"t1","content":[],"new":1}')
+    carried = carry(
+        [Passage("assistant", (Thinking("hm", "s"), call)), Passage("user", (result,))], same_provider=False
+    )
+    assert [passage.content for passage in carried.passages] == [
+        (ToolUse("t1", "look", '{"at": 1}'),),
+        (ToolResult("t1", (Text(UNTOLD_RESULT),)),),
+    ]
+    assert carried.dropped == (("thinking", 1), ("tool_result", 1))
