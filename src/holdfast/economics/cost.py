@@ -36,6 +36,11 @@ def uncached_cost_usd(usage: Usage, price: Price) -> Decimal:
     return (usage.tokens_sent * price.input + usage.output * price.output) / _MILLION
 
 
+def storage_usd(tokens: int, seconds: float, price: Price) -> Decimal:
+    """What it costs to keep so many tokens for so long, where the provider sells that."""
+    return tokens * price.storage_per_hour * Decimal(str(seconds)) / 3600 / _MILLION
+
+
 def multipliers(price: Price) -> Multipliers:
     def relative(rate: Decimal) -> Decimal:
         return rate / price.input if price.input else Decimal(0)

@@ -21,6 +21,7 @@ from holdfast.events.bus import Bus
 from holdfast.events.envelope import Actor, Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, TurnStarted
+from holdfast.planning.explicit import Keeping
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire import Wire
 
@@ -48,6 +49,7 @@ class Parts(msgspec.Struct, frozen=True):
     new_id: NewId
     bus: Bus
     steps_max: int = STEPS_MAX
+    keeping: Keeping = Keeping()
     spend_max_usd: Decimal | None = None
 
 

@@ -16,6 +16,7 @@ from holdfast.catalog.tokens import Calibration
 from holdfast.engine.carry import call_in, carry
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
+    CacheKept,
     ContextInjected,
     EpochOpened,
     LlmCallCompleted,
@@ -41,6 +42,7 @@ from holdfast.events.payloads import (
     TurnStarted,
 )
 from holdfast.layers.assemble import head_of
+from holdfast.planning.explicit import KeptPrefix
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -84,6 +86,9 @@ class State(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
     calibration: Calibration = Calibration()
+    llm_calls: int = 0
+    kept: KeptPrefix | None = None
+    refused_prefix: str | None = None
     ended: bool = False
 
 
@@ -131,6 +136,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, links=links, sent=len(state.passages))
         case ModelSwitched() as it:
             return _switch_model(state, it)
+        case CacheKept() as it:
+            return _keep_cache(state, it)
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
@@ -197,6 +204,17 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
     )
 
 
+def _keep_cache(state: State, changed: CacheKept) -> State:
+    alive = changed.action in ("created", "extended")
+    kept = KeptPrefix(changed.name, changed.model, changed.digest, changed.tokens, changed.expires_at)
+    return msgspec.structs.replace(
+        state,
+        kept=kept if alive else None,
+        refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
+        cost_usd=state.cost_usd + changed.cost_usd + changed.storage_cost_usd,
+    )
+
+
 def provider_of(model: str) -> str:
     return model.partition(":")[0]
 
@@ -250,6 +268,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         state,
         turn=turn,
         call_open=None,
+        llm_calls=state.llm_calls + 1,
         usage=state.usage + call.usage,
         cost_usd=state.cost_usd + call.cost_usd,
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),

@@ -29,6 +29,7 @@ from holdfast.canonical.view import LayerText, View
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
+from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.state import Turn, open_calls, view_of
 from holdfast.engine.tools import ToolsCancelledError, refusal
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -48,6 +49,7 @@ from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 from holdfast.planning.marks import plan_marks
 from holdfast.providers.capabilities import capabilities_of
+from holdfast.providers.keeping import KeepsCaches
 
 DRAIN_SECONDS_MAX = 0.2
 
@@ -123,13 +125,29 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
 
 
 async def _call_model(talk: Conversation, emit: Emit) -> Reply:
-    parts, state = talk.parts, talk.state
+    """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
     talk.draft.update(assemble(_view(talk)))
+    kept = await reference(talk)
+    if kept is None:
+        return await _ask_model(talk, emit, None)
+    try:
+        return await _ask_model(talk, emit, kept)
+    except ProviderError as error:
+        adapter = talk.parts.adapter
+        if not isinstance(adapter, KeepsCaches) or not adapter.is_lost(error):
+            raise
+        await forget(talk, str(error))
+    return await _ask_model(talk, emit, None)
+
+
+async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> Reply:
+    parts, state = talk.parts, talk.state
     scroll = talk.draft.scroll
     caches = capabilities_of(parts.model).supports_prompt_caching
     plan = plan_marks(scroll, parts.model.cache, profile=state.profile) if caches else Plan()
-    opening = parts.adapter.opening(talk.parameters)
-    body = scroll.render(opening, plan.marks)
+    parameters = kept.parameters if kept else talk.parameters
+    opening = parts.adapter.opening(parameters)
+    body = scroll.render(opening, plan.marks, start=kept.pieces if kept else 0)
     estimated = state.calibration.corrected(scroll.tokens_total)
     talk.check_budget(estimated)
     shared = shared_links(state.links, scroll.links)
@@ -140,7 +158,7 @@ async def _call_model(talk: Conversation, emit: Emit) -> Reply:
         encoding=ENCODING,
         shared_blocks=shared,
         links=tuple(scroll.links[shared:]),
-        parameters_digest=digest(opening),
+        parameters_digest=digest(parts.adapter.opening(talk.parameters) if kept else opening),
         body_bytes=len(body),
     )
     await talk.record("agent", prepared, started)

@@ -128,6 +128,27 @@ class ModelSwitched(Payload, frozen=True, tag="model.switched"):
     reworded_passages: int = 0
 
 
+KeepingAction = Literal["created", "extended", "deleted", "lost", "refused"]
+
+
+class CacheKept(Payload, frozen=True, tag="cache.kept"):
+    """What became of a prefix that the provider keeps under a name.
+
+    Storage is paid for in advance, at creation and extension; what is deleted early gives the rest back, so that
+    the amounts of all events add up to what was really stored.
+    """
+
+    action: KeepingAction
+    name: str
+    model: str
+    digest: str
+    tokens: int
+    expires_at: float
+    cost_usd: Decimal = Decimal(0)
+    storage_cost_usd: Decimal = Decimal(0)
+    reason: str = ""
+
+
 class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
     model: str
     provider: str
@@ -255,6 +276,7 @@ AnyPayload = (
     | ContextInjected
     | RequestPrepared
     | ModelSwitched
+    | CacheKept
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed

@@ -23,6 +23,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import EpochOpened, SessionStarted
 from holdfast.layers.builder import split_at_boundary
 from holdfast.layers.render import render_instructions
+from holdfast.planning.explicit import Keeping
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import REQUESTS_MAX, HttpWire
@@ -34,7 +35,7 @@ from holdfast.sources.instructions import read_instructions
 
 logger = logging.getLogger(__name__)
 
-_SETTINGS = ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd")
+_SETTINGS = ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd", "cache_ttl_seconds")
 EXAMPLE_TOKENS = 10_000
 """The prompt by which the price of not caching is shown."""
 
@@ -87,6 +88,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         new_id=options.get("new_id", new_ulid),
         bus=bus,
         steps_max=config.steps_max,
+        keeping=Keeping(config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"),
         spend_max_usd=_spend_max(options, config, state),
     )
     # What a stored session pinned stays pinned: its files are not read again.

@@ -18,6 +18,7 @@ from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.transport import REQUESTS_MAX
 
 CONFIG_BYTES_MAX = 1_000_000
+HOUR_SECONDS = 3600
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -31,6 +32,8 @@ class Config(msgspec.Struct, frozen=True):
     output_tokens_max: int = 8192
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
+    cache_ttl_seconds: int = 3600
+    cache_over_an_hour: bool = False
     base_urls: dict[str, str] = {}
     requests_max: dict[str, int] = {}
     models: dict[str, dict[str, object]] = {}
@@ -49,12 +52,20 @@ SETTINGS = {
     "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
     "steps_max": "HOLDFAST_STEPS_MAX",
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
+    "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
+    "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items()},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
 }
 """Every setting that has one value, and the environment variable that sets it."""
 
-HOME_ONLY = ("db", "spend_max_usd", *(f"base_urls.{name}" for name in PROVIDERS))
+HOME_ONLY = (
+    "db",
+    "spend_max_usd",
+    "cache_ttl_seconds",
+    "cache_over_an_hour",
+    *(f"base_urls.{name}" for name in PROVIDERS),
+)
 """What a workspace's file may not set."""
 
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
@@ -93,7 +104,13 @@ def load_config(
         if dot:
             tables[table][provider] = checked.pop(key)
     fields = {"home": str(home), **checked, **tables, "models": models, "origins": origins}
-    return msgspec.convert(fields, Config)
+    config = msgspec.convert(fields, Config)
+    if config.cache_ttl_seconds > HOUR_SECONDS and not config.cache_over_an_hour:
+        raise UserError(
+            f"cache_ttl_seconds is {config.cache_ttl_seconds} (set by {origins['cache_ttl_seconds']}): a cache of over "
+            f"an hour is paid for by the hour; set cache_over_an_hour = true if that is meant"
+        )
+    return config
 
 
 def value_of(config: Config, key: str) -> object:
@@ -159,12 +176,18 @@ def _checked(key: str, value: object, origin: str) -> object:
         if value not in _CHOICES[key]:
             raise UserError(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r} (set by {origin})")
         return value
-    if key in ("output_tokens_max", "steps_max") or key.startswith("requests_max."):
+    if key in ("output_tokens_max", "steps_max", "cache_ttl_seconds") or key.startswith("requests_max."):
+        least = 0 if key == "cache_ttl_seconds" else 1
         if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{key} must be a whole number of at least 1, not {value!r} (set by {origin})")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UserError(f"{key} must be a whole number of at least {least}, not {value!r} (set by {origin})")
         return value
+    if key == "cache_over_an_hour":
+        truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(truth, bool):
+            raise UserError(f"{key} must be true or false, not {value!r} (set by {origin})")
+        return truth
     if key == "spend_max_usd":
         return _dollars(value, origin)
     if not isinstance(value, str):

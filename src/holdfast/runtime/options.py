@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     layout: Layout
     allow_uncached: bool
     spend_max_usd: Decimal | str | float
+    cache_ttl_seconds: int
     output_tokens_max: int
     steps_max: int
     thinking: Mapping[str, Json]

@@ -13,6 +13,7 @@ from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.keeping import let_go
 from holdfast.engine.state import State, fold
 from holdfast.engine.switch import SwitchQuote
 from holdfast.engine.turn import Answer, run_turn
@@ -83,6 +84,7 @@ class Session:
         if self._turn is not None:
             await _cancel(self._turn)
         if self._talk is not None:
+            await let_go(self._talk, "the session is closed")
             self._state = self._talk.state
         pieces, self._talk, self._pieces = self._pieces, None, None
         if pieces is not None:
@@ -137,6 +139,7 @@ class Session:
 
     async def end(self) -> None:
         """Record that this session is over; it can still be read and resumed."""
+        await let_go(self._open, "the session is over")
         state, clock = self._open.state, self._open.parts.clock
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
         await self._open.record("system", ended)

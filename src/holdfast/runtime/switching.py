@@ -9,6 +9,7 @@ from holdfast.catalog.lookup import find_model, shipped_models
 from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.engine.conversation import Conversation, Parts
+from holdfast.engine.keeping import let_go
 from holdfast.engine.switch import SwitchQuote, quote_switch
 from holdfast.errors import UserError
 from holdfast.events.payloads import ModelSwitched
@@ -61,6 +62,7 @@ async def switch(pieces: Pieces, talk: Conversation, model: str, *, options: Opt
         reworded_passages=told.reworded,
     )
     try:
+        await let_go(talk, f"{row.id} has another cache")
         await talk.record("user", switched)
     except BaseException:
         if wire is not None and owned:

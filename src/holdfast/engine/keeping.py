@@ -1,0 +1,185 @@
+"""The named cache of a session: made, used, extended, replaced and deleted, each step recorded."""
+
+import asyncio
+from contextlib import aclosing
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.prompt import Parameters
+from holdfast.economics.cost import storage_usd
+from holdfast.engine.conversation import Conversation
+from holdfast.errors import ProviderError
+from holdfast.events.payloads import CacheKept, KeepingAction
+from holdfast.planning.explicit import Create, Extend, Keeping, KeptPrefix, LeaveOut, Use, WantedPrefix, plan_keeping
+from holdfast.providers.adapter import Endpoint
+from holdfast.providers.capabilities import capabilities_of
+from holdfast.providers.keeping import KeepsCaches, NamedCache
+
+ANSWER_BYTES_MAX = 1_000_000
+DELETE_SECONDS_MAX = 5.0
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """The request leaves its first `pieces` out and says in its parameters which cache holds them."""
+
+    parameters: Parameters
+    pieces: int
+
+
+async def reference(talk: Conversation) -> Reference | None:
+    """The named cache that the next request refers to; made or extended first, where that pays."""
+    adapter, scroll = talk.parts.adapter, talk.draft.scroll
+    if not isinstance(adapter, KeepsCaches) or not scroll.stable_count:
+        return None
+    kept = await _kept_now(talk, adapter)
+    if kept is None:
+        return None
+    return Reference(adapter.refer_to(talk.parameters, kept.name), scroll.stable_count)
+
+
+async def forget(talk: Conversation, reason: str) -> None:
+    """The provider has lost the cache: say so, and go on without."""
+    if (kept := talk.state.kept) is not None:
+        await talk.record("system", _changed(kept, "lost", reason, storage_cost_usd=-_unused(talk, kept)))
+
+
+async def let_go(talk: Conversation, reason: str) -> None:
+    """Delete the cache once nothing will refer to it, so that nobody pays for it any longer."""
+    kept, adapter = talk.state.kept, talk.parts.adapter
+    if kept is None or not isinstance(adapter, KeepsCaches) or talk.parts.clock() >= kept.expires_at:
+        return
+    try:
+        async with asyncio.timeout(DELETE_SECONDS_MAX):
+            await _delete(talk, adapter, kept, reason)
+    except TimeoutError:
+        # It lapses by itself; nobody should have to wait for that.
+        return
+
+
+async def _kept_now(talk: Conversation, adapter: KeepsCaches) -> KeptPrefix | None:
+    parts, state, scroll = talk.parts, talk.state, talk.draft.scroll
+    head = scroll.stable_count
+    tokens = state.calibration.corrected(sum(scroll.tokens[:head]))
+    wanted = WantedPrefix(parts.model.id, scroll.links[head - 1].digest, tokens)
+    wished = parts.keeping if capabilities_of(parts.model).explicit_caches else Keeping(ttl_seconds=0)
+    step = plan_keeping(
+        state.kept,
+        wanted,
+        wished,
+        rules=parts.model.cache,
+        price=talk.price(tokens),
+        calls_so_far=state.llm_calls,
+        at=parts.clock(),
+    )
+    match step:
+        case Use(kept):
+            return kept
+        case Extend(kept, reason):
+            return await _extend(talk, adapter, kept, reason)
+        case Create(reason, instead_of):
+            if instead_of is not None:
+                await _delete(talk, adapter, instead_of, "the prefix has changed")
+            return await _create(talk, adapter, wanted, reason)
+        case LeaveOut(reason, delete):
+            if delete is not None:
+                await _delete(talk, adapter, delete, reason)
+            return None
+
+
+async def _create(talk: Conversation, adapter: KeepsCaches, wanted: WantedPrefix, reason: str) -> KeptPrefix | None:
+    """None where the provider refuses, which is not tried again for this prefix, or where the money is short."""
+    parts, ttl = talk.parts, talk.parts.keeping.ttl_seconds
+    if talk.state.refused_prefix == wanted.digest or not _affordable(talk, wanted.tokens):
+        return None
+    scroll = talk.draft.scroll
+    head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
+    try:
+        made = await _ask(talk, adapter, *adapter.create_cache(parts.parameters, head, ttl_seconds=ttl))
+    except ProviderError as error:
+        refused = KeptPrefix("", wanted.model, wanted.digest, wanted.tokens, parts.clock())
+        await talk.record("system", _changed(refused, "refused", str(error)))
+        return None
+    kept = KeptPrefix(made.name, wanted.model, wanted.digest, made.tokens or wanted.tokens, made.expires_at)
+    price = talk.price(kept.tokens)
+    created = _changed(
+        kept,
+        "created",
+        reason,
+        cost_usd=kept.tokens * price.input / 1_000_000,
+        storage_cost_usd=storage_usd(kept.tokens, max(0.0, kept.expires_at - parts.clock()), price),
+    )
+    await talk.record("system", created)
+    return kept
+
+
+async def _extend(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> KeptPrefix | None:
+    try:
+        answer = await _ask(talk, adapter, *adapter.extend_cache(kept.name, ttl_seconds=talk.parts.keeping.ttl_seconds))
+    except ProviderError as error:
+        if not adapter.is_lost(error):
+            # It still lives; what could not be extended now is tried again with the next call.
+            return kept
+        await forget(talk, str(error))
+        return None
+    longer = msgspec.structs.replace(kept, expires_at=answer.expires_at)
+    added = storage_usd(kept.tokens, max(0.0, longer.expires_at - kept.expires_at), talk.price(kept.tokens))
+    await talk.record("system", _changed(longer, "extended", reason, storage_cost_usd=added))
+    return longer
+
+
+async def _delete(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> None:
+    """Whatever the provider says: a cache that cannot be deleted lapses by itself."""
+    unused = _unused(talk, kept)
+    endpoint, body = adapter.delete_cache(kept.name)
+    try:
+        async with aclosing(talk.parts.wire.send(endpoint, body)) as chunks:
+            async for _ in chunks:
+                pass
+    except ProviderError as error:
+        unused = Decimal(0) if not adapter.is_lost(error) else unused
+        reason = f"{reason}; deleting it failed: {error}"
+    await talk.record("system", _changed(kept, "deleted", reason, storage_cost_usd=-unused))
+
+
+async def _ask(talk: Conversation, adapter: KeepsCaches, endpoint: Endpoint, body: bytes) -> NamedCache:
+    answer = bytearray()
+    async with aclosing(talk.parts.wire.send(endpoint, body)) as chunks:
+        async for chunk in chunks:
+            answer += chunk
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise ProviderError("server_error", f"the provider described a cache in over {ANSWER_BYTES_MAX} bytes")
+    return adapter.read_cache(bytes(answer))
+
+
+def _affordable(talk: Conversation, tokens: int) -> bool:
+    limit = talk.parts.spend_max_usd
+    price = talk.price(tokens)
+    dear = tokens * price.input / 1_000_000 + storage_usd(tokens, talk.parts.keeping.ttl_seconds, price)
+    return limit is None or talk.state.cost_usd + dear <= limit
+
+
+def _unused(talk: Conversation, kept: KeptPrefix) -> Decimal:
+    """What was paid for in advance and is not used."""
+    return storage_usd(kept.tokens, max(0.0, kept.expires_at - talk.parts.clock()), talk.price(kept.tokens))
+
+
+def _changed(
+    kept: KeptPrefix,
+    action: KeepingAction,
+    reason: str,
+    *,
+    cost_usd: Decimal = Decimal(0),
+    storage_cost_usd: Decimal = Decimal(0),
+) -> CacheKept:
+    return CacheKept(
+        action,
+        kept.name,
+        kept.model,
+        kept.digest,
+        kept.tokens,
+        kept.expires_at,
+        cost_usd=cost_usd,
+        storage_cost_usd=storage_cost_usd,
+        reason=reason,
+    )

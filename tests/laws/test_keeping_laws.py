@@ -1,0 +1,118 @@
+"""When a prefix is kept under a name: only where that is cheaper, or was asked for whatever it costs."""
+
+import datetime
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.catalog.lookup import find_model, price_at
+from holdfast.catalog.rows import CacheRules, Price
+from holdfast.economics.cost import storage_usd
+from holdfast.planning.explicit import (
+    CacheStep,
+    Create,
+    Extend,
+    Keeping,
+    KeptPrefix,
+    LeaveOut,
+    Use,
+    WantedPrefix,
+    plan_keeping,
+)
+
+FLASH = find_model("gemini:gemini-3.8-flash")
+PRICE = price_at(FLASH, datetime.date(2026, 11, 15), 10_000)
+WANTED = WantedPrefix(FLASH.id, "d1", 10_000)
+NOW = 1_000_000.0
+
+amounts = st.decimals(0, 5, places=2)
+prices = st.builds(
+    lambda plain, read, hour: Price(
+        datetime.date(2026, 1, 1), plain, Decimal(1), min(read, plain), plain, plain, plain, storage_per_hour=hour
+    ),
+    amounts,
+    amounts,
+    amounts,
+)
+
+
+def step(
+    kept: KeptPrefix | None = None,
+    wanted: WantedPrefix = WANTED,
+    keeping: Keeping = Keeping(),  # noqa: B008 - a frozen value
+    *,
+    calls: int = 10,
+    rules: CacheRules = FLASH.cache,
+    price: Price = PRICE,
+) -> CacheStep:
+    return plan_keeping(kept, wanted, keeping, rules=rules, price=price, calls_so_far=calls, at=NOW)
+
+
+def kept(*, seconds: float = 3000, digest: str = "d1", model: str = FLASH.id) -> KeptPrefix:
+    return KeptPrefix("cachedContents/1", model, digest, 10_000, NOW + seconds)
+
+
+@given(prices, st.integers(0, 50), st.integers(1, 10_000))
+def test_a_cache_is_made_exactly_where_as_many_reads_again_pay_for_it(price: Price, calls: int, seconds: int) -> None:
+    found = step(keeping=Keeping(seconds), calls=calls, price=price)
+    tokens, million = WANTED.tokens, Decimal(1_000_000)
+    without = calls * tokens * price.input / million
+    made = tokens * price.input / million + storage_usd(tokens, seconds, price)
+    assert isinstance(found, Create) == (made + calls * tokens * price.cache_read / million < without)
+
+
+def test_the_third_call_of_a_session_makes_the_cache_of_a_flash_model_pay() -> None:
+    assert [type(step(calls=calls)) for calls in range(4)] == [LeaveOut, LeaveOut, Create, Create]
+
+
+@given(st.integers(0, 4095))
+def test_nothing_is_kept_below_the_floor_whatever_it_saves(tokens: int) -> None:
+    small = WantedPrefix(FLASH.id, "d1", tokens)
+    assert step(wanted=small, keeping=Keeping(always=True), calls=1000) == LeaveOut(
+        f"{tokens} tokens are below the floor of 4096"
+    )
+
+
+def test_a_cache_that_fits_is_used_until_a_quarter_of_its_time_is_left() -> None:
+    assert step(kept(seconds=900)) == Use(kept(seconds=900))
+    assert step(kept(seconds=899.5)) == Extend(kept(seconds=899.5), "900 s are left of 3600 s")
+
+
+def test_extending_costs_storage_alone_and_has_to_pay_too() -> None:
+    assert isinstance(step(kept(seconds=1), calls=0), Use)
+    assert isinstance(step(kept(seconds=1), calls=1), Extend)
+    assert isinstance(step(kept(seconds=1), keeping=Keeping(always=True), calls=0), Extend)
+
+
+def test_a_lapsed_cache_is_as_good_as_none() -> None:
+    assert step(kept(seconds=0), calls=1) == step(None, calls=1)
+    assert isinstance(step(kept(seconds=0)), Create)
+
+
+def test_another_prefix_or_model_takes_the_place_of_the_old_one() -> None:
+    for old in (kept(digest="d0"), kept(model="gemini:gemini-3.6-flash")):
+        found = step(old)
+        assert isinstance(found, Create)
+        assert found.instead_of == old
+        assert step(old, calls=0) == LeaveOut("0 calls so far do not promise enough reads to pay for it", delete=old)
+
+
+def test_turned_off_means_that_what_there_is_goes() -> None:
+    off = Keeping(ttl_seconds=0, always=True)
+    assert step(kept(), keeping=off) == LeaveOut("keeping caches is turned off", delete=kept())
+    assert step(None, keeping=off) == LeaveOut("keeping caches is turned off")
+
+
+def test_a_model_without_named_caches_gets_none() -> None:
+    argon = find_model("gemini:gemini-4-argon")
+    assert step(rules=argon.cache, keeping=Keeping(always=True)) == LeaveOut("the model takes no named caches")
+
+
+def test_asked_for_whatever_it_costs_it_is_made_with_the_first_call() -> None:
+    found = step(keeping=Keeping(always=True), calls=0)
+    assert isinstance(found, Create)
+    assert found.reason == (
+        "10000 tokens for $0.007500 and $0.005000 of storage; each read saves $0.006750, and 0 calls so far promise "
+        "as many reads"
+    )
