@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.canonical.usage import Usage as Usage
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
+    from holdfast.engine.switch import SwitchQuote as SwitchQuote
     from holdfast.engine.tools import Tool as Tool
     from holdfast.engine.tools import ToolError as ToolError
     from holdfast.engine.tools import tool as tool
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.errors import UserError as UserError
     from holdfast.events.envelope import Event as Event
     from holdfast.layers.builder import SystemPromptBuilder as SystemPromptBuilder
+    from holdfast.providers.anthropic.boundaries import cache_prefix_blocks as cache_prefix_blocks
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.options import Options as Options
@@ -45,6 +47,7 @@ _HOMES = {
     "Session": "holdfast.runtime.session",
     "SimulatedProvider": "holdfast.simulator.provider",
     "StoreError": "holdfast.errors",
+    "SwitchQuote": "holdfast.engine.switch",
     "SystemPromptBuilder": "holdfast.layers.builder",
     "Text": "holdfast.canonical.blocks",
     "TextDelta": "holdfast.canonical.reply",
@@ -54,6 +57,7 @@ _HOMES = {
     "UserError": "holdfast.errors",
     "View": "holdfast.canonical.view",
     "build_initial_context": "holdfast.runtime.context",
+    "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
     "parse_script": "holdfast.simulator.script",
     "run_sync": "holdfast.runtime.session",
     "stable_prefix_length": "holdfast.runtime.context",

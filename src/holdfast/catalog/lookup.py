@@ -19,8 +19,11 @@ Models = Mapping[str, Model]
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
 
-_SAME_MODELS = {"openai-chat": "openai"}
+_SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
 """Providers that are another way to reach the models of a provider that has rows of its own."""
+
+_CACHED_BY_OTHERS = ("claude-code",)
+"""Ways on which somebody else decides what is cached."""
 
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
@@ -98,7 +101,10 @@ def _over_another_way(name: str, known: Models) -> Model | None:
         return None
     owner = f"{_SAME_MODELS[provider]}:{_bare(name)}"
     row = known.get(owner) or _under_another_name(owner, known)
-    return row and msgspec.structs.replace(row, provider=provider)
+    if row is None:
+        return None
+    caches = row.supports_prompt_caching and provider not in _CACHED_BY_OTHERS
+    return msgspec.structs.replace(row, provider=provider, supports_prompt_caching=caches)
 
 
 def _unknown(name: str, known: Models) -> str:

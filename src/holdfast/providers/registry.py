@@ -6,15 +6,21 @@ from urllib.parse import urlsplit
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.claude_code import claude_code
 
 
 class Provider(NamedTuple):
     """The variables are those that the provider's own client reads; `base_url` is what that client appends paths to."""
 
     adapter: Adapter
-    base_url: str
-    base_url_variable: str
-    key_variable: str
+    base_url: str = ""
+    base_url_variable: str = ""
+    key_variable: str = ""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a program on this machine and not a host."""
+        return not self.base_url
 
     @property
     def path_prefix(self) -> str:
@@ -24,7 +30,10 @@ class Provider(NamedTuple):
 
 PROVIDERS = {
     provider.adapter.name: provider
-    for provider in (Provider(anthropic, "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),)
+    for provider in (
+        Provider(anthropic, "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+        Provider(claude_code),
+    )
 }
 
 

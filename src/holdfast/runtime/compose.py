@@ -25,6 +25,7 @@ from holdfast.layers.builder import split_at_boundary
 from holdfast.layers.render import render_instructions
 from holdfast.planning.explicit import Keeping
 from holdfast.providers.capabilities import capabilities_of
+from holdfast.providers.claude_code.command import CommandWire, split_command
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import REQUESTS_MAX, HttpWire
 from holdfast.providers.wire import Wire
@@ -191,6 +192,9 @@ def _parameters(options: Options, config: Config, model: Model, stored: Paramete
 
 def network(options: Options, config: Config, provider: Provider) -> Wire:
     name = provider.adapter.name
+    requests_max = config.requests_max.get(name, REQUESTS_MAX)
+    if provider.is_command:
+        return CommandWire(provider.adapter, split_command(config.claude_code_command), requests_max=requests_max)
     base_url = options.get("base_url") or config.base_urls.get(name, provider.base_url)
     api_key = options.get("api_key") or os.environ.get(provider.key_variable)
     if not api_key:
@@ -200,5 +204,4 @@ def network(options: Options, config: Config, provider: Provider) -> Wire:
                 f"base_url"
             )
         api_key = "simulated"
-    requests_max = config.requests_max.get(name, REQUESTS_MAX)
     return HttpWire(provider.adapter, base_url, api_key, requests_max=requests_max)

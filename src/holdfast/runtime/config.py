@@ -34,6 +34,7 @@ class Config(msgspec.Struct, frozen=True):
     spend_max_usd: Decimal | None = None
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
+    claude_code_command: str = "claude -p --output-format stream-json --verbose --model {model}"
     base_urls: dict[str, str] = {}
     requests_max: dict[str, int] = {}
     models: dict[str, dict[str, object]] = {}
@@ -54,17 +55,15 @@ SETTINGS = {
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
     "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
-    **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items()},
+    "claude_code_command": "HOLDFAST_CLAUDE_CODE_COMMAND",
+    **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
 }
 """Every setting that has one value, and the environment variable that sets it."""
 
 HOME_ONLY = (
-    "db",
-    "spend_max_usd",
-    "cache_ttl_seconds",
-    "cache_over_an_hour",
-    *(f"base_urls.{name}" for name in PROVIDERS),
+    *("db", "spend_max_usd", "cache_ttl_seconds", "cache_over_an_hour", "claude_code_command"),
+    *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """What a workspace's file may not set."""
 

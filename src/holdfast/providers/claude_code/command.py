@@ -1,0 +1,167 @@
+"""How a prompt reaches a command: as text on its standard input, with a bound on time and on output."""
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from holdfast.canonical.blocks import Message, Text, ToolResult, ToolUse
+from holdfast.canonical.transcript import messages_of
+from holdfast.errors import ProviderError, UserError
+from holdfast.providers.adapter import Adapter, Endpoint, WireRequest
+from holdfast.providers.failures import one_line
+from holdfast.providers.pool import give_back_host, take_host
+from holdfast.providers.transport import REPLY_BYTES_MAX, REQUESTS_MAX, Timeouts
+from holdfast.providers.wire import OnRetry
+
+STDERR_BYTES_MAX = 64 * 1024
+CHUNK_BYTES = 64 * 1024
+_LANE = "command://"
+
+Result = TypeVar("Result")
+
+
+def split_command(command: str) -> tuple[str, ...]:
+    """The program and its arguments, as a shell would read them; no shell is started."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UserError(f"the command cannot be read: {error}; check its quotes") from error
+    if not words:
+        raise UserError("the command is empty; name a program, such as: claude -p --output-format stream-json")
+    return words
+
+
+class CommandWire:
+    """Runs the command once a request; `{model}` among its arguments is the model's name.
+
+    Nothing is tried again: what a command has done cannot be known.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        command: Sequence[str],
+        *,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - a frozen value
+        requests_max: int = REQUESTS_MAX,
+    ) -> None:
+        self._adapter = adapter
+        self._command = tuple(command)
+        self._timeouts = timeouts
+        self._requests_max = requests_max
+        self._closed = False
+
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        if self._closed:
+            raise UserError("the connection to the provider is closed; open a new one")
+        request = self._adapter.read_request(body, {})
+        if request.prompt.tools:
+            raise UserError(f"{self._adapter.name} runs its own tools and cannot call yours; give the session none")
+        words = [word.replace("{model}", request.parameters.model) for word in self._command]
+        address = _LANE + self._adapter.name
+        host = take_host(address)
+        try:
+            async with host.lane.place(self._requests_max):
+                running = await _start(words)
+                try:
+                    async with aclosing(self._output(running, told(request).encode())) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                finally:
+                    await _stop(running)
+        finally:
+            await give_back_host(address)
+
+    async def _output(self, running: asyncio.subprocess.Process, prompt: bytes) -> AsyncGenerator[bytes, None]:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stderr is not None
+        writing = asyncio.ensure_future(_write(running.stdin, prompt))
+        complaints = asyncio.ensure_future(running.stderr.read(STDERR_BYTES_MAX))
+        received, seconds = 0, self._timeouts.first_byte_seconds
+        try:
+            while chunk := await _within(seconds, running.stdout.read(CHUNK_BYTES)):
+                received += len(chunk)
+                if received > REPLY_BYTES_MAX:
+                    raise ProviderError("server_error", f"the command printed more than {REPLY_BYTES_MAX} bytes")
+                yield chunk
+                seconds = self._timeouts.idle_seconds
+            status = await _within(seconds, running.wait())
+            if status != 0:
+                said = one_line((await _within(seconds, complaints)).decode(errors="replace"))
+                raise ProviderError("other", f"the command ended with status {status}: {said or 'it gave no reason'}")
+            if not received:
+                raise ProviderError("other", "the command printed nothing")
+        finally:
+            writing.cancel()
+            complaints.cancel()
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+def told(request: WireRequest) -> str:
+    """The prompt as text: what a command without a transcript of its own must be told each time."""
+    system = [text.text for segment in request.prompt.segments for text in segment.system]
+    parts = [f"<system>\n{text}\n</system>" for text in system]
+    messages = messages_of(request.prompt.passages)
+    if len(messages) == 1 and not system:
+        return _words(messages[0])
+    parts += [f"<{message.role}>\n{_words(message)}\n</{message.role}>" for message in messages]
+    return "\n\n".join([*parts, "Answer the last message of the user."])
+
+
+def _words(message: Message) -> str:
+    said = []
+    for block in message.content:
+        match block:
+            case Text(text=text):
+                said.append(text)
+            case ToolUse(name=name, arguments_json=arguments):
+                said.append(f"[called {name} with {arguments}]")
+            case ToolResult(content=content):
+                said.append("\n".join(part.text if isinstance(part, Text) else "[not text]" for part in content))
+            case _:
+                said.append("[not text]")
+    return "\n\n".join(said)
+
+
+async def _start(words: Sequence[str]) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    try:
+        # In a group of its own, so that whatever it starts ends with it.
+        return await asyncio.create_subprocess_exec(
+            *words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"command {words[0]!r} cannot be run: {reason}; set claude_code_command") from error
+
+
+async def _write(stdin: asyncio.StreamWriter, prompt: bytes) -> None:
+    # A command that does not read its input to the end says why in its own words.
+    with suppress(ConnectionError):
+        stdin.write(prompt)
+        await stdin.drain()
+        stdin.close()
+
+
+async def _within(seconds: float, waiting: Awaitable[Result]) -> Result:
+    try:
+        async with asyncio.timeout(seconds):
+            return await waiting
+    except TimeoutError:
+        raise ProviderError("network", "the command was silent for too long") from None
+
+
+async def _stop(running: asyncio.subprocess.Process) -> None:
+    if running.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        await running.wait()
