@@ -41,6 +41,29 @@ def rules(
     )
 
 
+def implicit_rules(*, floor: int = 1_024, rounds_to: int = 128) -> CacheRules:
+    return CacheRules(
+        kind="implicit",
+        tokens_min=floor,
+        ttls_seconds={"in_memory": 300, "24h": 86_400},
+        rounds_reads_to=rounds_to,
+        invalidates={"prompt_cache_key": "tools", "tool_config": "messages"},
+    )
+
+
+def breakpoint_rules(*, floor: int = 1_024, first: int = 2, latest: int = 50, lookback: int = 20) -> CacheRules:
+    return CacheRules(
+        kind="breakpoints",
+        tokens_min=floor,
+        ttls_seconds={"30m": 1_800, "12h": 43_200},
+        marks_max=4,
+        lookback_positions=lookback,
+        lookup_first_marks=first,
+        lookup_latest_marks=latest,
+        invalidates={"prompt_cache_key": "tools"},
+    )
+
+
 def part(name: str, tokens: int, place: Place = "messages", kind: BlockKind = "plain") -> Part:
     return Part(place, name.encode(), tokens, kind)
 

@@ -21,7 +21,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.read import BODY_BYTES_MAX
+from holdfast.providers.reading import BODY_BYTES_MAX
 
 MARK: dict[str, object] = {"type": "ephemeral"}
 

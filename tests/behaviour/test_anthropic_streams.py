@@ -20,7 +20,7 @@ from holdfast.canonical.reply import (
 from holdfast.canonical.usage import Usage
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.reply import DELTA_CHARS_MAX
+from holdfast.providers.streaming import DELTA_CHARS_MAX
 
 Told = Mapping[str, object]
 

@@ -4,7 +4,8 @@ import pytest
 
 from cachemodel_calls import SCOPE, call, part, rules
 from holdfast.cachemodel.lookback import positions_checked
-from holdfast.cachemodel.machine import begin, check_marks, publish, step
+from holdfast.cachemodel.machine import begin, publish, step
+from holdfast.cachemodel.marks import check_marks
 from holdfast.cachemodel.tiers import Part, TierParameters, prefixes_of, seeds_of
 from holdfast.cachemodel.values import BlockKind, Call, Entries, Entry, Scope
 from holdfast.canonical.prompt import Mark, Place, Ttl
@@ -431,13 +432,6 @@ def test_marks_that_the_provider_refuses_are_refused(marks: list[Mark], words: s
 def test_four_marks_longest_first_are_accepted() -> None:
     marks = [Mark(0, "1h"), Mark(1, "1h"), Mark(2, "5m"), Mark(8, "5m")]
     check_marks(FREE, marks, blocks=9)
-
-
-@pytest.mark.parametrize("kind", ["implicit", "breakpoints"])
-def test_a_cache_that_works_otherwise_is_refused_by_name(kind: str) -> None:
-    other = CacheRules(kind="implicit" if kind == "implicit" else "breakpoints", tokens_min=0)
-    with pytest.raises(UserError, match=f"kind '{kind}' is not modelled"):
-        begin(other, Entries(), call(blocks(1), {}))
 
 
 def test_a_model_without_a_cache_takes_everything_as_plain_input() -> None:

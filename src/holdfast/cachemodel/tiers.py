@@ -21,7 +21,7 @@ class TierParameters(msgspec.Struct, frozen=True):
     """What a cached prefix depends on beside its blocks, by the names that the rules give it.
 
     `effort`, `thinking` and `tool_choice` are JSON texts, compared as they are. `images` says whether there
-    is an image anywhere in the prompt.
+    is an image anywhere in the prompt. `others` holds what only some providers know, as texts by the rules' names.
     """
 
     model: str
@@ -32,6 +32,7 @@ class TierParameters(msgspec.Struct, frozen=True):
     thinking: str | None = None
     images: bool = False
     effort: str | None = None
+    others: Mapping[str, str | None] = {}
 
 
 Seeds = Mapping[Place, bytes]
@@ -45,11 +46,12 @@ class Part(msgspec.Struct, frozen=True):
     data: bytes
     tokens: int
     kind: BlockKind = "plain"
+    ending: bool = False
 
 
 def seeds_of(rules: CacheRules, parameters: TierParameters) -> Seeds:
     first_lost = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
-    values = msgspec.structs.asdict(parameters)
+    values = {**msgspec.structs.asdict(parameters), **parameters.others}
     return {
         place: canonical_json({name: values[name] for name in values if first_lost.get(name) == place})
         for place in _PLACES
@@ -67,7 +69,7 @@ def prefixes_of(seeds: Seeds, parts: Iterable[Part], *, after: Prefix | None = N
         place = part.place
         digest = chain(digest, part.data)
         tokens += part.tokens
-        found.append(Prefix(place, digest, tokens, part.kind))
+        found.append(Prefix(place, digest, tokens, part.kind, part.ending))
     return tuple(found)
 
 

@@ -22,25 +22,31 @@ class Scope(msgspec.Struct, frozen=True):
 class Prefix(msgspec.Struct, frozen=True):
     """A prompt up to and including one of its blocks.
 
-    `digest` and `tokens` are of the whole prefix, so that no call needs to go through its history again.
+    `digest` and `tokens` are of the whole prefix, so that no call needs to go through its history again. `ending` says
+    whether the block ends a message behind which a cache of kind `breakpoints` looks and writes of itself.
     """
 
     place: Place
     digest: str
     tokens: int
     kind: BlockKind = "plain"
+    ending: bool = False
 
 
 class Call(msgspec.Struct, frozen=True):
     """One request: `prefixes` has one item per block in wire order, and `Mark.piece` is an index into it.
 
-    `at` is when the request started, in seconds; lifetimes are counted from there.
+    `at` is when the request started, in seconds; lifetimes are counted from there. `ttl` is how long what the provider
+    keeps of itself shall live, by its name in the rules; without it the first of them holds. `only_marks` keeps the
+    provider from writing anywhere else.
     """
 
     scope: Scope
     prefixes: tuple[Prefix, ...]
     marks: tuple[Mark, ...]
     at: float
+    ttl: str | None = None
+    only_marks: bool = False
 
     @property
     def tokens(self) -> int:

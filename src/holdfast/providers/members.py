@@ -10,6 +10,7 @@ from holdfast.canonical.encoding import plain_json
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
 
+_decode_string = msgspec.json.Decoder(str).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -43,6 +44,13 @@ def without(raw: bytes, name: str) -> bytes:
             kept += [raw[start : token.start()]] if key != name else []
             start, key = token.end(), None
     return b"{" + b",".join(kept) + b"}"
+
+
+def read_string(members: Mapping[str, bytes], name: str) -> str:
+    """A member that must be there and be a string. Raises msgspec's errors; they never quote a value."""
+    if name not in members:
+        raise msgspec.ValidationError(f"Object missing required field `{name}`")
+    return _decode_string(members[name])
 
 
 def quoted(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The simulator on a port: Anthropic's endpoints, and a few of its own to steer and to watch it."""
+"""The simulator on a port: the providers' endpoints, and a few of its own to steer and to watch it."""
 
 import asyncio
 from contextlib import suppress
@@ -8,10 +8,10 @@ from aiohttp import web
 
 from holdfast.canonical.encoding import plain_json
 from holdfast.errors import ProviderError, UserError
-from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.read import BODY_BYTES_MAX
+from holdfast.providers.reading import BODY_BYTES_MAX
 from holdfast.simulator.answer import Answer, Cut, Pause
-from holdfast.simulator.checks import refuse
+from holdfast.simulator.dialect import Asked, refuse
+from holdfast.simulator.dialects import refusing_dialect
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.records import RecordedRequest
 
@@ -61,11 +61,11 @@ async def _respond(request: web.Request) -> web.StreamResponse:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         # What is left of the body stays unread, so the connection cannot be used again.
-        refusal = _refusal(refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413))
+        refusal = _refusal(request, refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413))
         refusal.force_close()
         return refusal
     if request.path.startswith("/_sim/"):
-        return _steer(provider, f"{request.method} {request.path}", body)
+        return _steer(provider, request, body)
     answer = provider.answer(request.method, request.path, headers=request.headers, body=body, query=request.query)
     response = web.StreamResponse(status=answer.status, headers=answer.headers)
     # The client has left, or was meant to be left; there is nobody to tell.
@@ -103,21 +103,21 @@ async def _pause(request: web.Request, seconds: float) -> None:
         await asyncio.sleep(min(left, PAUSE_STEP_SECONDS))
 
 
-def _steer(provider: SimulatedProvider, route: str, body: bytes) -> web.Response:
-    match route:
+def _steer(provider: SimulatedProvider, request: web.Request, body: bytes) -> web.Response:
+    match f"{request.method} {request.path}":
         case "POST /_sim/clock":
             try:
                 now = provider.advance(msgspec.json.decode(body, type=_Advance).advance_seconds)
             except (msgspec.MsgspecError, UnicodeError, UserError) as error:
-                return _refusal(refuse(f'{error}; send {{"advance_seconds": 300}}'))
+                return _refusal(request, refuse(f'{error}; send {{"advance_seconds": 300}}'))
             return _shown({"now": now})
         case "GET /_sim/requests":
-            return _shown({"requests": [_shown_request(request) for request in provider.requests]})
+            return _shown({"requests": [_shown_request(recorded) for recorded in provider.requests]})
         case "GET /_sim/cache":
             return _shown({"now": provider.now(), "entries": provider.cache})
         case _:
             known = "POST /_sim/clock, GET /_sim/requests, GET /_sim/cache"
-            return _refusal(refuse(f"no such endpoint; there are {known}", status=404))
+            return _refusal(request, refuse(f"no such endpoint; there are {known}", status=404))
 
 
 def _shown_request(request: RecordedRequest) -> dict[str, object]:
@@ -135,6 +135,6 @@ def _shown(value: object) -> web.Response:
     return web.Response(body=plain_json(value), content_type="application/json")
 
 
-def _refusal(error: ProviderError) -> web.Response:
-    status, body = anthropic.write_error(error.kind, str(error), status=error.status)
+def _refusal(request: web.Request, error: ProviderError) -> web.Response:
+    status, body = refusing_dialect(Asked(request.method, request.path, request.headers)).refusal(error)
     return web.Response(status=status, body=body, content_type="application/json")

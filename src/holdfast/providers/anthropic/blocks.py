@@ -20,7 +20,7 @@ from holdfast.canonical.blocks import (
     UrlSource,
 )
 from holdfast.canonical.prompt import Ttl
-from holdfast.providers.members import quoted, spliced, take_apart, without
+from holdfast.providers.members import quoted, read_string, spliced, take_apart, without
 
 MARK = "cache_control"
 
@@ -81,7 +81,6 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl: str = "5m"
 
 
-_decode_string = msgspec.json.Decoder(str).decode
 _decode_text = msgspec.json.Decoder(_Text).decode
 _decode_tool_use = msgspec.json.Decoder(_ToolUse).decode
 _decode_tool_result = msgspec.json.Decoder(_ToolResult).decode
@@ -166,12 +165,6 @@ def read_block(raw: bytes) -> tuple[Block, Ttl | None]:
 
 def _keep(raw: bytes, members: dict[str, bytes]) -> Opaque:
     return Opaque(read_string(members, "type"), without(raw, MARK) if MARK in members else raw)
-
-
-def read_string(members: dict[str, bytes], name: str) -> str:
-    if name not in members:
-        raise msgspec.ValidationError(f"Object missing required field `{name}`")
-    return _decode_string(members[name])
 
 
 def read_mark(members: dict[str, bytes]) -> Ttl | None:

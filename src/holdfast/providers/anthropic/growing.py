@@ -3,9 +3,9 @@
 import msgspec
 
 from holdfast.canonical.blocks import Block, Opaque, Text, Thinking, ToolUse
-from holdfast.providers.anthropic.blocks import is_blank, read_block, read_string
+from holdfast.providers.anthropic.blocks import is_blank, read_block
 from holdfast.providers.arguments import legal_arguments
-from holdfast.providers.members import put_together, quoted, spliced, take_apart
+from holdfast.providers.members import put_together, quoted, read_string, spliced, take_apart
 
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking"}
 

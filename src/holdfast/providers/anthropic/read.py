@@ -6,23 +6,18 @@ from functools import partial
 import msgspec
 
 from holdfast.canonical.blocks import Block, Role, Text
-from holdfast.canonical.prompt import Mark, Parameters, Passage, Plan, Prompt, Segment, Stability, Ttl
+from holdfast.canonical.prompt import Parameters, Passage
 from holdfast.canonical.tools import ToolSpec
-from holdfast.errors import ProviderError
 from holdfast.providers.adapter import WireRequest
-from holdfast.providers.anthropic.blocks import MARK, read_block, read_mark, read_string
+from holdfast.providers.anthropic.blocks import MARK, read_block, read_mark
 from holdfast.providers.anthropic.spell import BETA_HEADER, PARAMETER_NAMES, PROMPT_NAMES
 from holdfast.providers.failures import header, readable
-from holdfast.providers.members import take_apart, without
-
-BODY_BYTES_MAX = 32 * 1024 * 1024
+from holdfast.providers.members import read_string, take_apart, without
+from holdfast.providers.reading import Lifetimes, prompt_of, refuse_oversized, request_of
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 _readable = partial(readable, "invalid_request", status=400)
-
-Lifetimes = list[Ttl | None]
-"""For each piece the lifetime of its mark, or None where it has none."""
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -46,10 +41,7 @@ _decode_message = msgspec.json.Decoder(_Message).decode
 
 def read_request(body: bytes, headers: Mapping[str, str], *, output_tokens_default: int | None = None) -> WireRequest:
     """Where `output_tokens_default` is given, a request may leave its `max_tokens` out."""
-    if len(body) > BODY_BYTES_MAX:
-        raise ProviderError(
-            "invalid_request", f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413
-        )
+    refuse_oversized(body)
     with _readable("the request"):
         body.decode()
         top = take_apart(body)
@@ -58,17 +50,9 @@ def read_request(body: bytes, headers: Mapping[str, str], *, output_tokens_defau
     tools, tool_marks = _read_tools(typed.tools or ())
     system, system_marks = _read_system(typed.system or ())
     passages, message_marks = _read_messages(typed.messages)
-    segments = (
-        Segment("tools", Stability.FROZEN, "tools", tools=tools),
-        Segment("system", Stability.EPOCH, "system", system=system),
-        Segment("history", Stability.GROWING, "messages", passages=passages),
-    )
-    marks = (
-        Mark(index, ttl) for index, ttl in enumerate([*tool_marks, *system_marks, *message_marks]) if ttl is not None
-    )
-    return WireRequest(
-        Prompt(tuple(part for part in segments if part.tools or part.system or part.passages)),
-        Plan(tuple(marks)),
+    return request_of(
+        prompt_of(tools, system, passages),
+        [*tool_marks, *system_marks, *message_marks],
         msgspec.structs.replace(parameters, betas=_read_betas(headers)),
     )
 

@@ -8,8 +8,7 @@ from holdfast.canonical.reply import Reply
 from holdfast.providers.anthropic.blocks import spell_block
 from holdfast.providers.anthropic.usage import wire_usage
 from holdfast.providers.members import quoted
-
-DELTA_CHARS_MAX = 64
+from holdfast.providers.streaming import delta_parts, event_data
 
 
 def write_reply(reply: Reply) -> bytes:
@@ -65,24 +64,18 @@ def _grow(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
     """The block as it starts, and (delta type, member, part) for all that follows."""
     match block:
         case Text(text=text):
-            return spell_block(Text("")), [("text_delta", "text", part) for part in _parts(text)]
+            return spell_block(Text("")), [("text_delta", "text", part) for part in delta_parts(text)]
         case Thinking(text=text, signature=signature):
-            deltas = [("thinking_delta", "thinking", part) for part in _parts(text)]
+            deltas = [("thinking_delta", "thinking", part) for part in delta_parts(text)]
             signed = [("signature_delta", "signature", signature)] if signature else []
             return spell_block(Thinking("", "")), deltas + signed
         case ToolUse():
             start = spell_block(ToolUse(block.id, block.name, "{}"))
-            return start, [("input_json_delta", "partial_json", p) for p in _parts(block.arguments_json)]
+            return start, [("input_json_delta", "partial_json", p) for p in delta_parts(block.arguments_json)]
         case _:
             return spell_block(block), []
 
 
-def _parts(text: str) -> Iterator[str]:
-    return (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
-
-
 def _event(name: str, members: bytes) -> bytes:
     body = b'{"type":"%b"%b}' % (name.encode(), b"," + members if members else b"")
-    # A block that is kept as bytes may hold line breaks, and a line of an event may not.
-    lines = b"".join(b"data: " + line + b"\n" for line in body.splitlines())
-    return b"event: " + name.encode() + b"\n" + lines + b"\n"
+    return b"event: " + name.encode() + b"\n" + event_data(body)

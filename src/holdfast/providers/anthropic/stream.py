@@ -1,7 +1,5 @@
 """What a reply of Anthropic's says, whole or as it arrives: one fold for both."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from holdfast.canonical.blocks import THINKING_KINDS, Block
@@ -17,15 +15,13 @@ from holdfast.canonical.reply import (
     ToolUseStarted,
 )
 from holdfast.canonical.usage import Usage
-from holdfast.errors import ProviderError
 from holdfast.providers.anthropic.errors import read_stream_error
 from holdfast.providers.anthropic.growing import GrowingBlock
 from holdfast.providers.anthropic.usage import WireUsage, buckets, updated
 from holdfast.providers.failures import readable
 from holdfast.providers.members import take_apart
-from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent, SseReader
-
-REPLY_BYTES_MAX = 64 * 1024 * 1024
+from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent
+from holdfast.providers.streaming import REPLY_BYTES_MAX, EventStreamReader
 
 STOP_REASONS: dict[str | None, StopReason] = {
     "end_turn": "end_turn",
@@ -93,6 +89,17 @@ class ReplyFold:
     @property
     def usage(self) -> Usage:
         return buckets(self._usage)
+
+    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
+        with readable("server_error", "an event of the stream"):
+            # Parts that are kept as bytes are not checked for it otherwise.
+            event.data.decode()
+            name = event.name or msgspec.json.decode(event.data, type=_Type).type
+            if name in _EVENTS:
+                return self.take(name, _decode_event(event.data))
+        if name == "error":
+            raise read_stream_error(event.data)
+        return ()
 
     def take(self, name: str, event: _Event) -> tuple[Delta, ...]:
         if name == "message_start":
@@ -195,40 +202,9 @@ class ReplyFold:
         return Reply(content, stop_reason, self.usage, started.model, started.id, self._stop.stop_sequence)
 
 
-class AnthropicStreamReader:
+class AnthropicStreamReader(EventStreamReader):
     def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = REPLY_BYTES_MAX) -> None:
-        self._events = SseReader(event_bytes_max=event_bytes_max)
-        self._fold = ReplyFold()
-        self._bytes_left = self._reply_bytes_max = reply_bytes_max
-
-    def feed(self, chunk: bytes) -> Iterator[Delta]:
-        """What is fed is kept even if the deltas are not asked for; they then come with the next chunk's."""
-        self._bytes_left -= len(chunk)
-        if self._bytes_left < 0:
-            raise ProviderError(
-                "server_error", f"the provider streamed more than {self._reply_bytes_max} bytes in one reply"
-            )
-        self._events.feed(chunk)
-        return self._deltas()
-
-    def partial(self) -> Reply | None:
-        return self._fold.partial()
-
-    def _deltas(self) -> Iterator[Delta]:
-        for event in self._events.events():
-            if not self._fold.finished:
-                yield from self._take(event)
-
-    def _take(self, event: SentEvent) -> tuple[Delta, ...]:
-        with readable("server_error", "an event of the stream"):
-            # Parts that are kept as bytes are not checked for it otherwise.
-            event.data.decode()
-            name = event.name or msgspec.json.decode(event.data, type=_Type).type
-            if name in _EVENTS:
-                return self._fold.take(name, _decode_event(event.data))
-        if name == "error":
-            raise read_stream_error(event.data)
-        return ()
+        super().__init__(ReplyFold(), event_bytes_max=event_bytes_max, reply_bytes_max=reply_bytes_max)
 
 
 def read_reply(body: bytes) -> Reply:

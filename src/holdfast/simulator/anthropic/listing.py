@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.catalog.lookup import Models
 from holdfast.catalog.rows import Model
-from holdfast.errors import ProviderError
+from holdfast.simulator.dialect import refuse
 
 PAGE_DEFAULT = 20
 PAGE_MAX = 1_000
@@ -50,7 +50,7 @@ def _position(names: list[str], query: Mapping[str, str], field: str, *, absent:
     if name is None:
         return absent
     if name not in names:
-        raise ProviderError("invalid_request", f"{field}: no such model in the list", status=400)
+        raise refuse(f"{field}: no such model in the list")
     return names.index(name)
 
 
@@ -58,5 +58,5 @@ def _limit(text: str | None) -> int:
     if text is None:
         return PAGE_DEFAULT
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= PAGE_MAX):
-        raise ProviderError("invalid_request", f"limit: must be from 1 to {PAGE_MAX}", status=400)
+        raise refuse(f"limit: must be from 1 to {PAGE_MAX}")
     return int(text)

@@ -3,40 +3,17 @@
 What a block is bound to is written into its signature, so that nothing has to be remembered between requests.
 """
 
-import base64
-import contextlib
 from collections.abc import Sequence
 
 import msgspec
 
 from holdfast.canonical.blocks import Block, RedactedThinking, Thinking
-from holdfast.canonical.encoding import canonical_json, chain, digest
-from holdfast.canonical.prompt import Ttl
 from holdfast.catalog.rows import CacheRules
 from holdfast.errors import ProviderError
 from holdfast.providers.anthropic.blocks import spell_block
 from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
-
-
-class Seal(msgspec.Struct, frozen=True, array_like=True):
-    """What a signature says: who thought what, and behind which prefix."""
-
-    maker: str
-    model: str
-    prefix: str
-    thought: str
-
-
-_MAKER = "simulated"
-_DIGEST_CHARS = 24
-
-
-class DroppedBlock(msgspec.Struct, frozen=True):
-    """A block that was sent and not shown to the model, as the provider reports it."""
-
-    path: str
-    reason: str
-    type: str = "thinking_dropped"
+from holdfast.simulator.dialect import DroppedBlock
+from holdfast.simulator.seals import Seal, extend, opened, thought_in, write_seal
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -65,7 +42,7 @@ def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_m
                 continue
         kept.append(sent)
         seen_mark = sent.ttl if rules.binding_sees_marks else None
-        prefix = _extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, seen_mark)
+        prefix = extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, seen_mark)
     shown = _without_old_thinking(kept) if rules.strips_old_thinking else kept
     return Admitted(tuple(shown), tuple(dropped), prefix)
 
@@ -75,38 +52,23 @@ def sealed(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block,
     blocks: list[Block] = []
     for block in content:
         if isinstance(block, Thinking):
-            block = Thinking(block.text, _write_seal(model, prefix, _thought_in(block.text)))
+            block = Thinking(block.text, write_seal(model, prefix, thought_in(block.text)))
         elif isinstance(block, RedactedThinking):
-            block = RedactedThinking(_write_seal(model, prefix, ""))
+            block = RedactedThinking(write_seal(model, prefix, ""))
         blocks.append(block)
-        prefix = _extend(prefix, "assistant", spell_block(block), None)
+        prefix = extend(prefix, "assistant", spell_block(block), None)
     return tuple(blocks)
-
-
-def _extend(prefix: str, speaker: str, data: bytes, mark: Ttl | None) -> str:
-    """The order of an object's members is left out: clients parse what they received and write it anew."""
-    with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        data = canonical_json(msgspec.json.decode(data))
-    return chain(prefix, canonical_json([speaker, mark]) + data)[:_DIGEST_CHARS]
-
-
-def _write_seal(model: str, prefix: str, thought: str) -> str:
-    return base64.b64encode(canonical_json(Seal(_MAKER, model, prefix, thought))).decode()
-
-
-def _thought_in(text: str) -> str:
-    return digest(text.encode())[:_DIGEST_CHARS]
 
 
 def _read_seal(sent: SentBlock) -> Seal:
     match sent.block:
         case Thinking(text=text, signature=signature):
-            seal, thought = _opened(signature or ""), _thought_in(text)
+            seal, thought = opened(signature or ""), thought_in(text)
         case RedactedThinking(data=sealed_thought):
-            seal, thought = _opened(sealed_thought), ""
+            seal, thought = opened(sealed_thought), ""
         case _:
             seal, thought = None, ""
-    if seal is None or seal.maker != _MAKER or seal.thought != thought:
+    if seal is None or seal.thought != thought:
         member = "signature" if sent.kind == "thinking" else "data"
         raise ProviderError(
             "invalid_request",
@@ -115,13 +77,6 @@ def _read_seal(sent: SentBlock) -> Seal:
             status=400,
         )
     return seal
-
-
-def _opened(text: str) -> Seal | None:
-    try:
-        return msgspec.json.decode(base64.b64decode(text, validate=True), type=Seal)
-    except (ValueError, msgspec.MsgspecError, RecursionError):
-        return None
 
 
 def _bound_elsewhere(path: str) -> ProviderError:

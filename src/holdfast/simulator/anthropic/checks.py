@@ -5,20 +5,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.cachemodel.machine import check_marks
+from holdfast.cachemodel.marks import check_marks
 from holdfast.canonical.prompt import Mark, Parameters, Passage, Ttl
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import TranscriptRules, messages_of, validate
 from holdfast.catalog.rows import CacheRules, Model
-from holdfast.errors import ProviderError, UserError
+from holdfast.errors import UserError
 from holdfast.simulator.blocks import THINKING_NAMES, SentBlock, extra_field, field_of
+from holdfast.simulator.dialect import refuse
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 THINKING_BUDGET_TOKENS_MIN = 1_024
-
-
-def refuse(reason: str, *, status: int = 400) -> ProviderError:
-    return ProviderError("invalid_request", reason, status=status)
 
 
 def check_transcript(passages: Sequence[Passage], rules: CacheRules) -> None:

@@ -1,0 +1,18 @@
+"""What using entries does to them: their time starts again."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.cachemodel.values import Entries, Entry, EntryKey
+from holdfast.catalog.rows import CacheRules
+
+
+def refreshed(rules: CacheRules, entries: Entries, used: Iterable[Entry], *, at: float) -> Entries:
+    """The entries after these were used at `at`; what they rest on is used with them."""
+    fresh: dict[EntryKey, Entry] = {}
+    for entry in (each for one in used for each in (one, entries.under(one, at=at))):
+        if entry is not None and at + rules.ttls_seconds[entry.ttl] > entry.expires_at:
+            expires_at = at + rules.ttls_seconds[entry.ttl]
+            fresh[entry.scope, entry.digest] = msgspec.structs.replace(entry, expires_at=expires_at)
+    return Entries({**entries.kept, **fresh}) if fresh else entries

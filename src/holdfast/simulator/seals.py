@@ -1,0 +1,45 @@
+"""What is sealed into a reply and checked when it comes back: nothing has to be remembered between requests."""
+
+import base64
+import contextlib
+
+import msgspec
+
+from holdfast.canonical.encoding import canonical_json, chain, digest
+from holdfast.canonical.prompt import Ttl
+
+MAKER = "simulated"
+_DIGEST_CHARS = 24
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True):
+    """What a seal says: who thought what, and behind which prefix."""
+
+    maker: str
+    model: str
+    prefix: str
+    thought: str
+
+
+def write_seal(model: str, prefix: str, thought: str) -> str:
+    return base64.b64encode(canonical_json(Seal(MAKER, model, prefix, thought))).decode()
+
+
+def opened(text: str) -> Seal | None:
+    """What a seal says; None for what none of ours is."""
+    try:
+        seal = msgspec.json.decode(base64.b64decode(text, validate=True), type=Seal)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+    return seal if seal.maker == MAKER else None
+
+
+def thought_in(text: str) -> str:
+    return digest(text.encode())[:_DIGEST_CHARS]
+
+
+def extend(prefix: str, speaker: str, data: bytes, mark: Ttl | None) -> str:
+    """The order of an object's members is left out: clients parse what they received and write it anew."""
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        data = canonical_json(msgspec.json.decode(data))
+    return chain(prefix, canonical_json([speaker, mark]) + data)[:_DIGEST_CHARS]
