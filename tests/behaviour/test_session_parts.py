@@ -76,7 +76,6 @@ async def test_a_builders_prompt_is_split_at_its_boundary(agent: MakeAgent) -> N
     ("options", "message"),
     [
         ({"model": "anthropic:claude-sonet-5-5"}, "did you mean anthropic:claude-sonnet-5-5"),
-        ({"model": "openai:gpt-6-sol"}, "'openai'"),
         ({"steps_max": 0}, "steps_max must be a whole number"),
         ({"spend_max_usd": "much"}, "spend_max_usd must be an amount"),
         ({"layout": "mine"}, "layout must be one of default, seed"),

@@ -7,6 +7,7 @@ from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.claude_code import claude_code
+from holdfast.providers.openai_responses import openai_responses
 
 
 class Provider(NamedTuple):
@@ -33,6 +34,7 @@ PROVIDERS = {
     for provider in (
         Provider(anthropic, "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
         Provider(claude_code),
+        Provider(openai_responses, "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"),
     )
 }
 

@@ -57,6 +57,7 @@ def delta_parts(text: str) -> Iterator[str]:
     return (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
 
 
-def event_data(body: bytes) -> bytes:
-    """The body as the data of one event: what is kept as bytes may hold line breaks, and a line of an event may not."""
-    return b"".join(b"data: " + line + b"\n" for line in body.splitlines()) + b"\n"
+def written_event(body: bytes, name: str = "") -> bytes:
+    """One event. What is kept as bytes may hold line breaks, and a line of an event may not."""
+    named = b"event: %b\n" % name.encode() if name else b""
+    return named + b"".join(b"data: " + line + b"\n" for line in body.splitlines()) + b"\n"

@@ -8,7 +8,7 @@ from holdfast.canonical.reply import Reply
 from holdfast.providers.anthropic.blocks import spell_block
 from holdfast.providers.anthropic.usage import wire_usage
 from holdfast.providers.members import quoted
-from holdfast.providers.streaming import delta_parts, event_data
+from holdfast.providers.streaming import delta_parts, written_event
 
 
 def write_reply(reply: Reply) -> bytes:
@@ -78,4 +78,4 @@ def _grow(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
 
 def _event(name: str, members: bytes) -> bytes:
     body = b'{"type":"%b"%b}' % (name.encode(), b"," + members if members else b"")
-    return b"event: " + name.encode() + b"\n" + event_data(body)
+    return written_event(body, name)

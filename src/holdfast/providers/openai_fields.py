@@ -1,0 +1,41 @@
+"""What both of OpenAI's APIs share: the fields that keep a session on one cache, and inclusive token counts."""
+
+from holdfast.canonical.blocks import mend_surrogates
+from holdfast.canonical.encoding import digest
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.rows import Model
+from holdfast.providers.members import quoted
+
+CACHE_KEY_CHARS_MAX = 64
+EXTENDED_RETENTION = "24h"
+
+
+def session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
+    """One key a session; a long lifetime where it costs nothing, the default one where writes are paid for."""
+    rules = model.cache
+    if rules.kind == "none":
+        return ()
+    key = ("prompt_cache_key", quoted(_cache_key(session_id)).decode())
+    if rules.kind == "breakpoints":
+        return (key, ("prompt_cache_options", '{"mode":"implicit","ttl":"30m"}'))
+    if rules.kind == "implicit" and EXTENDED_RETENTION in rules.ttls_seconds:
+        return (key, ("prompt_cache_retention", f'"{EXTENDED_RETENTION}"'))
+    return (key,)
+
+
+def _cache_key(session_id: str) -> str:
+    """The id itself, or what always stands for one that is too long."""
+    return session_id if len(session_id) <= CACHE_KEY_CHARS_MAX else digest(mend_surrogates(session_id).encode())
+
+
+def usage_within(total: int | None, *, read: int | None, written: int | None, output: int | None) -> Usage:
+    """Buckets of a prompt whose total includes what was read and written; they always sum to that total."""
+    sent = max(0, total or 0)
+    cache_read = min(max(0, read or 0), sent)
+    cache_write = min(max(0, written or 0), sent - cache_read)
+    return Usage(
+        input=sent - cache_read - cache_write,
+        cache_read=cache_read,
+        cache_write_other=cache_write,
+        output=max(0, output or 0),
+    )

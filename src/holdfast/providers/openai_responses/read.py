@@ -1,0 +1,112 @@
+"""What a request to the Responses API says: its prompt, the marks in it, and its parameters."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.canonical.blocks import Text
+from holdfast.canonical.prompt import Parameters, Passage
+from holdfast.canonical.tools import ToolSpec
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.failures import readable
+from holdfast.providers.members import read_string, take_apart
+from holdfast.providers.openai_responses.choice import read_choice
+from holdfast.providers.openai_responses.items import ReadItem, read_item
+from holdfast.providers.openai_responses.spell import DEFAULTS, PARAMETER_NAMES, PROMPT_NAMES
+from holdfast.providers.reading import prompt_of, refuse_oversized, request_of
+
+# What the provider takes for granted where a request does not say it.
+_UNSAID = {"store": b"true", "include": b"[]"}
+
+_readable = partial(readable, "invalid_request", status=400)
+
+
+class _Body(msgspec.Struct, frozen=True):
+    model: str
+    input: str | tuple[msgspec.Raw, ...] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    tools: tuple[msgspec.Raw, ...] | None = None
+
+
+class _Head(msgspec.Struct, frozen=True):
+    type: str | None = None
+    role: str | None = None
+
+
+def read_request(body: bytes) -> WireRequest:
+    refuse_oversized(body)
+    with _readable("the request"):
+        body.decode()
+        top = take_apart(body)
+        typed = msgspec.json.decode(body, type=_Body)
+        parameters = _read_parameters(typed, top)
+    tools = _read_tools(typed.tools or ())
+    given = typed.input or ()
+    items = [ReadItem("user", (Text(given),), (None,))] if isinstance(given, str) else _read_items(given)
+    # Where a mark could stand, in the order of the pieces: not on tools, nor on top-level instructions.
+    lifetimes = [None] * (len(tools) + bool(typed.instructions)) + [ttl for item in items for ttl in item.lifetimes]
+    system: tuple[Text, ...] = (Text(typed.instructions),) if typed.instructions else ()
+    if not isinstance(given, str) and items and _is_system_prompt(given[0], items[0]):
+        system += tuple(block for block in items.pop(0).blocks if isinstance(block, Text))
+    passages = tuple(Passage(item.role, item.blocks) for item in items if item.blocks)
+    return request_of(prompt_of(tools, system, passages), lifetimes, parameters)
+
+
+def _is_system_prompt(raw: msgspec.Raw, first: ReadItem) -> bool:
+    """The first item, where it is for the developer; in the short form that clients use, also for the system."""
+    if first.role != "system" or not all(isinstance(block, Text) for block in first.blocks):
+        return False
+    head = msgspec.json.decode(raw, type=_Head)
+    return head.role == "developer" or head.type is None
+
+
+def _read_parameters(typed: _Body, top: Mapping[str, bytes]) -> Parameters:
+    if typed.max_output_tokens is not None and typed.max_output_tokens < 1:
+        raise msgspec.ValidationError("Expected `int` >= 1 - at `$.max_output_tokens`")
+    tool_choice_json, choice_names = read_choice(top)
+    known = PARAMETER_NAMES | PROMPT_NAMES | choice_names
+    said = {name: value for name, value in top.items() if name not in known}
+    extra = said | {name: value for name, value in _UNSAID.items() if name not in said}
+    return Parameters(
+        model=typed.model,
+        output_tokens_max=typed.max_output_tokens or 0,
+        stream=bool(typed.stream),
+        temperature=typed.temperature,
+        tool_choice_json=tool_choice_json,
+        thinking_json=top["reasoning"].decode() if "reasoning" in top else None,
+        extra=tuple((name, value.decode()) for name, value in extra.items() if DEFAULTS.get(name) != value),
+    )
+
+
+def _read_tools(raws: Sequence[msgspec.Raw]) -> tuple[ToolSpec, ...]:
+    tools: list[ToolSpec] = []
+    for index, raw in enumerate(raws):
+        with _readable(f"tools.{index}"):
+            tools.append(_read_tool(bytes(raw)))
+    return tuple(tools)
+
+
+def _read_tool(raw: bytes) -> ToolSpec:
+    """A tool that is not just name, description and schema is kept as it came."""
+    members = take_apart(raw)
+    kind = read_string(members, "type")
+    schema = members.get("parameters", b"{}").decode()
+    plain = members.keys() == {"type", "name", "description", "parameters", "strict"} and members["strict"] == b"false"
+    if kind == "function" and plain:
+        return ToolSpec(read_string(members, "name"), read_string(members, "description"), schema)
+    # A provider's own tool may have nothing but a type.
+    name = read_string(members, "name") if "name" in members else kind
+    description = msgspec.json.decode(members.get("description", b"null"), type=str | None) or ""
+    return ToolSpec(name, description, schema, wire_json=raw.decode())
+
+
+def _read_items(raws: Sequence[msgspec.Raw]) -> list[ReadItem]:
+    items: list[ReadItem] = []
+    for index, raw in enumerate(raws):
+        with _readable(f"input.{index}"):
+            items.append(read_item(bytes(raw)))
+    return items

@@ -1,0 +1,246 @@
+"""What a reply of the Responses API says, whole or as it arrives: one fold for both."""
+
+import msgspec
+
+from holdfast.canonical.blocks import THINKING_KINDS, Block, Text, Thinking, ToolUse
+from holdfast.canonical.reply import (
+    Delta,
+    Reply,
+    ReplyFinished,
+    ReplyStarted,
+    StopReason,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseDelta,
+    ToolUseStarted,
+)
+from holdfast.errors import ProviderError
+from holdfast.providers.failures import readable
+from holdfast.providers.openai_errors import read_stream_error
+from holdfast.providers.openai_responses.output import GrowingItem, Output
+from holdfast.providers.openai_responses.usage import WireUsage, buckets
+from holdfast.providers.sse import SentEvent
+
+_INCOMPLETE: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
+
+_EVENTS = frozenset(
+    {
+        "response.created",
+        "response.output_item.added",
+        "response.output_text.delta",
+        "response.refusal.delta",
+        "response.reasoning_summary_text.delta",
+        "response.function_call_arguments.delta",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    }
+)
+
+
+class _Details(msgspec.Struct, frozen=True):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct, frozen=True):
+    id: str = ""
+    model: str = ""
+    status: str | None = None
+    output: tuple[msgspec.Raw, ...] | None = None
+    incomplete_details: _Details | None = None
+    usage: WireUsage | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "failed" or (self.output is None and bytes(self.error) != b"null")
+
+
+class _Event(msgspec.Struct, frozen=True):
+    response: _Response = _Response()
+    output_index: int = 0
+    content_index: int = 0
+    summary_index: int = 0
+    item: msgspec.Raw = msgspec.Raw(b"{}")
+    delta: str = ""
+
+
+class _Type(msgspec.Struct, frozen=True):
+    type: str = ""
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class ResponseFold:
+    """Takes the parts of a reply in their order. `take` raises msgspec's errors for what cannot be read."""
+
+    def __init__(self) -> None:
+        self._started: _Response | None = None
+        self._ended = _Response()
+        self._items: dict[int, GrowingItem] = {}
+        self._places: dict[tuple[int, int], int] = {}
+        self.finished = False
+
+    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
+        with readable("server_error", "an event of the stream"):
+            # Parts that are kept as bytes are not checked for it otherwise.
+            event.data.decode()
+            name = event.name or msgspec.json.decode(event.data, type=_Type).type
+            told = _decode_event(event.data) if name in _EVENTS else _Event()
+            if name in _EVENTS and name != "response.failed" and not told.response.failed:
+                return self.take(name, told)
+        if name in _EVENTS:
+            raise _failure(told.response)
+        if name == "error":
+            raise read_stream_error(event.data)
+        return ()
+
+    def take(self, name: str, event: _Event) -> tuple[Delta, ...]:
+        if name == "response.created":
+            return self._start(event.response)
+        if self._started is None:
+            raise msgspec.ValidationError(f"`{name}` before `response.created`")
+        match name:
+            case "response.output_item.added":
+                return self._open(event.output_index, bytes(event.item))
+            case "response.output_text.delta" | "response.refusal.delta":
+                return self._grow(event.output_index, event.content_index, event.delta)
+            case "response.reasoning_summary_text.delta":
+                return self._grow(event.output_index, event.summary_index, event.delta)
+            case "response.function_call_arguments.delta":
+                return self._grow_call(event.output_index, event.delta)
+            case "response.output_item.done":
+                return self._finish(event.output_index, bytes(event.item))
+            case _:
+                deltas = self._end(event.response, name.removeprefix("response."))
+                return (*deltas, ReplyFinished(self.reply()))
+
+    def take_whole(self, response: _Response) -> Reply:
+        self._start(response)
+        self._end(response, "completed" if response.output is not None else "")
+        return self.reply()
+
+    def _start(self, response: _Response) -> tuple[Delta, ...]:
+        if self._started is not None:
+            raise msgspec.ValidationError("a second `response.created`")
+        self._started = response
+        return (ReplyStarted(response.id, response.model, buckets(response.usage)),)
+
+    def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
+        if index in self._items:
+            raise msgspec.ValidationError(f"item {index} starts twice")
+        item = self._items[index] = GrowingItem(raw)
+        if item.kind == "function_call":
+            return (ToolUseStarted(self._place(index), item.call_id, item.name),)
+        return ()
+
+    def _grow(self, index: int, part: int, text: str) -> tuple[Delta, ...]:
+        item = self._growing(index)
+        match item.kind:
+            case "message" if text:
+                return (TextDelta(self._place(index, part), item.grow_text(part, text)),)
+            case "reasoning" if text:
+                return (ThinkingDelta(self._place(index), item.grow_text(part, text)),)
+            case _:
+                return ()
+
+    def _grow_call(self, index: int, json_part: str) -> tuple[Delta, ...]:
+        item = self._growing(index)
+        if item.kind != "function_call" or not json_part:
+            return ()
+        item.grow_arguments(json_part)
+        return (ToolUseDelta(self._place(index), json_part),)
+
+    def _growing(self, index: int) -> GrowingItem:
+        if index not in self._items:
+            raise msgspec.ValidationError(f"item {index} never started")
+        if self._items[index].done:
+            raise msgspec.ValidationError(f"item {index} grows after its end")
+        return self._items[index]
+
+    def _finish(self, index: int, raw: bytes) -> tuple[Delta, ...]:
+        """An item that comes at once is told at once."""
+        if index in self._items:
+            self._growing(index).finish(raw)
+            return ()
+        self._items[index] = GrowingItem(raw)
+        return self._told_at_once(index, self._items[index].finish(raw))
+
+    def _told_at_once(self, index: int, output: Output) -> tuple[Delta, ...]:
+        deltas: list[Delta] = []
+        for part, block in enumerate(output.blocks):
+            match block:
+                case Text(text=text) if text:
+                    deltas.append(TextDelta(self._place(index, part), text))
+                case Thinking(text=text) if text:
+                    deltas.append(ThinkingDelta(self._place(index), text))
+                case ToolUse():
+                    place = self._place(index)
+                    deltas += [ToolUseStarted(place, block.id, block.name), ToolUseDelta(place, block.arguments_json)]
+                case _:
+                    pass
+        return tuple(deltas)
+
+    def _end(self, response: _Response, status: str) -> tuple[Delta, ...]:
+        """Items of which there was no last event are taken from the response as a whole, where they are in it."""
+        deltas: list[Delta] = []
+        for index, raw in enumerate(response.output or ()):
+            if index not in self._items or not self._items[index].done:
+                deltas += self._finish(index, bytes(raw))
+        self._ended = msgspec.structs.replace(response, status=response.status or status)
+        self.finished = True
+        return tuple(deltas)
+
+    def _place(self, index: int, part: int = 0) -> int:
+        """A number for the block, in the order in which blocks begin."""
+        return self._places.setdefault((index, part), len(self._places))
+
+    def reply(self) -> Reply:
+        outputs = [self._items[index].output() for index in sorted(self._items)]
+        content = tuple(block for output in outputs for block in output.blocks)
+        refused = any(output.refused for output in outputs)
+        return self._reply(content, "refusal" if refused else self._stop_reason(content))
+
+    def partial(self) -> Reply | None:
+        if self.finished:
+            return self.reply()
+        if self._started is None:
+            return None
+        content = [block for index in sorted(self._items) for block in self._items[index].salvage()]
+        # The provider refuses reasoning without what it led to.
+        while content and isinstance(content[-1], THINKING_KINDS):
+            content.pop()
+        return self._reply(tuple(content), "cancelled")
+
+    def _stop_reason(self, content: tuple[Block, ...]) -> StopReason:
+        """A reason that we do not know must not pass for a turn that ended well."""
+        ended = self._ended
+        match ended.status:
+            case "completed":
+                return "tool_use" if any(isinstance(block, ToolUse) for block in content) else "end_turn"
+            case "incomplete":
+                return _INCOMPLETE.get((ended.incomplete_details or _Details()).reason, "error")
+            case "cancelled":
+                return "cancelled"
+            case _:
+                return "error"
+
+    def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
+        started = self._started or _Response()
+        usage = buckets(self._ended.usage or started.usage)
+        return Reply(content, stop_reason, usage, self._ended.model or started.model, self._ended.id or started.id)
+
+
+def _failure(response: _Response) -> ProviderError:
+    return read_stream_error(b'{"error":' + bytes(response.error) + b"}")
+
+
+def read_reply(body: bytes) -> Reply:
+    with readable("server_error", "the reply"):
+        body.decode()
+        response = msgspec.json.decode(body, type=_Response)
+        if not response.failed:
+            return ResponseFold().take_whole(response)
+    raise _failure(response)
