@@ -1,0 +1,32 @@
+"""In what the providers that speak chat completions differ."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from holdfast.canonical.prompt import Ttl
+from holdfast.catalog.rows import Model
+from holdfast.errors import FailureKind
+
+Fields = tuple[tuple[str, str], ...]
+
+
+class WriteError(Protocol):
+    def __call__(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]: ...
+
+
+class Flavour(msgspec.Struct, frozen=True):
+    """`marks` are the values of the member `mark_name`; `writes_for_5m` says which models' writes last that long."""
+
+    name: str
+    vendor: str
+    output_limit_name: str
+    thinking_name: str
+    mark_name: str
+    marks: Mapping[Ttl, bytes]
+    markable_parts: frozenset[str]
+    keeps_reasoning: bool
+    session_fields: Callable[[Model, str], Fields]
+    write_error: WriteError
+    writes_for_5m: Callable[[str], bool]

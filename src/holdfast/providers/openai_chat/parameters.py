@@ -1,0 +1,171 @@
+"""How everything that is not the prompt stands in a chat completions request, and how it is read back."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from holdfast.canonical.encoding import plain_json
+from holdfast.canonical.prompt import Parameters
+from holdfast.errors import UserError
+from holdfast.providers.members import quoted, spliced, take_apart
+from holdfast.providers.openai_chat.flavour import Flavour
+
+OUTPUT_TOKENS_DEFAULT = 128_000
+"""What a request that sets no limit is read as: the most that a current model writes."""
+
+_LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
+_FIXED_NAMES = frozenset({"model", *_LIMIT_NAMES, "stream", "temperature", "stop", "tools", "messages"})
+_USAGE_ASKED = b'{"include_usage":true}'
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CHOSEN = {word: kind for kind, word in _CHOICES.items()}
+
+
+class _Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A choice of tools in canonical form."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class _Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: str
+
+
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class _NamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    function: _Named
+
+
+class _Body(msgspec.Struct, frozen=True):
+    model: str
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    stop: str | tuple[str, ...] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+def opening(parameters: Parameters, flavour: Flavour) -> bytes:
+    refuse_betas(parameters, flavour)
+    members = {
+        "model": quoted(parameters.model),
+        flavour.output_limit_name: b"%d" % parameters.output_tokens_max,
+    }
+    if parameters.stream:
+        members["stream"] = b"true"
+        if "stream_options" not in dict(parameters.extra):
+            members["stream_options"] = _USAGE_ASKED
+    if parameters.temperature is not None:
+        members["temperature"] = plain_json(parameters.temperature)
+    if parameters.stop_sequences:
+        members["stop"] = b"[" + b",".join(map(quoted, parameters.stop_sequences)) + b"]"
+    if parameters.thinking_json is not None:
+        members[flavour.thinking_name] = _spell_thinking(parameters.thinking_json, flavour)
+    if parameters.tool_choice_json is not None:
+        members |= _spell_choice(parameters.tool_choice_json)
+    for name, value in parameters.extra:
+        if name in members or name in _FIXED_NAMES or name == flavour.thinking_name:
+            raise UserError(f"extra field {name!r} has a place of its own in the request; set it there")
+        members[name] = spliced(value)
+    return b"{" + b",".join(quoted(name) + b":" + value for name, value in members.items())
+
+
+def refuse_betas(parameters: Parameters, flavour: Flavour) -> None:
+    if parameters.betas:
+        raise UserError(f"beta {parameters.betas[0]!r} is Anthropic's; {flavour.vendor} takes none, so leave it out")
+
+
+def _spell_thinking(thinking_json: str, flavour: Flavour) -> bytes:
+    if flavour.thinking_name != "reasoning_effort":
+        return spliced(thinking_json)
+    try:
+        return quoted(msgspec.json.decode(spliced(thinking_json), type=_Effort).effort)
+    except (msgspec.MsgspecError, RecursionError):
+        raise UserError(f'{flavour.vendor} takes thinking as {{"effort": "high"}} and nothing else') from None
+
+
+def _spell_choice(choice_json: str) -> dict[str, bytes]:
+    try:
+        choice = msgspec.json.decode(spliced(choice_json), type=_Choice)
+    except (msgspec.MsgspecError, RecursionError):
+        choice = _Choice("")
+    if choice.type == "tool" and choice.name is not None:
+        spelled = b'{"type":"function","function":{"name":%b}}' % quoted(choice.name)
+    elif choice.type in _CHOICES and choice.name is None:
+        spelled = quoted(_CHOICES[choice.type])
+    else:
+        raise UserError(
+            f'the choice of tools cannot be told; its "type" is one of {", ".join(_CHOICES)}, or "tool" with a "name"'
+        )
+    single = {"parallel_tool_calls": b"false"} if choice.disable_parallel_tool_use else {}
+    return {"tool_choice": spelled, **single}
+
+
+def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> Parameters:
+    """Raises msgspec's errors. What has no canonical form goes to `extra`, null to nothing at all."""
+    typed = msgspec.json.decode(body, type=_Body)
+    limits = {"max_completion_tokens": typed.max_completion_tokens, "max_tokens": typed.max_tokens}
+    asked = [limits.pop(flavour.output_limit_name), *limits.values()]
+    output_tokens_max = next((limit for limit in asked if limit is not None), OUTPUT_TOKENS_DEFAULT)
+    if output_tokens_max < 0:
+        raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
+    choice = _read_choice(top.get("tool_choice", b"null"), single=typed.parallel_tool_calls is False)
+    return Parameters(
+        model=typed.model,
+        output_tokens_max=output_tokens_max,
+        stream=bool(typed.stream),
+        stop_sequences=(typed.stop,) if isinstance(typed.stop, str) else typed.stop or (),
+        temperature=typed.temperature,
+        tool_choice_json=choice,
+        thinking_json=_read_thinking(top.get(flavour.thinking_name, b"null"), flavour),
+        extra=tuple(_read_extra(top, typed, flavour, has_choice=choice is not None)),
+    )
+
+
+def _read_extra(
+    top: Mapping[str, bytes], typed: _Body, flavour: Flavour, *, has_choice: bool
+) -> Iterator[tuple[str, str]]:
+    told = _FIXED_NAMES | {flavour.thinking_name}
+    if has_choice:
+        told |= {"tool_choice"} if typed.parallel_tool_calls else {"tool_choice", "parallel_tool_calls"}
+    for name, value in top.items():
+        implied = typed.stream and name == "stream_options" and _members(value) == _members(_USAGE_ASKED)
+        null_choice = name == "tool_choice" and value == b"null"
+        if name not in told and not implied and not null_choice:
+            yield name, value.decode()
+
+
+def _members(raw: bytes) -> dict[str, bytes]:
+    return take_apart(raw) if raw != b"null" else {}
+
+
+def _read_thinking(raw: bytes, flavour: Flavour) -> str | None:
+    if raw == b"null":
+        return None
+    if flavour.thinking_name != "reasoning_effort":
+        return raw.decode()
+    return plain_json({"effort": msgspec.json.decode(raw, type=str)}).decode()
+
+
+def _read_choice(raw: bytes, *, single: bool) -> str | None:
+    """None where there is no choice, and where it has no canonical form."""
+    alone = {"disable_parallel_tool_use": True} if single else {}
+    word = msgspec.json.decode(raw)
+    if isinstance(word, str) and word in _CHOSEN:
+        return plain_json({"type": _CHOSEN[word], **alone}).decode()
+    try:
+        named = msgspec.json.decode(raw, type=_NamedChoice)
+    except msgspec.ValidationError:
+        return None
+    return (
+        plain_json({"type": "tool", "name": named.function.name, **alone}).decode()
+        if named.type == "function"
+        else None
+    )

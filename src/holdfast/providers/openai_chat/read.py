@@ -1,0 +1,154 @@
+"""What a chat completions request says: its prompt, the marks in it, and its parameters."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Opaque, Role, Text, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage, Ttl
+from holdfast.canonical.tools import ToolSpec
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.arguments import legal_arguments
+from holdfast.providers.failures import readable
+from holdfast.providers.members import read_string, take_apart
+from holdfast.providers.openai_chat.flavour import Flavour
+from holdfast.providers.openai_chat.kinds import CALL, MESSAGE
+from holdfast.providers.openai_chat.lowering import ERROR
+from holdfast.providers.openai_chat.parameters import read_parameters
+from holdfast.providers.openai_chat.parts import Part, read_part
+from holdfast.providers.openai_chat.reasoning import MEMBER, read_detail
+from holdfast.providers.reading import Lifetimes, prompt_of, refuse_oversized, request_of
+
+_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+
+# Members that say nothing with this value, and one that repeats what the call of the result says.
+_SILENT = (("annotations", b"[]"), ("tool_calls", b"[]"))
+
+_readable = partial(readable, "invalid_request", status=400)
+
+_Read = tuple[Block, Ttl | None]
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    messages: tuple[msgspec.Raw, ...]
+    tools: tuple[msgspec.Raw, ...] | None = None
+
+
+class _Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
+_decode_content = msgspec.json.Decoder(str | tuple[msgspec.Raw, ...] | None).decode
+_decode_list = msgspec.json.Decoder(tuple[msgspec.Raw, ...]).decode
+_decode_call = msgspec.json.Decoder(_Call).decode
+
+
+def read_request(body: bytes, flavour: Flavour) -> WireRequest:
+    refuse_oversized(body)
+    with _readable("the request"):
+        body.decode()
+        typed = msgspec.json.decode(body, type=_Prompt)
+        parameters = read_parameters(body, take_apart(body), flavour)
+    tools = tuple(_read_tools(typed.tools or ()))
+    messages = [_read_message(bytes(raw), f"messages.{index}", flavour) for index, raw in enumerate(typed.messages)]
+    system: tuple[Text, ...] = ()
+    lifetimes: Lifetimes = [None] * len(tools)
+    passages: list[Passage] = []
+    for index, (role, blocks) in enumerate(messages):
+        texts = tuple(block for block, _ in blocks if isinstance(block, Text))
+        if index == 0 and role == "system" and len(texts) == len(blocks):
+            system = texts
+        elif blocks:
+            passages.append(Passage(role, tuple(block for block, _ in blocks)))
+        lifetimes += [ttl for _, ttl in blocks]
+    return request_of(prompt_of(tools, system, tuple(passages)), lifetimes, parameters)
+
+
+def _read_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
+    for index, raw in enumerate(raws):
+        with _readable(f"tools.{index}"):
+            yield _read_tool(bytes(raw))
+
+
+def _read_tool(raw: bytes) -> ToolSpec:
+    """A tool that is not just a function with name, description and parameters is kept as it came."""
+    members = take_apart(raw)
+    kind = read_string(members, "type")
+    # What a tool says of itself stands under the name of its type, or beside it.
+    said = take_apart(members[kind]) if members.get(kind, b"").startswith(b"{") else members
+    schema = said.get("parameters", b"{}").decode()
+    if members.keys() == {"type", "function"} and said.keys() == {"name", "description", "parameters"}:
+        return ToolSpec(read_string(said, "name"), read_string(said, "description"), schema)
+    name = read_string(said, "name" if "name" in said else "type")
+    description = msgspec.json.decode(said.get("description", b'""'), type=str | None) or ""
+    return ToolSpec(name, description, schema, wire_json=raw.decode())
+
+
+def _read_message(raw: bytes, place: str, flavour: Flavour) -> tuple[Role, list[_Read]]:
+    with _readable(place):
+        members = take_apart(raw)
+        said = {name: value for name, value in members.items() if value != b"null" and (name, value) not in _SILENT}
+        role = read_string(said, "role")
+        del said["role"]
+        if role == "tool":
+            message: tuple[Role, list[_Read]] = "user", [_read_result(said, flavour)]
+        elif role in _ROLES:
+            message = _ROLES[role], list(_read_said(_ROLES[role], said, flavour))
+        else:
+            raise msgspec.ValidationError(f"the role must be tool or one of {', '.join(_ROLES)} - at `$.role`")
+    return message
+
+
+def _read_said(role: Role, said: dict[str, bytes], flavour: Flavour) -> Iterator[_Read]:
+    """The blocks in the order in which they are spelled: further members, reasoning, content, calls."""
+    content = _read_content(said.pop("content", b"null"), flavour, takes_empty=role == "user")
+    if role == "assistant":
+        calls = _decode_list(said.pop("tool_calls", b"[]"))
+        details = _decode_list(said.pop(MEMBER, b"[]")) if flavour.keeps_reasoning else ()
+    else:
+        calls = details = ()
+    for name, value in said.items():
+        yield Opaque(MESSAGE + name, value), None
+    for detail in details:
+        yield read_detail(bytes(detail)), None
+    yield from content
+    for call in calls:
+        yield _read_call(bytes(call)), None
+
+
+def _read_content(raw: bytes, flavour: Flavour, *, takes_empty: bool = True) -> list[tuple[Part, Ttl | None]]:
+    """An answer of nothing but calls has, with many clients, an empty text; and so has a prompt without a system's."""
+    content = _decode_content(raw)
+    if content is None or (content == "" and not takes_empty):
+        return []
+    if isinstance(content, str):
+        return [(Text(content), None)]
+    return [read_part(bytes(part), flavour) for part in content]
+
+
+def _read_call(raw: bytes) -> ToolUse | Opaque:
+    try:
+        call = _decode_call(raw)
+    except msgspec.ValidationError:
+        return Opaque(CALL + read_string(take_apart(raw), "type"), raw)
+    if call.type != "function":
+        return Opaque(CALL + call.type, raw)
+    return ToolUse(call.id, call.function.name, legal_arguments(call.function.arguments or "{}"))
+
+
+def _read_result(said: dict[str, bytes], flavour: Flavour) -> _Read:
+    """A mark inside the result counts for the result. Its name, if any, is that of the call."""
+    if unknown := said.keys() - {"tool_call_id", "content", "name"}:
+        raise msgspec.ValidationError(f"Object contains unknown field `{min(unknown)}`")
+    parts = _read_content(said.get("content", b'""'), flavour)
+    content = tuple(part for part, _ in parts)
+    ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
+    return ToolResult(read_string(said, "tool_call_id"), content, content[:1] == (ERROR,)), ttl

@@ -1,0 +1,35 @@
+"""How OpenRouter spells a request and a reply: chat completions, with additions."""
+
+from holdfast.canonical.encoding import digest
+from holdfast.catalog.rows import Model
+from holdfast.providers.members import quoted
+from holdfast.providers.openai_chat.adapter import ChatAdapter
+from holdfast.providers.openai_chat.flavour import Fields, Flavour
+from holdfast.providers.openai_errors import write_numbered_error
+
+SESSION_ID_CHARS_MAX = 256
+
+
+def _session_fields(model: Model, session_id: str) -> Fields:
+    """A session stays with the provider that has its cache, from its first call on."""
+    fitting = session_id if len(session_id) <= SESSION_ID_CHARS_MAX else digest(session_id.encode(errors="replace"))
+    return (("session_id", quoted(fitting).decode()),)
+
+
+FLAVOUR = Flavour(
+    name="openrouter",
+    vendor="OpenRouter",
+    output_limit_name="max_tokens",
+    thinking_name="reasoning",
+    mark_name="cache_control",
+    marks={"5m": b'{"type":"ephemeral"}', "1h": b'{"type":"ephemeral","ttl":"1h"}'},
+    markable_parts=frozenset(),
+    keeps_reasoning=True,
+    session_fields=_session_fields,
+    write_error=write_numbered_error,
+    writes_for_5m=lambda model: model.startswith("anthropic/"),
+)
+
+openrouter = ChatAdapter(FLAVOUR)
+
+__all__ = ["FLAVOUR", "openrouter"]
