@@ -21,14 +21,14 @@ _COLUMNS = "{:>4}  {:>7}  {:>7}  {:>7}  {:>8}  {:>6}  {:>10}  {:>10}"
 
 @click.command("demo")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--model", help="Model to play, such as anthropic:claude-sonnet-5-5.")
-@click.option("--live", is_flag=True, help="Run against the real API; needs ANTHROPIC_API_KEY and costs some cents.")
+@click.option("--model", help="Model to play, such as openai:gpt-6-luna or gemini:gemini-3.8-flash.")
+@click.option("--live", is_flag=True, help="Run against the real API; needs the provider's key and costs some cents.")
 @click.option("--keep", is_flag=True, help="Keep the session in the configured store.")
 def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
     """Play a cached multi-turn coding session and show what each call cost.
 
-    Offline: a simulated provider on a free local port answers, by Anthropic's cache rules. The tools are real and
-    work in a temporary folder.
+    Offline: a simulated provider on a free local port answers, by the cache rules of the model's provider. The tools
+    are real and work in a temporary folder.
     """
     import asyncio
     import os
@@ -38,16 +38,18 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
     from holdfast.catalog.overrides import with_overrides
     from holdfast.cli import scenario
     from holdfast.errors import UserError
+    from holdfast.providers.registry import provider_named
     from holdfast.runtime.config import load_config
     from holdfast.simulator.provider import SimulatedProvider
 
     config = load_config(os.environ, flags={"model": model})
     models = with_overrides(shipped_models(), config.models)
     row = find_model(config.model, models)
-    if row.provider != "anthropic":
-        raise UserError(f"the demo plays Anthropic models, not {row.id}; try --model anthropic:claude-sonnet-5-5")
-    if live and not os.environ.get("ANTHROPIC_API_KEY"):
-        raise UserError("--live needs a key: set ANTHROPIC_API_KEY, or leave --live out and play offline")
+    played = provider_named(row.provider)
+    if played.is_command:
+        raise UserError(f"{row.provider} runs its own tools, and the demo has tools; try another --model")
+    if live and not os.environ.get(played.key_variable):
+        raise UserError(f"--live needs a key: set {played.key_variable}, or leave --live out and play offline")
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         store = config.db_path if keep else str(Path(folder) / "demo.db")
         provider = None if live else SimulatedProvider(models=models, script=scenario.script())
@@ -62,6 +64,7 @@ async def _play(
     from holdfast.events.envelope import Event
     from holdfast.events.payloads import LlmCallCompleted
     from holdfast.ledger.calls import calls
+    from holdfast.providers.registry import provider_named
     from holdfast.runtime.options import Options
     from holdfast.runtime.session import Session
     from holdfast.stores.open import open_store
@@ -72,7 +75,7 @@ async def _play(
     show = (lambda text: None) if as_json else click.echo
     log = open_store(store)
     try:
-        async with _address(provider) as base_url:
+        async with _address(provider, provider_named(model.provider).path_prefix) as base_url:
             options: Options = {
                 "model": model.id,
                 "name": "demo",
@@ -85,6 +88,7 @@ async def _play(
                 "profile": "default",
                 "steps_max": 50,
                 "spend_max_usd": SPEND_MAX_USD,
+                "allow_uncached": True,
             }
             if base_url is not None:
                 options |= {"base_url": base_url, "api_key": "demo"}
@@ -107,7 +111,7 @@ async def _play(
 
 
 @asynccontextmanager
-async def _address(provider: "SimulatedProvider | None") -> "AsyncIterator[str | None]":
+async def _address(provider: "SimulatedProvider | None", prefix: str) -> "AsyncIterator[str | None]":
     """Where the simulator listens while it runs; None for the real API."""
     from holdfast.simulator.http import serve
 
@@ -116,7 +120,7 @@ async def _address(provider: "SimulatedProvider | None") -> "AsyncIterator[str |
         return
     server = await serve(provider)
     try:
-        yield server.url
+        yield server.url + prefix
     finally:
         await server.aclose()
 
