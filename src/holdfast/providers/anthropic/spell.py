@@ -4,13 +4,14 @@ import re
 
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Place, Segment, Ttl
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Ttl
 from holdfast.canonical.tools import ToolSpec
-from holdfast.errors import OrderError, UserError
+from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.anthropic.blocks import is_markable, spell_block
 from holdfast.providers.ids import with_fitting_ids
 from holdfast.providers.members import quoted, spliced
+from holdfast.providers.places import check_order
 
 API_VERSION = "2026-10-21"
 PATH = "/v1/messages"
@@ -23,7 +24,6 @@ PROMPT_NAMES = frozenset({"tools", "system", "messages"})
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _BETA = re.compile(r"[A-Za-z0-9._:-]+")
-_ORDER: tuple[Place, ...] = ("tools", "system", "messages")
 _MARKS: dict[Ttl, bytes] = {
     "5m": b',"cache_control":{"type":"ephemeral"}',
     "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
@@ -77,11 +77,7 @@ def lead(before: Piece | None, piece: Piece) -> bytes:
         if before.role == piece.role:
             return b","
         return b"]}," + _message_start(piece)
-    if before is not None and _ORDER.index(before.place) > _ORDER.index(piece.place):
-        raise OrderError(
-            f"layer {piece.layer!r} ({piece.place}) stands behind layer {before.layer!r} ({before.place}); "
-            f"the order is {', '.join(_ORDER)}"
-        )
+    check_order(before, piece)
     start = b'%b,"%b":[' % (b"" if before is None else b"]", piece.place.encode())
     return start + _message_start(piece) if piece.place == "messages" else start
 

@@ -62,8 +62,10 @@ def spell_passage(passage: Passage) -> Iterator[Piece]:
             case ToolResult():
                 opens, spelled, markable = _spell_result(block)
                 in_message = False
-            case ToolUse() | Thinking() | RedactedThinking():
-                opens, spelled, markable = ALONE, spell_item(block).removeprefix(ALONE), False
+            case RedactedThinking():
+                continue
+            case ToolUse() | Thinking():
+                opens, spelled, markable = ALONE, _spell_item(block).removeprefix(ALONE), False
                 in_message = False
             case Opaque(kind=kind, raw=raw) if is_item(passage.role, kind):
                 opens, spelled, markable = ALONE, raw.strip().removeprefix(ALONE), False
@@ -84,18 +86,14 @@ def spell_passage(passage: Passage) -> Iterator[Piece]:
         )
 
 
-def spell_item(block: ToolUse | Thinking | RedactedThinking) -> bytes:
-    match block:
-        case ToolUse():
-            return b'{"type":"function_call","call_id":%b,"name":%b,"arguments":%b}' % (
-                quoted(block.id),
-                quoted(block.name),
-                quoted(block.arguments_json),
-            )
-        case Thinking():
-            return spell_reasoning(block)
-        case RedactedThinking():
-            raise AssertionError("redacted thinking is left out before it is spelled")
+def _spell_item(block: ToolUse | Thinking) -> bytes:
+    if isinstance(block, Thinking):
+        return spell_reasoning(block)
+    return b'{"type":"function_call","call_id":%b,"name":%b,"arguments":%b}' % (
+        quoted(block.id),
+        quoted(block.name),
+        quoted(block.arguments_json),
+    )
 
 
 def _spell_result(result: ToolResult) -> tuple[bytes, bytes, bool]:

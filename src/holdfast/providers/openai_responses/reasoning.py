@@ -53,6 +53,11 @@ def spell_reasoning(thinking: Thinking, *, id: str = "") -> bytes:
     return b'{"type":"reasoning",%b"summary":[%b],"encrypted_content":%b}' % (named, summaries, encrypted_content)
 
 
+def sealed_id(thinking: Thinking) -> str | None:
+    found = _unseal(thinking)
+    return None if found is None else found[0].id
+
+
 def summaries_of(thinking: Thinking) -> tuple[str, ...]:
     found = _unseal(thinking)
     if found is not None:

@@ -11,7 +11,7 @@ from holdfast.canonical.reply import Reply, StopReason
 from holdfast.providers.members import quoted
 from holdfast.providers.openai_responses.items import is_item
 from holdfast.providers.openai_responses.parts import spell_output
-from holdfast.providers.openai_responses.reasoning import spell_reasoning, summaries_of
+from holdfast.providers.openai_responses.reasoning import sealed_id, spell_reasoning, summaries_of
 from holdfast.providers.openai_responses.usage import wire_usage
 from holdfast.providers.streaming import delta_parts, written_event
 
@@ -87,14 +87,13 @@ def _items_of(content: tuple[Block, ...]) -> list[_Item]:
 def _id(reply: Reply, index: int, item: _Item) -> str:
     match item:
         case _Message():
-            prefix = "msg"
+            return f"msg_{reply.id}_{index}"
         case ToolUse():
-            prefix = "fc"
+            return f"fc_{reply.id}_{index}"
         case Thinking():
-            prefix = "rs"
+            return sealed_id(item) or f"rs_{reply.id}_{index}"
         case Opaque():
-            prefix = "item"
-    return f"{prefix}_{reply.id}_{index}"
+            return ""
 
 
 def _spell(item: _Item, id: str) -> bytes:

@@ -11,9 +11,9 @@ import msgspec
 from holdfast.canonical.blocks import THINKING_KINDS, Block, Image, Role, Text, Thinking, ToolResult
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Place, Segment, Ttl
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Ttl
 from holdfast.canonical.tools import ToolSpec
-from holdfast.errors import OrderError, UserError
+from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.ids import with_fitting_ids
 from holdfast.providers.members import quoted, spliced
@@ -21,6 +21,7 @@ from holdfast.providers.openai_responses.choice import spell_choice
 from holdfast.providers.openai_responses.items import ALONE, message_start, spell_passage
 from holdfast.providers.openai_responses.parts import is_markable, lowered_image, spell_input
 from holdfast.providers.openai_responses.reasoning import is_sealed
+from holdfast.providers.places import check_order
 
 PATH = "/responses"
 
@@ -35,7 +36,6 @@ ERROR = Text("Error:")
 """Stands first in the result of a tool that failed: the wire has no word for it."""
 
 _IMAGE_SAID = Text("[image]")
-_ORDER: tuple[Place, ...] = ("tools", "system", "messages")
 _DEVELOPER = message_start("developer")
 _MARKS: dict[Ttl, bytes] = {
     "30m": b',"prompt_cache_breakpoint":{"mode":"explicit"}',
@@ -48,8 +48,8 @@ def lower(passage: Passage) -> Passage | None:
     told = tuple(_lower_block(block, passage.role) for block in passage.content if _can_be_told(block))
     if not told:
         return None
-    same = len(told) == len(passage.content) and all(map(lambda new, old: new is old, told, passage.content))
-    return with_fitting_ids(passage if same else msgspec.structs.replace(passage, content=told), CALL_ID)
+    kept = passage if told == passage.content else msgspec.structs.replace(passage, content=told)
+    return with_fitting_ids(kept, CALL_ID)
 
 
 def _can_be_told(block: Block) -> bool:
@@ -96,11 +96,7 @@ def spell_tool(tool: ToolSpec) -> bytes:
 
 
 def lead(before: Piece | None, piece: Piece) -> bytes:
-    if before is not None and _ORDER.index(before.place) > _ORDER.index(piece.place):
-        raise OrderError(
-            f"layer {piece.layer!r} ({piece.place}) stands behind layer {before.layer!r} ({before.place}); "
-            f"the order is {', '.join(_ORDER)}"
-        )
+    check_order(before, piece)
     if piece.place == "tools":
         return b',"tools":[' if before is None else b","
     if before is None or before.place == "tools":
