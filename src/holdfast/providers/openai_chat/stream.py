@@ -145,7 +145,11 @@ class ChatFold:
         self._id = self._id or chunk.id or ""
 
     def _end(self) -> tuple[Delta, ...]:
-        reply = self.reply()
+        """A stream that closes without a reason has failed, and its last call may be half a one."""
+        if self._id is not None and self._finish_reason is None:
+            reply = self._reply(self._salvaged(), "error")
+        else:
+            reply = self.reply()
         self.finished = True
         return (ReplyFinished(reply),)
 
@@ -220,7 +224,8 @@ class ChatFold:
         """Raises msgspec's errors where what came is no reply."""
         if self._id is None:
             raise msgspec.ValidationError("it ends before it began")
-        return self._reply(tuple(block.finish() for block in self._told()))
+        content = tuple(block.finish() for block in self._told())
+        return self._reply(content, self._stop_reason(content))
 
     def partial(self) -> Reply | None:
         if self._id is None:
@@ -229,18 +234,21 @@ class ChatFold:
             with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                 # Whole, only what it took was not told.
                 return self.reply()
+        return self._reply(self._salvaged(), "cancelled")
+
+    def _salvaged(self) -> tuple[Block, ...]:
         content = [block for block in map(_salvage, self._told()) if block is not None]
         # What a model thought before an answer that never came cannot stand alone.
         while content and is_reasoning(content[-1]):
             content.pop()
-        return msgspec.structs.replace(self._reply(tuple(content)), stop_reason="cancelled")
+        return tuple(content)
 
     def _told(self) -> Iterator[Growing]:
         has_details = any(isinstance(block, GrowingDetail) for _, block in self._blocks.values())
         return (block for _, block in self._blocks.values() if not (has_details and isinstance(block, GrowingThinking)))
 
-    def _reply(self, content: tuple[Block, ...]) -> Reply:
-        return Reply(content, self._stop_reason(content), self.usage, self._model, self._id or "")
+    def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
+        return Reply(content, stop_reason, self.usage, self._model, self._id or "")
 
     def _stop_reason(self, content: tuple[Block, ...]) -> StopReason:
         """A reason that we do not know must not pass for a turn that ended well."""
