@@ -22,7 +22,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.openai_responses import openai_responses
-from holdfast.providers.openai_responses.read import BODY_BYTES_MAX
+from holdfast.providers.reading import BODY_BYTES_MAX
 
 DEEP = "[" * 100_000
 

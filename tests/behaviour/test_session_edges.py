@@ -91,7 +91,7 @@ async def test_a_call_with_fields_that_we_do_not_know_is_run_and_answered(agent:
     one = agent(says(Opaque("tool_use", raw)), says("three"), tools=[add])
     async with one.session as session:
         assert (await session.send("1 + 2?")).text == "three"
-        assert session.history[2].content == (ToolResult("t9", (Text("3"),)),)
+        assert session.history[2].content == (ToolResult("t9", (Text("3"),), name="add"),)
     assert one.bodies[1]["messages"][1]["content"][0]["caller"] == {"type": "code", "tool_id": "x"}
 
 

@@ -112,7 +112,7 @@ async def test_a_tool_is_called_and_its_result_goes_back(agent: MakeAgent) -> No
     one = agent(says(CALL), says("three"), tools=[add])
     async with one.session as session:
         answer = await session.send("1 + 2?")
-        assert session.history[2].content == (ToolResult("t1", (Text("3"),)),)
+        assert session.history[2].content == (ToolResult("t1", (Text("3"),), name="add"),)
     assert (answer.text, answer.llm_calls, answer.tool_calls) == ("three", 2, 1)
     assert answer.usage == Usage(input=20, output=10)
 
@@ -356,7 +356,7 @@ async def test_a_tool_may_return_a_picture(agent: MakeAgent) -> None:
     async with one.session as session:
         await session.send("go")
         (result,) = session.history[2].content
-    assert result == ToolResult("t", (picture,))
+    assert result == ToolResult("t", (picture,), name="snap")
 
 
 async def test_a_long_output_keeps_its_head_and_tail(agent: MakeAgent) -> None:
@@ -542,8 +542,8 @@ async def test_cancelling_tools_answers_every_call(agent: MakeAgent) -> None:
         results = session.history[2].content
         await session.send("go on")
         assert validate(session.history) == ()
-    assert results[0] == ToolResult("t1", (Text("3"),))
-    assert results[1] == ToolResult("t2", (Text("The call was cancelled."),), is_error=True)
+    assert results[0] == ToolResult("t1", (Text("3"),), name="add")
+    assert results[1] == ToolResult("t2", (Text("The call was cancelled."),), is_error=True, name="hang")
 
 
 async def test_two_turns_at_once_are_refused(agent: MakeAgent) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from holdfast.canonical.blocks import (
     Image,
     Message,
+    Opaque,
     Text,
     Thinking,
     ToolResult,
@@ -24,8 +25,8 @@ def call(id: str) -> ToolUse:
     return ToolUse(id, "read", "{}")
 
 
-def interrupted(id: str) -> ToolResult:
-    return ToolResult(id, (Text(INTERRUPTED),), is_error=True)
+def interrupted(id: str, name: str = "read") -> ToolResult:
+    return ToolResult(id, (Text(INTERRUPTED),), is_error=True, name=name)
 
 
 AFTER_USER = TranscriptRules(system_messages="after_user")
@@ -70,7 +71,7 @@ def test_a_repair_invents_nothing_but_interruptions_and_user_text(
         for block in message.content:
             if id(block) not in given and block not in (Text(BEGINNING), Text(CONTINUE)):
                 assert isinstance(block, ToolResult)
-                assert block == interrupted(block.tool_use_id) or any(
+                assert block == interrupted(block.tool_use_id, block.name) or any(
                     block.tool_use_id == was.tool_use_id and set(block.content) <= set(was.content) for was in emptied
                 )
 
@@ -264,3 +265,9 @@ def test_a_call_between_two_assistant_messages_is_answered_where_roles_need_not_
 
 def test_nothing_can_be_left_of_garbage() -> None:
     assert repair([user(""), assistant(result("a")), system(" ")]).messages == ()
+
+
+def test_an_interrupted_call_that_we_cannot_read_in_full_is_answered_without_a_name() -> None:
+    unread = Opaque("tool_use", b'{"type":"tool_use","id":"a","caller":1}')
+    repaired = repair([user("hi"), assistant(unread)])
+    assert repaired.messages[2] == user(interrupted("a", ""))

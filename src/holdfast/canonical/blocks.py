@@ -57,6 +57,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result
     tool_use_id: str
     content: tuple[Text | Image | Opaque, ...]
     is_error: bool = False
+    name: str = ""  # Of the tool, for providers that match results by it; empty where it is not known.
 
 
 Block = Text | Image | ToolUse | ToolResult | Thinking | RedactedThinking | Opaque

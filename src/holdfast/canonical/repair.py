@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Message, Role, Text, ToolResult
+from holdfast.canonical.blocks import Block, Message, Role, Text, ToolResult, ToolUse
 from holdfast.canonical.transcript import (
     STRICT,
     Rule,
@@ -170,7 +170,8 @@ class _Mender:
         if speaker:
             for call in unanswered:
                 self.note(speaker.index, "call_unanswered", f"answered call {shown_id(call)} as interrupted")
-                added.append(ToolResult(call, (Text(INTERRUPTED),), is_error=True))
+                name = _name_called(speaker.message, call)
+                added.append(ToolResult(call, (Text(INTERRUPTED),), is_error=True, name=name))
             kept = _with_results(kept, added, speaker.index + 1)
         return self._in_order(self.merge(self._without_stray_system(kept)))
 
@@ -214,6 +215,11 @@ def _with_results(kept: list[_Placed], added: list[Block], index: int) -> list[_
     own = next((at for at, block in enumerate(content) if kind_of(block) != "tool_result"), len(content))
     longer = Message("user", (*content[:own], *added, *content[own:]))
     return [_Placed(kept[0].index, longer), *kept[1:]]
+
+
+def _name_called(message: Message, call: str) -> str:
+    """The name of the tool that a call of the message is for; empty for a call that we cannot read in full."""
+    return next((block.name for block in message.content if isinstance(block, ToolUse) and block.id == call), "")
 
 
 def _without_empty_text(result: ToolResult) -> ToolResult:

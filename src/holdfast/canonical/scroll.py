@@ -5,6 +5,7 @@ from typing import Protocol
 
 from holdfast.canonical.pieces import Link, Piece, link_up
 from holdfast.canonical.prompt import Mark, Stability, Ttl
+from holdfast.errors import OrderError
 
 
 class Spelling(Protocol):
@@ -69,8 +70,14 @@ class Scroll:
     def render(self, opening: bytes, marks: Sequence[Mark] = (), *, start: int = 0) -> bytes:
         """The whole body: `opening` is the request's JSON object up to the prompt, without closing brace.
 
-        The pieces in front of `start` are left out: the provider keeps them and is told so in the opening.
+        The pieces in front of `start` are left out: the provider keeps them and is told so in the opening. What it
+        keeps is a whole head, so that nothing but messages may stand behind.
         """
+        if start and start < len(self.pieces) and self.pieces[start].place != "messages":
+            raise OrderError(
+                f"layer {self.pieces[start].layer!r} ({self.pieces[start].place}) stands behind the head that the "
+                "provider keeps; only messages may"
+            )
         # Whatever can fail comes before the views: one that outlives an error would forbid the bytes to grow.
         ordered = sorted((mark for mark in marks if mark.piece >= start), key=lambda mark: mark.piece)
         # A block is a JSON object: the mark becomes its last member.

@@ -30,7 +30,11 @@ class Reference(msgspec.Struct, frozen=True):
 async def reference(talk: Conversation) -> Reference | None:
     """The named cache that the next request refers to; made or extended first, where that pays."""
     adapter, scroll = talk.parts.adapter, talk.draft.scroll
-    if not isinstance(adapter, KeepsCaches) or not scroll.stable_count:
+    head = scroll.stable_count
+    if not isinstance(adapter, KeepsCaches) or not head:
+        return None
+    if head < len(scroll.pieces) and scroll.pieces[head].place != "messages":
+        # A part of the system prompt changes from turn to turn, and a cache holds all of it or nothing.
         return None
     kept = await _kept_now(talk, adapter)
     if kept is None:

@@ -151,7 +151,7 @@ class _Call:
         await self.record(ToolFailed(self.use.id, kind, told, self._since_ms()))
 
     async def complete(self, content: tuple[Text | Image, ...]) -> None:
-        self._keep(ToolResult(self.use.id, content))
+        self._keep(ToolResult(self.use.id, content, name=self.use.name))
         size = sum(len(block.text.encode()) for block in content if isinstance(block, Text))
         await self.record(ToolCompleted(self.use.id, True, size, self._since_ms()))
 
@@ -168,7 +168,7 @@ class ToolsCancelledError(Exception):
 
 
 def refusal(call: ToolUse, message: str) -> ToolResult:
-    return ToolResult(call.id, (Text(message),), is_error=True)
+    return ToolResult(call.id, (Text(message),), is_error=True, name=call.name)
 
 
 def _readable(function: ToolFunction) -> Callable[..., object]:

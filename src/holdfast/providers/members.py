@@ -11,6 +11,8 @@ from holdfast.canonical.encoding import plain_json
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
 
 _decode_string = msgspec.json.Decoder(str).decode
+_CLOSING = {b"{": b"}", b"[": b"]"}
+
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -51,6 +53,17 @@ def read_string(members: Mapping[str, bytes], name: str) -> str:
     if name not in members:
         raise msgspec.ValidationError(f"Object missing required field `{name}`")
     return _decode_string(members[name])
+
+
+def closed(start: bytes) -> bytes:
+    """The start of some JSON, with everything closed that it leaves open."""
+    still_open: list[bytes] = []
+    for token in _TOKEN.finditer(start):
+        if token[0] in _CLOSING:
+            still_open.append(_CLOSING[token[0]])
+        elif still_open and token[0] == still_open[-1]:
+            still_open.pop()
+    return start + b"".join(reversed(still_open))
 
 
 def quoted(text: str) -> bytes:

@@ -14,11 +14,9 @@ Lifetimes = list[Ttl | None]
 """For each piece the lifetime of its mark, or None where it has none."""
 
 
-def refuse_oversized(body: bytes) -> None:
-    if len(body) > BODY_BYTES_MAX:
-        raise ProviderError(
-            "invalid_request", f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413
-        )
+def refuse_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
+    if len(body) > bytes_max:
+        raise ProviderError("invalid_request", f"the request has more than {bytes_max} bytes; send less", status=413)
 
 
 def prompt_of(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], passages: tuple[Passage, ...]) -> Prompt:

@@ -7,6 +7,7 @@ from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.claude_code import claude_code
+from holdfast.providers.gemini import gemini
 from holdfast.providers.openai_chat import openai_chat
 from holdfast.providers.openai_responses import openai_responses
 from holdfast.providers.openrouter import openrouter
@@ -39,6 +40,7 @@ PROVIDERS = {
         Provider(openai_responses, "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"),
         Provider(openai_chat, "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"),
         Provider(openrouter, "https://openrouter.ai/api/v1", "OPENROUTER_BASE_URL", "OPENROUTER_API_KEY"),
+        Provider(gemini, "https://generativelanguage.googleapis.com", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"),
     )
 }
 

@@ -1,0 +1,213 @@
+"""What a Gemini request says: its prompt and its parameters."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Role, Text, ToolResult, ToolUse
+from holdfast.canonical.encoding import plain_json
+from holdfast.canonical.prompt import Parameters, Passage
+from holdfast.canonical.tools import ToolSpec
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import PATH, WireRequest
+from holdfast.providers.failures import readable
+from holdfast.providers.gemini.opening import CONFIG, CONFIG_NAMES, MODEL_NAME, MODES, PROMPT_NAMES, TOOL_CONFIG
+from holdfast.providers.gemini.parts import read_part, sign
+from holdfast.providers.gemini.spell import FUNCTIONS
+from holdfast.providers.members import read_string, take_apart, without
+from holdfast.providers.reading import prompt_of, refuse_oversized, request_of
+
+BODY_BYTES_MAX = 100 * 1024 * 1024
+OUTPUT_TOKENS_DEFAULT = 65_536
+"""What a request that sets no limit may be answered with, as by the models' own limit."""
+
+_DECLARATIONS = "functionDeclarations"
+_PATH = re.compile(
+    rf"(?:/[\w.-]+)*/models/({MODEL_NAME.pattern}):(generateContent|streamGenerateContent)(?:\?.*)?", re.ASCII
+)
+_ROLES: dict[str | None, Role] = {
+    None: "user",
+    "user": "user",
+    "function": "user",
+    "tool": "user",
+    "model": "assistant",
+}
+
+_readable = partial(readable, "invalid_request", status=400)
+
+
+class _Settings(msgspec.Struct, frozen=True, rename="camel"):
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    stop_sequences: tuple[str, ...] | None = None
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: str | None = None
+    parts: tuple[msgspec.Raw, ...] | None = None
+
+
+class _Body(msgspec.Struct, frozen=True, rename="camel"):
+    contents: tuple[msgspec.Raw, ...]
+    generation_config: _Settings = _Settings()
+    tools: tuple[msgspec.Raw, ...] | None = None
+    system_instruction: _Content | None = None
+
+
+class _Calling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    mode: str
+    allowed_function_names: tuple[str, ...] = ()
+
+
+class _ToolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    function_calling_config: _Calling
+
+
+_decode_content = msgspec.json.Decoder(_Content).decode
+
+
+def read_path(path: str) -> tuple[str, bool]:
+    """Model and whether the answer is streamed."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        raise ProviderError(
+            "invalid_request", "the path names no model; it must end like /models/NAME:generateContent", status=404
+        )
+    return found[1], found[2] == "streamGenerateContent"
+
+
+def read_request(body: bytes, headers: Mapping[str, str]) -> WireRequest:
+    refuse_oversized(body, BODY_BYTES_MAX)
+    model, stream = read_path(headers.get(PATH, ""))
+    with _readable("the request"):
+        body.decode()
+        top = take_apart(body)
+        typed = msgspec.json.decode(body, type=_Body)
+        parameters = _read_parameters(model, stream, top, typed)
+    tools, system = tuple(_read_tools(typed.tools or ())), _read_system(typed.system_instruction)
+    return request_of(prompt_of(tools, system, _read_contents(typed.contents)), (), parameters)
+
+
+def _read_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed: _Body) -> Parameters:
+    members = take_apart(top.get("generationConfig", b"{}"))
+    settings = typed.generation_config
+    limit = OUTPUT_TOKENS_DEFAULT if settings.max_output_tokens is None else settings.max_output_tokens
+    if limit < 0:
+        raise msgspec.ValidationError("Expected `int` >= 0 - at `$.generationConfig.maxOutputTokens`")
+    choice = _read_tool_choice(top.get(TOOL_CONFIG, b"null"))
+    known = PROMPT_NAMES | ({TOOL_CONFIG} if choice is not None else set())
+    outer = {name: value for name, value in top.items() if name not in known}
+    if any(name.startswith(CONFIG) for name in outer):
+        raise msgspec.ValidationError(f"a field of the request is named like one of `{CONFIG[:-1]}`")
+    inner = {CONFIG + name: value for name, value in members.items() if name not in CONFIG_NAMES}
+    return Parameters(
+        model=model,
+        output_tokens_max=limit,
+        stream=stream,
+        stop_sequences=settings.stop_sequences or (),
+        temperature=settings.temperature,
+        tool_choice_json=choice,
+        thinking_json=members["thinkingConfig"].decode() if "thinkingConfig" in members else None,
+        extra=tuple((name, value.decode()) for name, value in (inner | outer).items()),
+    )
+
+
+def _read_tool_choice(raw: bytes) -> str | None:
+    """None where there is none, or one that only this provider has."""
+    try:
+        calling = msgspec.json.decode(raw, type=_ToolConfig).function_calling_config
+    except msgspec.ValidationError:
+        return None
+    allowed = calling.allowed_function_names
+    if calling.mode == MODES["tool"] and len(allowed) == 1 and allowed[0]:
+        return plain_json({"type": "tool", "name": allowed[0]}).decode()
+    found = next((kind for kind, mode in MODES.items() if mode == calling.mode and not allowed), None)
+    return None if found is None else plain_json({"type": found}).decode()
+
+
+def _read_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
+    for index, raw in enumerate(raws):
+        with _readable(f"tools.{index}"):
+            members = take_apart(bytes(raw))
+            declared = msgspec.json.decode(members.get(_DECLARATIONS, b"null"), type=tuple[msgspec.Raw, ...] | None)
+            tools = [_read_declaration(bytes(one)) for one in declared or ()]
+            if _DECLARATIONS not in members:
+                tools = [_own_tool(bytes(raw))]
+            elif len(members) > 1:
+                tools.append(_own_tool(without(bytes(raw), _DECLARATIONS)))
+        yield from tools
+
+
+def _read_declaration(raw: bytes) -> ToolSpec:
+    """A declaration that is not just name, description and schema is kept, as an element of its own."""
+    members = take_apart(raw)
+    name = read_string(members, "name")
+    description = read_string(members, "description") if "description" in members else ""
+    schema = members.get("parametersJsonSchema", members.get("parameters", b"{}")).decode()
+    if members.keys() == {"name", "description", "parametersJsonSchema"}:
+        return ToolSpec(name, description, schema)
+    return ToolSpec(name, description, schema, wire_json=(FUNCTIONS + raw + b"]}").decode())
+
+
+def _own_tool(raw: bytes) -> ToolSpec:
+    members = take_apart(raw)
+    named = members.get("name", b"").startswith(b'"')
+    name = read_string(members, "name") if named else next(iter(members), "")
+    return ToolSpec(name, "", "{}", wire_json=raw.decode())
+
+
+def _read_system(given: _Content | None) -> tuple[Text, ...]:
+    """Its role, which clients give, says nothing."""
+    texts: list[Text] = []
+    for index, raw in enumerate((given.parts or ()) if given else ()):
+        with _readable(f"systemInstruction.parts.{index}"):
+            block, signature = read_part(bytes(raw))
+            if not isinstance(block, Text) or signature is not None:
+                raise msgspec.ValidationError("only text, without further fields, can stand here")
+            texts.append(block)
+    return tuple(texts)
+
+
+def _read_contents(raws: Sequence[msgspec.Raw]) -> tuple[Passage, ...]:
+    numbers = _Numbers()
+    passages: list[Passage] = []
+    for index, raw in enumerate(raws):
+        with _readable(f"contents.{index}"):
+            content = _decode_content(raw)
+            if content.role not in _ROLES:
+                raise msgspec.ValidationError("the role must be one of user, model - at `$.role`")
+        blocks: list[Block] = []
+        for at, part in enumerate(content.parts or ()):
+            with _readable(f"contents.{index}.parts.{at}"):
+                block, signature = read_part(bytes(part))
+                if signature is not None:
+                    sign(blocks, signature)
+                if signature is None or block != Text(""):
+                    blocks.append(numbers.identified(block))
+        passages.append(Passage(_ROLES[content.role], tuple(blocks)))
+    return tuple(passages)
+
+
+class _Numbers:
+    """Ids for calls and results that came without: those of one name answer each other in their order."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[str] = Counter()
+        self._results: Counter[str] = Counter()
+
+    def identified(self, block: Block) -> Block:
+        match block:
+            case ToolUse(id=id, name=name, arguments_json=arguments):
+                take_apart(arguments.encode())
+                if not id:
+                    self._calls[name] += 1
+                    return ToolUse(f"{name}-{self._calls[name]}", name, arguments)
+            case ToolResult(tool_use_id="", name=name):
+                self._results[name] += 1
+                return msgspec.structs.replace(block, tool_use_id=f"{name}-{self._results[name]}")
+            case _:
+                pass
+        return block

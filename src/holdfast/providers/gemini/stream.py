@@ -1,0 +1,205 @@
+"""What a reply of Gemini's says, whole or as it arrives: one fold for both."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, Thinking, ToolUse
+from holdfast.canonical.encoding import digest
+from holdfast.canonical.reply import (
+    Delta,
+    Reply,
+    ReplyFinished,
+    ReplyStarted,
+    StopReason,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseDelta,
+    ToolUseStarted,
+)
+from holdfast.canonical.usage import Usage
+from holdfast.providers.arguments import legal_arguments
+from holdfast.providers.failures import readable
+from holdfast.providers.gemini.errors import read_stream_error
+from holdfast.providers.gemini.parts import read_part
+from holdfast.providers.gemini.usage import WireUsage, buckets
+from holdfast.providers.sse import SentEvent
+
+STOP_REASONS: dict[str, StopReason] = {
+    "STOP": "end_turn",
+    "MAX_TOKENS": "max_tokens",
+    # More could be asked for with a token that comes beside it; to us the reply is cut short.
+    "CONTINUATION": "max_tokens",
+    "SAFETY": "refusal",
+    "RECITATION": "refusal",
+    "LANGUAGE": "refusal",
+    "BLOCKLIST": "refusal",
+    "PROHIBITED_CONTENT": "refusal",
+    "SPII": "refusal",
+    "IMAGE_SAFETY": "refusal",
+    "IMAGE_PROHIBITED_CONTENT": "refusal",
+    "IMAGE_RECITATION": "refusal",
+}
+
+_ID_CHARS = 12
+
+
+class _Content(msgspec.Struct, frozen=True):
+    parts: tuple[msgspec.Raw, ...] | None = None
+
+
+class _Candidate(msgspec.Struct, frozen=True, rename="camel"):
+    content: _Content | None = None
+    finish_reason: str | None = None
+    index: int | None = None
+
+
+class _Feedback(msgspec.Struct, frozen=True, rename="camel"):
+    block_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True, rename="camel"):
+    candidates: tuple[_Candidate, ...] | None = None
+    prompt_feedback: _Feedback | None = None
+    usage_metadata: WireUsage | None = None
+    model_version: str | None = None
+    response_id: str | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class _Growing:
+    """Text or thinking to which the next part may add; signed text never grows."""
+
+    def __init__(self, kind: type[Text] | type[Thinking], text: str, *, closed: bool = False) -> None:
+        self.kind = kind
+        self.texts = [text]
+        self.signature: str | None = None
+        self.closed = closed
+
+    def finish(self) -> Block:
+        text = "".join(self.texts)
+        return Text(text) if self.kind is Text else Thinking(text, self.signature)
+
+
+class ReplyFold:
+    """Takes the chunks of a reply in their order. Raises msgspec's errors for what cannot be read."""
+
+    def __init__(self) -> None:
+        self._started = False
+        self._id = ""
+        self._model = ""
+        self._usage = Usage()
+        self._blocks: list[_Growing | Block] = []
+        self._reason: str | None = None
+        self._blocked = False
+        self.finished = False
+
+    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
+        """A stream has no end of its own: it is over with the chunk that says why the model stopped."""
+        return _take(self, event.data, "an event of the stream")
+
+    def take(self, chunk: _Chunk) -> Iterator[Delta]:
+        self._id = chunk.response_id or self._id
+        self._model = chunk.model_version or self._model
+        if chunk.usage_metadata is not None:
+            self._usage = buckets(chunk.usage_metadata)
+        if not self._started:
+            self._started = True
+            yield ReplyStarted(self._id, self._model, self._usage)
+        # Other candidates, for which nobody asked, would be other replies.
+        candidate = next((one for one in chunk.candidates or () if not one.index), None)
+        if candidate is not None:
+            for raw in (candidate.content.parts if candidate.content else None) or ():
+                yield from self._add(bytes(raw))
+            self._reason = candidate.finish_reason or self._reason
+        elif chunk.prompt_feedback is not None and chunk.prompt_feedback.block_reason:
+            self._blocked = True
+        if self._reason or self._blocked:
+            self.finished = True
+            yield ReplyFinished(self.reply())
+
+    def _add(self, raw: bytes) -> Iterator[Delta]:
+        block, signature = read_part(raw)
+        if signature is not None:
+            self._sign(signature)
+        match block:
+            case Text(text="") | Thinking(text="") | Opaque(kind=""):
+                pass
+            case Text(text=text):
+                self._grow(Text, text, closed=signature is not None)
+                yield TextDelta(len(self._blocks) - 1, text)
+            case Thinking(text=text):
+                self._grow(Thinking, text)
+                yield ThinkingDelta(len(self._blocks) - 1, text)
+            case ToolUse(id=id, name=name, arguments_json=arguments):
+                index = len(self._blocks)
+                call = ToolUse(id or self._new_id(name), name, legal_arguments(arguments))
+                self._blocks.append(call)
+                yield ToolUseStarted(index, call.id, name)
+                yield ToolUseDelta(index, call.arguments_json)
+            case _:
+                self._blocks.append(block)
+
+    def _sign(self, signature: str) -> None:
+        last = self._blocks[-1] if self._blocks else None
+        if not isinstance(last, _Growing) or last.kind is Text or last.closed:
+            last = _Growing(Thinking, "")
+            self._blocks.append(last)
+        last.signature, last.closed = signature, True
+
+    def _grow(self, kind: type[Text] | type[Thinking], text: str, *, closed: bool = False) -> None:
+        last = self._blocks[-1] if self._blocks else None
+        if isinstance(last, _Growing) and last.kind is kind and not last.closed and not closed:
+            last.texts.append(text)
+        else:
+            self._blocks.append(_Growing(kind, text, closed=closed))
+
+    def _new_id(self, name: str) -> str:
+        """Begins with the name, which a result has to repeat; the rest is unique as long as replies have ids."""
+        return f"{name}-{digest(f'{self._id}/{len(self._blocks)}'.encode())[:_ID_CHARS]}"
+
+    def _content(self) -> tuple[Block, ...]:
+        return tuple(block.finish() if isinstance(block, _Growing) else block for block in self._blocks)
+
+    def reply(self) -> Reply:
+        return self._reply(self._content(), self._stop_reason())
+
+    def partial(self) -> Reply | None:
+        if not self._started:
+            return None
+        if self.finished:
+            return self.reply()
+        content = [block for block in self._content() if not isinstance(block, Text) or block.text.strip()]
+        while content and isinstance(content[-1], THINKING_KINDS):
+            content.pop()
+        return self._reply(tuple(content), "cancelled")
+
+    def _stop_reason(self) -> StopReason:
+        """A reason that we do not know must not pass for a turn that ended well."""
+        if self._blocked:
+            return "refusal"
+        reason = STOP_REASONS.get(self._reason or "", "error")
+        called = any(isinstance(block, ToolUse) for block in self._blocks)
+        return "tool_use" if reason == "end_turn" and called else reason
+
+    def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
+        return Reply(content, stop_reason, self._usage, self._model, self._id)
+
+
+def read_reply(body: bytes) -> Reply:
+    fold = ReplyFold()
+    _take(fold, body, "the reply")
+    return fold.reply()
+
+
+def _take(fold: ReplyFold, raw: bytes, what: str) -> tuple[Delta, ...]:
+    with readable("server_error", what):
+        # Parts that are kept as bytes are not checked for it otherwise.
+        raw.decode()
+        chunk = _decode_chunk(raw)
+        if bytes(chunk.error) == b"null":
+            return tuple(fold.take(chunk))
+    raise read_stream_error(raw)
