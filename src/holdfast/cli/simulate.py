@@ -14,7 +14,7 @@ import click
     help="Replies, one JSON object a line; without it the last message is echoed.",
 )
 def command(host: str, port: int, script: Path | None) -> None:
-    """Serve the Anthropic API with a simulated prompt cache until stopped.
+    """Serve the APIs of Anthropic, OpenAI and OpenRouter with simulated prompt caches until stopped.
 
     Prints its address at once. POST /_sim/clock {"advance_seconds": n} moves its time, GET /_sim/requests shows
     what it was sent, GET /_sim/cache what it keeps. Any key is accepted; one key is one workspace.

@@ -1,1 +1,1 @@
-"""A provider that runs on your machine: Anthropic's API with its cache, in simulated or real time."""
+"""Providers that run on your machine: their APIs with their caches, in simulated or real time."""

@@ -70,7 +70,7 @@ class Understood(msgspec.Struct, frozen=True):
 
 
 class Dialect(Protocol):
-    """One provider's way to ask and to answer. It remembers nothing between two requests."""
+    """One provider's way to ask and to answer. Clock, script, cache and faults are kept for it by the simulator."""
 
     @property
     def routes(self) -> tuple[str, ...]:

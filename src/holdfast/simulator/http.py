@@ -11,7 +11,7 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.providers.reading import BODY_BYTES_MAX
 from holdfast.simulator.answer import Answer, Cut, Pause
 from holdfast.simulator.dialect import Asked, refuse
-from holdfast.simulator.dialects import refusing_dialect
+from holdfast.simulator.dialects import all_dialects, refusing_dialect
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.records import RecordedRequest
 
@@ -136,5 +136,6 @@ def _shown(value: object) -> web.Response:
 
 
 def _refusal(request: web.Request, error: ProviderError) -> web.Response:
-    status, body = refusing_dialect(Asked(request.method, request.path, request.headers)).refusal(error)
+    asked = Asked(request.method, request.path, request.headers)
+    status, body = refusing_dialect(asked, all_dialects()).refusal(error)
     return web.Response(status=status, body=body, content_type="application/json")

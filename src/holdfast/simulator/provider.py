@@ -25,7 +25,7 @@ from holdfast.simulator.answer import Answer
 from holdfast.simulator.blocks import TokenCounts
 from holdfast.simulator.dialect import NOTHING as _NOTHING
 from holdfast.simulator.dialect import Asked, Dialect, Setting, Understood, refuse
-from holdfast.simulator.dialects import DIALECTS, dialect_of, known_routes, refusing_dialect
+from holdfast.simulator.dialects import all_dialects, dialect_of, known_routes, refusing_dialect
 from holdfast.simulator.faults import DeliveryFault, Fault, StatusFault, parse_fault, spoiled
 from holdfast.simulator.records import RecordedRequest, RequestRing
 from holdfast.simulator.reply import reply_content, stop_reason_of
@@ -59,7 +59,8 @@ class SimulatedProvider:
         self._entries = Entries()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
-        self._reply_ids = {dialect.reply_id_prefix: CountedIds(dialect.reply_id_prefix) for dialect in DIALECTS}
+        self._dialects = all_dialects()
+        self._reply_ids = {each.reply_id_prefix: CountedIds(each.reply_id_prefix) for each in self._dialects}
         self._request_ids = CountedIds("req_sim")
 
     def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedWire:
@@ -114,14 +115,14 @@ class SimulatedProvider:
 
     def _refusal(self, asked: Asked, error: ProviderError) -> Answer:
         """What the provider that was asked says when it refuses."""
-        dialect = refusing_dialect(asked)
+        dialect = refusing_dialect(asked, self._dialects)
         status, body = dialect.refusal(error)
         return self._whole(dialect, body, status=status)
 
     def _answer(self, asked: Asked) -> Answer:
-        dialect = dialect_of(asked)
+        dialect = dialect_of(asked, self._dialects)
         if dialect is None:
-            raise refuse(f"no such endpoint; there are {known_routes()}", status=404)
+            raise refuse(f"no such endpoint; there are {known_routes(self._dialects)}", status=404)
         workspace = digest(_key_in(asked.headers, dialect.key_header).encode(errors="replace"))[:16]
         ordered = header(asked.headers, FAULT_HEADER)
         fault = None if ordered is None else _fault_ordered(ordered)

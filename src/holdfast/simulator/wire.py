@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Endpoint
@@ -13,7 +14,9 @@ from holdfast.simulator.answer import Answer, Cut, Pause
 
 
 class Answering(Protocol):
-    def answer(self, method: str, path: str, *, headers: Mapping[str, str], body: bytes) -> Answer: ...
+    def answer(
+        self, method: str, path: str, *, headers: Mapping[str, str], body: bytes, query: Mapping[str, str]
+    ) -> Answer: ...
 
 
 class SimulatedWire:
@@ -33,8 +36,11 @@ class SimulatedWire:
             raise ProviderError("network", "the connection to the simulator was closed")
         headers = {**dict(endpoint.headers), **self._credentials}
         attempt = 1
-        method, path = endpoint.method, self._prefix + endpoint.path
-        while (answer := self._simulator.answer(method, path, headers=headers, body=body)).status >= 400:
+        address = urlsplit(self._prefix + endpoint.path)
+        query = dict(parse_qsl(address.query))
+        while (
+            answer := self._simulator.answer(endpoint.method, address.path, headers=headers, body=body, query=query)
+        ).status >= 400:
             failure = self._adapter.read_error(answer.status, answer.headers, answer.body())
             if retry_delay(attempt, failure, 0.5) is None:
                 raise failure

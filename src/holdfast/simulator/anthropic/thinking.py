@@ -3,7 +3,7 @@
 What a block is bound to is written into its signature, so that nothing has to be remembered between requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -47,8 +47,10 @@ def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_m
     return Admitted(tuple(shown), tuple(dropped), prefix)
 
 
-def sealed(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block, ...]:
-    """A reply's blocks, its thinking signed."""
+def sealed(
+    content: Sequence[Block], *, model: str, prefix: str, spell: Callable[[Block], bytes] = spell_block
+) -> tuple[Block, ...]:
+    """A reply's blocks, its thinking signed; `spell` gives a block's bytes as they will come back."""
     blocks: list[Block] = []
     for block in content:
         if isinstance(block, Thinking):
@@ -56,7 +58,7 @@ def sealed(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block,
         elif isinstance(block, RedactedThinking):
             block = RedactedThinking(write_seal(model, prefix, ""))
         blocks.append(block)
-        prefix = extend(prefix, "assistant", spell_block(block), None)
+        prefix = extend(prefix, "assistant", spell(block), None)
     return tuple(blocks)
 
 

@@ -1,0 +1,150 @@
+"""Which requests OpenAI refuses, and in which words."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+
+from holdfast.canonical.blocks import Block, Message, Opaque, ToolResult, ToolUse
+from holdfast.canonical.prompt import Parameters
+from holdfast.canonical.tools import ToolSpec
+from holdfast.canonical.transcript import shown_id
+from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.rows import Model
+from holdfast.errors import ProviderError, UserError
+from holdfast.providers.openai_chat.kinds import CALL
+from holdfast.simulator.blocks import SentBlock, decoded, extra_field, field_of
+from holdfast.simulator.dialect import refuse
+
+CheckCalls = Callable[[Sequence[Message]], None]
+
+_NAME_SHOWN_CHARS_MAX = 120
+_TYPES: dict[str, type] = {"parallel_tool_calls": bool, "service_tier": str, "verbosity": str}
+_WORDS = {bool: "a boolean", str: "a string"}
+
+
+def model_named(name: str, models: Models, *, provider: str) -> Model:
+    try:
+        return find_model(f"{provider}:{name}", models)
+    except UserError as error:
+        shown = name[:_NAME_SHOWN_CHARS_MAX]
+        raise refuse(f"The model `{shown}` does not exist or you do not have access to it.", status=404) from error
+
+
+def check_chat_calls(messages: Sequence[Message]) -> None:
+    """Every call is answered by the messages right behind it, and they answer nothing else."""
+    waiting: tuple[str, ...] = ()
+    for message in messages:
+        results = _leading_results(message)
+        for result in _ids(message, _result_id):
+            if result not in waiting or result not in results:
+                raise refuse(
+                    "Invalid parameter: messages with role 'tool' must be a response to a preceding message with "
+                    f"'tool_calls'; {shown_id(result)} is not."
+                )
+        _refuse_unanswered(call for call in waiting if call not in results)
+        waiting = _ids(message, _call_id)
+    _refuse_unanswered(waiting)
+
+
+def _refuse_unanswered(calls: Iterable[str]) -> None:
+    for call in calls:
+        raise refuse(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            f"'tool_call_id'; {shown_id(call)} did not have a response message."
+        )
+
+
+def check_responses_calls(messages: Sequence[Message]) -> None:
+    """Every call is answered somewhere behind it, and every output answers one."""
+    answered: dict[str, bool] = {}
+    for message in messages:
+        for result in _ids(message, _result_id):
+            if result not in answered:
+                raise refuse(f"No tool call found for function call output with call_id {shown_id(result)}.")
+            answered[result] = True
+        answered.update((call, False) for call in _ids(message, _call_id))
+    for call, is_answered in answered.items():
+        if not is_answered:
+            raise refuse(f"No tool output found for function call {shown_id(call)}.")
+
+
+def _ids(message: Message, id_of: Callable[[Block], str | None]) -> tuple[str, ...]:
+    return tuple(found for block in message.content if (found := id_of(block)) is not None)
+
+
+def _leading_results(message: Message) -> tuple[str, ...]:
+    """The results in front of anything else that a message says."""
+    leading = takewhile(lambda result: result is not None, map(_result_id, message.content))
+    return tuple(result for result in leading if result is not None)
+
+
+def _call_id(block: Block) -> str | None:
+    match block:
+        case ToolUse(id=id):
+            return id
+        case Opaque(kind=kind) if kind.endswith("_call") or kind.startswith(CALL):
+            return _member(block, "call_id") or _member(block, "id")
+        case _:
+            return None
+
+
+def _result_id(block: Block) -> str | None:
+    match block:
+        case ToolResult(tool_use_id=id):
+            return id
+        case Opaque(kind=kind) if kind.endswith("_call_output"):
+            return _member(block, "call_id")
+        case _:
+            return None
+
+
+def _member(block: Opaque, name: str) -> str | None:
+    value = field_of(decoded(block.raw.decode(errors="replace")), name)
+    return value if isinstance(value, str) else None
+
+
+def check_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> None:
+    names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
+    foreign = extra_field(parameters, "tool_choice")
+    if foreign is not None and not isinstance(field_of(foreign, "type"), str):
+        raise refuse("Invalid value for 'tool_choice': supported are 'none', 'auto', 'required', and objects.")
+    chosen = decoded(parameters.tool_choice_json)
+    kind = field_of(chosen, "type")
+    if kind in ("any", "tool") and not names:
+        raise refuse("Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.")
+    if kind == "tool" and field_of(chosen, "name") not in names:
+        raise refuse("Invalid value for 'tool_choice': the function it names is not found in 'tools'.")
+
+
+def check_types(parameters: Parameters) -> None:
+    """Of the fields that the cache depends on."""
+    for name, wanted in _TYPES.items():
+        value = extra_field(parameters, name)
+        if value is not None and not isinstance(value, wanted):
+            raise refuse(f"Invalid type for '{name}': expected {_WORDS[wanted]}.")
+    if extra_field(parameters, "n") not in (None, 1):
+        raise refuse("Invalid value for 'n': one choice is all that is simulated.")
+
+
+def check_output(parameters: Parameters, model: Model, *, unlimited: int) -> None:
+    """`unlimited` is what a request is read as that sets no limit."""
+    asked = parameters.output_tokens_max
+    if asked > model.output_tokens_max and asked != unlimited:
+        raise refuse(
+            f"max_tokens is too large: {asked}. This model supports at most "
+            f"{model.output_tokens_max} completion tokens."
+        )
+
+
+def check_window(tokens: int, model: Model) -> None:
+    if tokens > model.context_tokens_max:
+        raise ProviderError(
+            "context_overflow",
+            f"This model's maximum context length is {model.context_tokens_max} tokens. However, your messages "
+            f"resulted in {tokens} tokens. Please reduce the length of the messages.",
+            status=400,
+        )
+
+
+def check_marks(blocks: Sequence[SentBlock], model: Model) -> None:
+    if model.cache.kind != "breakpoints" and any(sent.ttl is not None for sent in blocks):
+        raise refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")

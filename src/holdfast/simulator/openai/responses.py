@@ -1,0 +1,71 @@
+"""OpenAI's Responses API in the simulator, and the list of OpenAI's models."""
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.canonical.blocks import Block
+from holdfast.canonical.encoding import plain_json
+from holdfast.canonical.prompt import Parameters
+from holdfast.canonical.reply import Reply
+from holdfast.errors import ProviderError
+from holdfast.providers.openai_responses import openai_responses
+from holdfast.simulator.blocks import extra_field
+from holdfast.simulator.dialect import Asked, Setting, Understood, model_asked_for, refuse, reported, spelled
+from holdfast.simulator.openai.checks import check_responses_calls, model_named
+from holdfast.simulator.openai.listing import describe, list_models
+from holdfast.simulator.openai.reasoning import check_reasoning, sealed_reasoning
+from holdfast.simulator.openai.understand import PROVIDER, Interface, understand
+
+_RESPONSES = "/v1/responses"
+_COUNT = "/v1/responses/input_tokens"
+_MODELS = "/v1/models"
+
+_INTERFACE = Interface(
+    adapter=openai_responses,
+    prompt_name="input",
+    output_tokens_unlimited=0,
+    cache_options=frozenset({"mode", "ttl", "prewarm", "comparison_response_id"}),
+    check_calls=check_responses_calls,
+    check_thinking=check_reasoning,
+)
+
+
+class ResponsesDialect:
+    routes = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
+    key_header = "authorization"
+    request_id_header = "x-request-id"
+    reply_id_prefix = "resp_sim"
+    call_id_prefix = "call_"
+
+    def takes(self, asked: Asked) -> bool:
+        if asked.method == "POST":
+            return asked.path in (_RESPONSES, _COUNT)
+        return asked.method == "GET" and (asked.path == _MODELS or bool(model_asked_for(asked.path, _MODELS)))
+
+    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
+        if asked.path == _MODELS:
+            return plain_json(list_models(setting.models))
+        if name := model_asked_for(asked.path, _MODELS):
+            return plain_json(describe(model_named(name, setting.models, provider=PROVIDER)))
+        wire = openai_responses.read_request(asked.body, asked.headers)
+        _check_state(wire.parameters)
+        counting = asked.path == _COUNT
+        understood = understand(wire, setting, _INTERFACE, counting=counting)
+        if counting:
+            return plain_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
+        return understood
+
+    def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
+        return sealed_reasoning(content, model=request.parameters.model, prefix=request.prefix)
+
+    def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
+        return spelled(openai_responses, reply, stream=request.parameters.stream)
+
+    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+        return reported(openai_responses, error)
+
+
+def _check_state(parameters: Parameters) -> None:
+    """Nothing is kept here between two requests."""
+    for name in ("previous_response_id", "conversation"):
+        if extra_field(parameters, name) is not None:
+            raise refuse(f"'{name}' was not found: nothing is stored; send the whole input.")

@@ -1,0 +1,73 @@
+"""What a request means to OpenAI: whether it is taken, and what the model and the cache see of it."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from holdfast.canonical.encoding import chain
+from holdfast.canonical.transcript import messages_of
+from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.simulator.blocks import SentBlock, conversations_of, sent_blocks
+from holdfast.simulator.dialect import Setting, Understood, refuse
+from holdfast.simulator.openai.blocks import cache_call
+from holdfast.simulator.openai.checks import (
+    CheckCalls,
+    check_marks,
+    check_output,
+    check_tools,
+    check_types,
+    check_window,
+    model_named,
+)
+from holdfast.simulator.openai.options import cache_options
+
+PROVIDER = "openai"
+"""Whose rows the models are, whichever interface they are reached by."""
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """In what OpenAI's two interfaces differ: the names of the prompt and of the options, and what they check."""
+
+    adapter: Adapter
+    prompt_name: str
+    output_tokens_unlimited: int
+    cache_options: frozenset[str]
+    check_calls: CheckCalls
+    check_thinking: Callable[[Sequence[SentBlock]], None]
+
+
+def understand(wire: WireRequest, setting: Setting, interface: Interface, *, counting: bool = False) -> Understood:
+    """Raises `ProviderError` for what the provider refuses. Where tokens are only counted, none are asked for."""
+    parameters = wire.parameters
+    model = model_named(parameters.model, setting.models, provider=PROVIDER)
+    messages = messages_of(wire.prompt.passages)
+    if not messages:
+        raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
+    check_types(parameters)
+    if not counting:
+        check_output(parameters, model, unlimited=interface.output_tokens_unlimited)
+    interface.check_calls(messages)
+    sent = sent_blocks(interface.adapter, wire)
+    check_tools(sent, parameters)
+    check_marks(sent, model)
+    interface.check_thinking(sent)
+    options = cache_options(parameters, model.cache, known=interface.cache_options)
+    call = cache_call(sent, parameters, model=model, options=options, setting=setting)
+    check_window(call.tokens, model)
+    return Understood(
+        model=model,
+        parameters=parameters,
+        messages=messages,
+        call=call,
+        conversations=conversations_of(setting.workspace, sent),
+        prefix=conversation_so_far(sent),
+        prewarmed="end_turn" if options.prewarms else None,
+    )
+
+
+def conversation_so_far(blocks: Sequence[SentBlock]) -> str:
+    """A digest of all that was sent, and of nothing else."""
+    so_far = ""
+    for sent in blocks:
+        so_far = chain(so_far, sent.piece.opens + sent.piece.data)
+    return so_far
