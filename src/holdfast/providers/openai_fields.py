@@ -1,8 +1,7 @@
-"""What both of OpenAI's APIs share: the fields that keep a session on one cache, and inclusive token counts."""
+"""Which fields keep a session on one of OpenAI's caches, whichever of its APIs is spoken."""
 
 from holdfast.canonical.blocks import mend_surrogates
 from holdfast.canonical.encoding import digest
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import Model
 from holdfast.providers.members import quoted
 
@@ -26,16 +25,3 @@ def session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]
 def _cache_key(session_id: str) -> str:
     """The id itself, or what always stands for one that is too long."""
     return session_id if len(session_id) <= CACHE_KEY_CHARS_MAX else digest(mend_surrogates(session_id).encode())
-
-
-def usage_within(total: int | None, *, read: int | None, written: int | None, output: int | None) -> Usage:
-    """Buckets of a prompt whose total includes what was read and written; they always sum to that total."""
-    sent = max(0, total or 0)
-    cache_read = min(max(0, read or 0), sent)
-    cache_write = min(max(0, written or 0), sent - cache_read)
-    return Usage(
-        input=sent - cache_read - cache_write,
-        cache_read=cache_read,
-        cache_write_other=cache_write,
-        output=max(0, output or 0),
-    )

@@ -4,17 +4,16 @@ from collections.abc import Iterator
 
 from holdfast.canonical.blocks import Image, Opaque, RedactedThinking, Text, Thinking, ToolResult, ToolUse
 from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Passage, Place, Segment, Ttl
+from holdfast.canonical.prompt import Passage, Segment, Ttl
 from holdfast.canonical.tools import ToolSpec
-from holdfast.errors import OrderError, UserError
+from holdfast.errors import UserError
 from holdfast.providers.members import quoted, spliced
 from holdfast.providers.openai_chat.flavour import Flavour
 from holdfast.providers.openai_chat.kinds import CALL, MESSAGE, REASONING
 from holdfast.providers.openai_chat.lowering import lower
 from holdfast.providers.openai_chat.parts import is_markable, spell_part
 from holdfast.providers.openai_chat.reasoning import MEMBER, spell_detail
-
-_ORDER: tuple[Place, ...] = ("tools", "system", "messages")
+from holdfast.providers.places import check_order
 
 _Said = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque
 
@@ -113,11 +112,7 @@ def spell_call(call: ToolUse) -> bytes:
 def lead(before: Piece | None, piece: Piece) -> bytes:
     if before is not None and before.place == piece.place:
         return _between(before, piece) + piece.opens
-    if before is not None and _ORDER.index(before.place) > _ORDER.index(piece.place):
-        raise OrderError(
-            f"layer {piece.layer!r} ({piece.place}) stands behind layer {before.layer!r} ({before.place}); "
-            f"the order is {', '.join(_ORDER)}"
-        )
+    check_order(before, piece)
     if before is not None and before.place == "system":
         return b"]}," + piece.opens
     end = b"" if before is None else b"]"

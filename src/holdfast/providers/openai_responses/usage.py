@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.canonical.usage import Usage
-from holdfast.providers.openai_fields import usage_within
+from holdfast.providers.openai_usage import inclusive_buckets
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -23,11 +23,11 @@ def buckets(wire: WireUsage | None) -> Usage:
     if wire is None:
         return Usage()
     details = wire.input_tokens_details or _Details()
-    return usage_within(
+    return inclusive_buckets(
         wire.input_tokens,
+        wire.output_tokens,
         read=details.cached_tokens,
-        written=details.cache_write_tokens,
-        output=wire.output_tokens,
+        written_other=details.cache_write_tokens,
     )
 
 
