@@ -183,10 +183,33 @@ def test_the_demo_keeps_nothing_unless_told(tmp_path: Path) -> None:
 
 def test_the_demo_needs_a_key_to_run_live() -> None:
     assert "set ANTHROPIC_API_KEY" in run("demo", "--live").stderr
+    assert "set GEMINI_API_KEY" in run("demo", "--live", "--model", "gemini:gemini-3.8-flash").stderr
 
 
-def test_the_demo_plays_anthropic_models_only() -> None:
-    assert "not openai:gpt-6-sol" in run("demo", "--model", "openai:gpt-6-sol").stderr
+@pytest.mark.parametrize("model", ["openai:gpt-6-luna", "openai-chat:gpt-6-luna", "openai:gpt-5.4-mini"])
+def test_the_demo_plays_a_model_of_every_provider_and_its_cache_holds(model: str) -> None:
+    result = json.loads(demo("--json", "--model", model))
+    assert len(result["turns"]) == 12
+    assert all(turn["cache_read"] > 0 for turn in result["turns"][1:])
+    assert result["read_share"] >= 0.85
+    assert Decimal(result["total_cost_usd"]) < Decimal(result["uncached_cost_usd"]) / 2
+
+
+def test_the_demo_shows_what_a_route_costs_that_is_off_and_caches_once_it_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = "openrouter:anthropic/claude-sonnet-5.5"
+    off = run("demo", "--model", route).output
+    assert "0% of the prompt read from cache" in off
+    assert f'Caching is off for this route. To turn it on: [models."{route}"] supports_prompt_caching = true' in off
+    (tmp_path / "config.toml").write_text(f'[models."{route}"]\nsupports_prompt_caching = true\n')
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    assert json.loads(run("demo", "--json", "--model", route).output)["read_share"] >= 0.85
+
+
+def test_the_demo_has_tools_and_says_so_to_whom_cannot_use_them() -> None:
+    refused = run("demo", "--model", "claude-code:claude-sonnet-5-5").stderr
+    assert refused == ("holdfast: claude-code runs its own tools, and the demo has tools; try another --model\n")
 
 
 def test_sessions_are_listed_with_name_and_model(store: Path) -> None:

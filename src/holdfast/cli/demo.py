@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from holdfast.catalog.rows import Model
-    from holdfast.ledger.calls import CallRecord
+    from holdfast.ledger.calls import Bill, CallRecord
     from holdfast.simulator.provider import SimulatedProvider
 
 SPEND_MAX_USD = "2.00"
@@ -63,7 +63,7 @@ async def _play(
     from holdfast.cli import scenario
     from holdfast.events.envelope import Event
     from holdfast.events.payloads import LlmCallCompleted
-    from holdfast.ledger.calls import calls
+    from holdfast.ledger.calls import bill, calls, keeping_cost_usd
     from holdfast.providers.registry import provider_named
     from holdfast.runtime.options import Options
     from holdfast.runtime.session import Session
@@ -103,9 +103,14 @@ async def _play(
                             if isinstance(item.payload, LlmCallCompleted):
                                 show(_line(tuple(calls(events))[-1], model))
                     show(click.style(_wrapped(text_of(session.history[-1].content)), dim=True))
+        # Read once the session is closed: what it kept under a name is deleted only then.
+        events = list(log.read(session.id))
     finally:
         log.close()
-    _conclude(tuple(calls(events)), model, show, as_json=as_json, kept=session.id if keep else None)
+    total = bill(calls(events), model, keeping_usd=keeping_cost_usd(events))
+    _conclude(tuple(calls(events)), total, show, as_json=as_json, kept=session.id if keep else None)
+    if not model.supports_prompt_caching:
+        show(f'Caching is off for this route. To turn it on: [models."{model.id}"] supports_prompt_caching = true')
     if keep:
         show(f"\nKept: holdfast sessions show {session.id}")
 
@@ -164,7 +169,7 @@ def _dollars(amount: "Decimal") -> str:
 
 def _conclude(
     records: "tuple[CallRecord, ...]",
-    model: "Model",
+    total: "Bill",
     show: "Callable[[str], None]",
     *,
     as_json: bool,
@@ -172,9 +177,6 @@ def _conclude(
 ) -> None:
     import msgspec
 
-    from holdfast.ledger.calls import bill
-
-    total = bill(records, model)
     if as_json:
         turns = [
             {
@@ -193,6 +195,8 @@ def _conclude(
             "uncached_cost_usd": _plain(total.uncached_cost_usd),
             "read_share": round(total.usage.read_share, 4),
         }
+        if total.keeping_cost_usd:
+            result["keeping_cost_usd"] = _plain(total.keeping_cost_usd)
         if kept is not None:
             result["session_id"] = kept
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
@@ -208,3 +212,5 @@ def _conclude(
         f"cost ${total.cost_usd:.6f}; without caching ${total.uncached_cost_usd:.6f}: "
         f"saved ${total.saved_usd:.6f} ({share:.0f} %)"
     )
+    if total.keeping_cost_usd:
+        show(f"of that cost, ${total.keeping_cost_usd:.6f} made and stored a cache under a name")

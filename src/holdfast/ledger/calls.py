@@ -11,7 +11,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
+from holdfast.events.payloads import CacheKept, LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -68,24 +68,34 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
                 pass
 
 
+def keeping_cost_usd(events: Iterable[Event]) -> Decimal:
+    """What it cost to make caches under a name and to store them; no call's cost holds any of it."""
+    kept = (event.payload for event in events)
+    return sum((it.cost_usd + it.storage_cost_usd for it in kept if isinstance(it, CacheKept)), Decimal(0))
+
+
 class Bill(msgspec.Struct, frozen=True):
-    """What a session took, and what the same calls would have cost without a cache."""
+    """What a session took, and what the same calls would have cost without a cache.
+
+    `keeping_cost_usd`, a part of the cost, went into caches under a name: making and storing them.
+    """
 
     calls: int
     usage: Usage
     cost_usd: Decimal
     uncached_cost_usd: Decimal
+    keeping_cost_usd: Decimal = Decimal(0)
 
     @property
     def saved_usd(self) -> Decimal:
         return self.uncached_cost_usd - self.cost_usd
 
 
-def bill(records: Iterable[CallRecord], model: Model) -> Bill:
-    count, usage, cost, uncached = 0, Usage(), Decimal(0), Decimal(0)
+def bill(records: Iterable[CallRecord], model: Model, *, keeping_usd: Decimal = Decimal(0)) -> Bill:
+    count, usage, cost, uncached = 0, Usage(), keeping_usd, Decimal(0)
     for record in records:
         count += 1
         usage += record.usage
         cost += record.cost_usd
         uncached += uncached_cost_usd(record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent))
-    return Bill(count, usage, cost, uncached)
+    return Bill(count, usage, cost, uncached, keeping_usd)
