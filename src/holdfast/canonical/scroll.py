@@ -47,7 +47,7 @@ class Scroll:
             if piece.stability <= Stability.EPOCH and self.stable_count == len(self.pieces):
                 self.stable_count += 1
             self.pieces.append(piece)
-            self.tokens.append(self._count(piece.data))
+            self.tokens.append(self._count(piece.opens + piece.data))
             self.tokens_total += self.tokens[-1]
 
     def cut(self, keep: int) -> None:

@@ -14,7 +14,7 @@ def session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]
     rules = model.cache
     if rules.kind == "none":
         return ()
-    key = ("prompt_cache_key", quoted(_cache_key(session_id)).decode())
+    key = ("prompt_cache_key", quoted(fitting_key(session_id, CACHE_KEY_CHARS_MAX)).decode())
     if rules.kind == "breakpoints":
         return (key, ("prompt_cache_options", '{"mode":"implicit","ttl":"30m"}'))
     if rules.kind == "implicit" and EXTENDED_RETENTION in rules.ttls_seconds:
@@ -22,6 +22,6 @@ def session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]
     return (key,)
 
 
-def _cache_key(session_id: str) -> str:
+def fitting_key(session_id: str, chars_max: int) -> str:
     """The id itself, or what always stands for one that is too long."""
-    return session_id if len(session_id) <= CACHE_KEY_CHARS_MAX else digest(mend_surrogates(session_id).encode())
+    return session_id if len(session_id) <= chars_max else digest(mend_surrogates(session_id).encode())

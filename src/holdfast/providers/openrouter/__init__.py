@@ -1,19 +1,18 @@
 """How OpenRouter spells a request and a reply: chat completions, with additions."""
 
-from holdfast.canonical.encoding import digest
 from holdfast.catalog.rows import Model
 from holdfast.providers.members import quoted
 from holdfast.providers.openai_chat.adapter import ChatAdapter
 from holdfast.providers.openai_chat.flavour import Fields, Flavour
 from holdfast.providers.openai_errors import write_numbered_error
+from holdfast.providers.openai_fields import fitting_key
 
 SESSION_ID_CHARS_MAX = 256
 
 
 def _session_fields(model: Model, session_id: str) -> Fields:
     """A session stays with the provider that has its cache, from its first call on."""
-    fitting = session_id if len(session_id) <= SESSION_ID_CHARS_MAX else digest(session_id.encode(errors="replace"))
-    return (("session_id", quoted(fitting).decode()),)
+    return (("session_id", quoted(fitting_key(session_id, SESSION_ID_CHARS_MAX)).decode()),)
 
 
 FLAVOUR = Flavour(
