@@ -206,3 +206,11 @@ async def test_a_closed_wire_sends_nothing() -> None:
     await simulated.aclose()
     with pytest.raises(ProviderError, match="closed"):
         [chunk async for chunk in simulated.send(ENDPOINT, b"{}")]
+
+
+async def test_without_a_socket_a_query_is_told_from_its_path() -> None:
+    provider = SimulatedProvider(clock=ManualClock())
+    wire = provider.wire(provider="anthropic")
+    endpoint = Endpoint("/v1/models?limit=2", (("anthropic-version", "2026-10-21"),), "GET")
+    body = b"".join([chunk async for chunk in wire.send(endpoint, b"")])
+    assert len(msgspec.json.decode(body)["data"]) == 2

@@ -1,10 +1,12 @@
 """The simulator as OpenAI, in both of its interfaces: replies, refusals, and what the cache makes of a request."""
 
+import datetime
 from typing import Any
 
 import msgspec
 import pytest
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.simulator.provider import SimulatedProvider
 from simulated import simulator
 from simulated_openai import LONG, MARK, OLDER, Chat, Responses, Wire, get, models_with, post
@@ -167,6 +169,19 @@ def test_a_call_that_is_not_answered_is_refused(api: Chat, answered: tuple[str, 
     status, message = refused(simulator(), api, api.body(*said))
     assert (status, "'call_2'" in message or not answered) == (400, True)
     assert post(simulator(), api.path, api.body(*said, *map(api.result, {"call_1", "call_2"} - {*answered})))[0] == 200
+
+
+def test_calls_of_tools_that_are_no_functions_are_answered_like_any() -> None:
+    chat, responses = Chat(), Responses()
+    custom = {"id": "call_1", "type": "custom", "custom": {"name": "grep", "input": "x"}}
+    said = [chat.said("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
+    assert refused(simulator(), chat, chat.body(*said))[0] == 400
+    assert post(simulator(), chat.path, chat.body(*said, chat.result("call_1")))[0] == 200
+    said = [responses.said("user", "Ask."), {"type": "custom_tool_call", "call_id": "c", "name": "grep", "input": "x"}]
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": "y"}
+    assert refused(simulator(), responses, responses.body(*said))[0] == 400
+    assert refused(simulator(), responses, responses.body(said[0], output))[0] == 400
+    assert post(simulator(), responses.path, responses.body(*said, output))[0] == 200
 
 
 def test_chat_wants_results_right_behind_their_calls_and_responses_do_not() -> None:
@@ -419,6 +434,20 @@ def test_tokens_are_counted_as_they_are_billed() -> None:
     assert counted["input_tokens"] == sum(buckets(provider, api, body))
 
 
+def test_counting_asks_for_no_output() -> None:
+    api = Responses()
+    body = api.body(api.said("user", "Ask."), max_output_tokens=10**9)
+    assert refused(simulator(), api, body)[0] == 400
+    assert post(simulator(), "/v1/responses/input_tokens", body)[0] == 200
+
+
+def test_only_responses_compare_and_prewarm() -> None:
+    for options in ({"comparison_response_id": "resp_1"}, {"prewarm": False}):
+        for api, status in ((Responses(), 200), (Chat(), 400)):
+            body = api.body(api.said("user", "Ask."), prompt_cache_options=options)
+            assert post(simulator(), api.path, body)[0] == status
+
+
 # Models
 
 
@@ -432,3 +461,11 @@ def test_models_are_listed_and_described() -> None:
         row for row in listed["data"] if row["id"] == "gpt-6.1-sol"
     )
     assert get(simulator(), "/v1/models/claude-sonnet-5-5")[0] == 404
+
+
+def test_a_model_was_created_when_it_was_released() -> None:
+    row = shipped_models()["openai:gpt-6.1-sol"]
+    released = msgspec.structs.replace(row, released=datetime.date(1970, 1, 2))
+    unknown = msgspec.structs.replace(row, name="gpt-unknown", released=None)
+    _, listed = get(simulator(models={released.id: released, unknown.id: unknown}), "/v1/models")
+    assert [row["created"] for row in listed["data"]] == [86_400, 0]
