@@ -245,7 +245,7 @@ def test_the_choice_of_tools_has_other_words(choice: str, spelled: dict[str, obj
     ['"auto"', "{", '{"type":"tool"}', '{"type":"auto","name":"x"}', '{"type":"some"}', '{"type":"any","x":1}'],
 )
 def test_a_choice_that_cannot_be_told_is_refused(choice: str) -> None:
-    with pytest.raises(UserError, match="the choice of tools cannot be told"):
+    with pytest.raises(UserError, match="the tool choice must be"):
         opening(tool_choice_json=choice)
 
 

@@ -9,6 +9,7 @@ from holdfast.canonical.prompt import Parameters
 from holdfast.errors import UserError
 from holdfast.providers.members import quoted, spliced, take_apart
 from holdfast.providers.openai_chat.flavour import Flavour
+from holdfast.providers.openai_choice import read_choice, spell_choice
 
 OUTPUT_TOKENS_DEFAULT = 128_000
 """What a request that sets no limit is read as: the most that a current model writes."""
@@ -17,29 +18,9 @@ _LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
 _FIXED_NAMES = frozenset({"model", *_LIMIT_NAMES, "stream", "temperature", "stop", "tools", "messages"})
 _USAGE_ASKED = b'{"include_usage":true}'
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_CHOSEN = {word: kind for kind, word in _CHOICES.items()}
-
-
-class _Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A choice of tools in canonical form."""
-
-    type: str
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
 
 class _Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: str
-
-
-class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-
-
-class _NamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: str
-    function: _Named
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -69,7 +50,7 @@ def opening(parameters: Parameters, flavour: Flavour) -> bytes:
     if parameters.thinking_json is not None:
         members[flavour.thinking_name] = _spell_thinking(parameters.thinking_json, flavour)
     if parameters.tool_choice_json is not None:
-        members |= _spell_choice(parameters.tool_choice_json)
+        members |= spell_choice(parameters.tool_choice_json, nested=True)
     for name, value in parameters.extra:
         if name in members or name in _FIXED_NAMES or name == flavour.thinking_name:
             raise UserError(f"extra field {name!r} has a place of its own in the request; set it there")
@@ -91,23 +72,6 @@ def _spell_thinking(thinking_json: str, flavour: Flavour) -> bytes:
         raise UserError(f'{flavour.vendor} takes thinking as {{"effort": "high"}} and nothing else') from None
 
 
-def _spell_choice(choice_json: str) -> dict[str, bytes]:
-    try:
-        choice = msgspec.json.decode(spliced(choice_json), type=_Choice)
-    except (msgspec.MsgspecError, RecursionError):
-        choice = _Choice("")
-    if choice.type == "tool" and choice.name is not None:
-        spelled = b'{"type":"function","function":{"name":%b}}' % quoted(choice.name)
-    elif choice.type in _CHOICES and choice.name is None:
-        spelled = quoted(_CHOICES[choice.type])
-    else:
-        raise UserError(
-            f'the choice of tools cannot be told; its "type" is one of {", ".join(_CHOICES)}, or "tool" with a "name"'
-        )
-    single = {"parallel_tool_calls": b"false"} if choice.disable_parallel_tool_use else {}
-    return {"tool_choice": spelled, **single}
-
-
 def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> Parameters:
     """Raises msgspec's errors. What has no canonical form goes to `extra`, null to nothing at all."""
     typed = msgspec.json.decode(body, type=_Body)
@@ -116,7 +80,7 @@ def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> 
     output_tokens_max = next((limit for limit in asked if limit is not None), OUTPUT_TOKENS_DEFAULT)
     if output_tokens_max < 0:
         raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
-    choice = _read_choice(top.get("tool_choice", b"null"), single=typed.parallel_tool_calls is False)
+    choice, _ = read_choice(top, nested=True)
     return Parameters(
         model=typed.model,
         output_tokens_max=output_tokens_max,
@@ -152,20 +116,3 @@ def _read_thinking(raw: bytes, flavour: Flavour) -> str | None:
     if flavour.thinking_name != "reasoning_effort":
         return raw.decode()
     return plain_json({"effort": msgspec.json.decode(raw, type=str)}).decode()
-
-
-def _read_choice(raw: bytes, *, single: bool) -> str | None:
-    """None where there is no choice, and where it has no canonical form."""
-    alone = {"disable_parallel_tool_use": True} if single else {}
-    word = msgspec.json.decode(raw)
-    if isinstance(word, str) and word in _CHOSEN:
-        return plain_json({"type": _CHOSEN[word], **alone}).decode()
-    try:
-        named = msgspec.json.decode(raw, type=_NamedChoice)
-    except msgspec.ValidationError:
-        return None
-    return (
-        plain_json({"type": "tool", "name": named.function.name, **alone}).decode()
-        if named.type == "function"
-        else None
-    )

@@ -11,7 +11,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.failures import readable
 from holdfast.providers.members import read_string, take_apart
-from holdfast.providers.openai_responses.choice import read_choice
+from holdfast.providers.openai_choice import read_choice
 from holdfast.providers.openai_responses.items import ReadItem, read_item
 from holdfast.providers.openai_responses.spell import DEFAULTS, PARAMETER_NAMES, PROMPT_NAMES
 from holdfast.providers.reading import prompt_of, refuse_oversized, request_of
@@ -67,7 +67,7 @@ def _is_system_prompt(raw: msgspec.Raw, first: ReadItem) -> bool:
 def _read_parameters(typed: _Body, top: Mapping[str, bytes]) -> Parameters:
     if typed.max_output_tokens is not None and typed.max_output_tokens < 1:
         raise msgspec.ValidationError("Expected `int` >= 1 - at `$.max_output_tokens`")
-    tool_choice_json, choice_names = read_choice(top)
+    tool_choice_json, choice_names = read_choice(top, nested=False)
     known = PARAMETER_NAMES | PROMPT_NAMES | choice_names
     said = {name: value for name, value in top.items() if name not in known}
     extra = said | {name: value for name, value in _UNSAID.items() if name not in said}

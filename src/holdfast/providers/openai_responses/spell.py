@@ -17,7 +17,7 @@ from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.ids import with_fitting_ids
 from holdfast.providers.members import quoted, spliced
-from holdfast.providers.openai_responses.choice import spell_choice
+from holdfast.providers.openai_choice import spell_choice
 from holdfast.providers.openai_responses.items import ALONE, message_start, spell_passage
 from holdfast.providers.openai_responses.parts import is_markable, lowered_image, spell_input
 from holdfast.providers.openai_responses.reasoning import is_sealed
@@ -146,7 +146,7 @@ def opening(parameters: Parameters) -> bytes:
     if parameters.thinking_json is not None:
         members["reasoning"] = spliced(parameters.thinking_json)
     if parameters.tool_choice_json is not None:
-        members |= spell_choice(parameters.tool_choice_json)
+        members |= spell_choice(parameters.tool_choice_json, nested=False)
     for name, value in parameters.extra:
         if name in members or name in PARAMETER_NAMES | PROMPT_NAMES:
             raise UserError(f"extra field {name!r} has a place of its own in the request; set it there")
