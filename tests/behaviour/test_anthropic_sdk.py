@@ -1,9 +1,6 @@
 """Anthropic's own client against the simulator, over a real socket."""
 
 import asyncio
-import json
-import threading
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,13 +9,13 @@ import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock, Usage
 
-from holdfast.simulator.http import RunningSimulator, serve
+from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
-from holdfast.simulator.script import Script, parse_script
+from holdfast.simulator.script import parse_script
+from served import TIMEOUT_SECONDS, Simulated
 
 SONNET = "claude-sonnet-5-5"
 SYSTEM = "You are a careful assistant that reads files before it speaks of them. " * 60
-TIMEOUT_SECONDS = 5.0
 TOOLS: list[ToolParam] = [
     {"name": "read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}
 ]
@@ -34,42 +31,6 @@ LOOP = "\n".join(
     ]
 )
 FAILING = '{"fault": "429;retry-after=0.05"}\n{"content": "At last.", "fault": "529;retry-after=0.05"}'
-
-
-class Simulated:
-    """A simulator in a thread of its own, for clients that block."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._server: RunningSimulator | None = None
-
-    def __enter__(self) -> "Simulated":
-        self._thread.start()
-        starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
-        self._server = starting.result(TIMEOUT_SECONDS)
-        self.url = self._server.url
-        return self
-
-    async def _start(self) -> RunningSimulator:
-        return await serve(SimulatedProvider(script=self._script))
-
-    def __exit__(self, *failure: object) -> None:
-        assert self._server is not None
-        asyncio.run_coroutine_threadsafe(self._server.aclose(), self._loop).result(TIMEOUT_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(TIMEOUT_SECONDS)
-        self._loop.close()
-
-    def client(self, **options: Any) -> anthropic.Anthropic:
-        given = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
-        return anthropic.Anthropic(**{**given, **options})
-
-    def advance(self, seconds: float) -> None:
-        body = json.dumps({"advance_seconds": seconds}).encode()
-        with urllib.request.urlopen(f"{self.url}/_sim/clock", data=body, timeout=TIMEOUT_SECONDS) as response:
-            assert response.status == 200
 
 
 @pytest.fixture

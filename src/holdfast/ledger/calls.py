@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +12,14 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import CacheKept, LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
+from holdfast.events.payloads import (
+    CacheKept,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    ModelSwitched,
+    RequestPrepared,
+)
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -35,37 +43,58 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
-    """The calls that a provider has taken money for, in order: completed, or broken off after it had begun."""
+    """The calls that a provider has taken money for, in the order in which they ended, however they overlapped.
+
+    They were completed, or broken off after the provider had begun.
+    """
     chain: list[Link] = []
-    before, prepared, number = 0, None, 0
+    newest = _Sent(0, None)
+    sent: dict[str, _Sent] = {}
+    number = 0
     for event in events:
         match event.payload:
             case RequestPrepared() as it:
-                before, prepared = len(chain), it
+                newest = _Sent(len(chain), it)
                 del chain[it.shared_blocks :]
                 chain += it.links
             case ModelSwitched():
                 # Another model has another cache: there is nothing that could have moved.
                 chain.clear()
-            case LlmCallCompleted() | LlmCallFailed() as it if it.usage != Usage() or isinstance(it, LlmCallCompleted):
-                number += 1
-                shared = prepared.shared_blocks if prepared else 0
-                moved = prepared.links[0] if prepared and prepared.links and shared < before else None
-                yield CallRecord(
-                    number=number,
-                    at=event.at,
-                    model=it.model,
-                    usage=it.usage,
-                    cost_usd=it.cost_usd,
-                    latency_ms=it.latency_ms,
-                    completed=isinstance(it, LlmCallCompleted),
-                    blocks_shared=shared,
-                    blocks_before=before,
-                    moved_layer=moved.layer if moved else None,
-                    moved_byte=moved.start if moved else None,
-                )
+            case LlmCallStarted(request_id=request_id):
+                sent[request_id] = newest
+            case LlmCallCompleted() | LlmCallFailed() as it:
+                request = sent.pop(it.request_id, newest)
+                if it.usage != Usage() or isinstance(it, LlmCallCompleted):
+                    number += 1
+                    yield _record(number, event.at, it, request)
             case _:
                 pass
+
+
+class _Sent(NamedTuple):
+    """A request, and how many blocks the one before it had."""
+
+    blocks_before: int
+    prepared: RequestPrepared | None
+
+
+def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, request: _Sent) -> CallRecord:
+    before, prepared = request
+    shared = prepared.shared_blocks if prepared else 0
+    moved = prepared.links[0] if prepared and prepared.links and shared < before else None
+    return CallRecord(
+        number=number,
+        at=at,
+        model=it.model,
+        usage=it.usage,
+        cost_usd=it.cost_usd,
+        latency_ms=it.latency_ms,
+        completed=isinstance(it, LlmCallCompleted),
+        blocks_shared=shared,
+        blocks_before=before,
+        moved_layer=moved.layer if moved else None,
+        moved_byte=moved.start if moved else None,
+    )
 
 
 def keeping_cost_usd(events: Iterable[Event]) -> Decimal:

@@ -1,0 +1,72 @@
+"""Objects that stand for another one: all that is not spoken of here is the other's."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import cast
+
+Look = Callable[[str, object], object]
+"""What is shown in the place of an attribute, by its name and value."""
+
+
+class Proxy:
+    """Behaves as its target, also for `isinstance`; `look` says what is shown of it."""
+
+    def __init__(self, target: object, look: Look) -> None:
+        object.__setattr__(self, "_holdfast_target", target)
+        object.__setattr__(self, "_holdfast_look", look)
+
+    def __getattr__(self, name: str) -> object:
+        look = cast("Look", object.__getattribute__(self, "_holdfast_look"))  # Set above, whatever the target is.
+        return look(name, getattr(target_of(self), name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(target_of(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(target_of(self), name)
+
+    def __repr__(self) -> str:
+        return repr(target_of(self))
+
+    def __dir__(self) -> list[str]:
+        return dir(target_of(self))
+
+    @property  # type: ignore[misc] # Nobody gives a proxy another class; `isinstance` asks for the target's.
+    def __class__(self) -> type:
+        return type(target_of(self))
+
+    def __enter__(self) -> object:
+        return self._entered(special(self, "__enter__")())
+
+    def __exit__(self, *failure: object) -> object:
+        return special(self, "__exit__")(*failure)
+
+    async def __aenter__(self) -> object:
+        return self._entered(await awaited(special(self, "__aenter__")()))
+
+    async def __aexit__(self, *failure: object) -> object:
+        return await awaited(special(self, "__aexit__")(*failure))
+
+    def _entered(self, value: object) -> object:
+        return self if value is target_of(self) else value
+
+
+def target_of(proxy: Proxy) -> object:
+    target: object = object.__getattribute__(proxy, "_holdfast_target")
+    return target
+
+
+def special(proxy: Proxy, name: str) -> Callable[..., object]:
+    """A method of the target that Python looks up on the class."""
+    return cast("Callable[..., object]", getattr(target_of(proxy), name))  # Called as Python itself would call it.
+
+
+async def awaited(value: object) -> object:
+    return await cast("Awaitable[object]", value)  # Only asynchronous clients are asked in this way.
+
+
+def next_of(proxy: Proxy) -> object:
+    return next(cast("Iterator[object]", target_of(proxy)))  # Only streams are asked in this way.
+
+
+async def next_of_async(proxy: Proxy) -> object:
+    return await anext(cast("AsyncIterator[object]", target_of(proxy)))  # As above.

@@ -1,0 +1,128 @@
+"""Streams as the client gives them, watched: each item is passed on when it comes."""
+
+from collections.abc import Callable
+from typing import cast
+
+from holdfast.integrations.faults import Warnings
+from holdfast.integrations.proxy import Proxy, awaited, next_of, next_of_async, special
+from holdfast.integrations.watching import Watch
+
+_CLOSING = frozenset({"close", "aclose"})
+
+
+class WatchedStream(Proxy):
+    """A stream of a blocking client or of an asynchronous one: only one of the two ways to iterate is used."""
+
+    def __init__(self, target: object, watch: Watch) -> None:
+        def look(name: str, value: object) -> object:
+            return closing(value) if name in _CLOSING else value
+
+        def closing(value: object) -> Callable[..., object]:
+            close = cast("Callable[..., object]", value)  # A stream's `close` is a method, or a coroutine function.
+
+            def closed(*args: object, **kwargs: object) -> object:
+                watch.closed()
+                return close(*args, **kwargs)
+
+            return closed
+
+        super().__init__(target, look)
+        object.__setattr__(self, "_holdfast_watch", watch)
+
+    def __iter__(self) -> "WatchedStream":
+        return self
+
+    def __next__(self) -> object:
+        watch = _watch_of(self)
+        while True:
+            try:
+                item = next_of(self)
+            except StopIteration:
+                watch.ended()
+                raise
+            except BaseException as error:
+                watch.failed(error)
+                raise
+            if watch.saw(item):
+                return item
+
+    def __aiter__(self) -> "WatchedStream":
+        return self
+
+    async def __anext__(self) -> object:
+        watch = _watch_of(self)
+        while True:
+            try:
+                item = await next_of_async(self)
+            except StopAsyncIteration:
+                watch.ended()
+                raise
+            except BaseException as error:
+                watch.failed(error)
+                raise
+            if watch.saw(item):
+                return item
+
+    def __exit__(self, *failure: object) -> object:
+        _watch_of(self).closed()
+        return super().__exit__(*failure)
+
+    async def __aexit__(self, *failure: object) -> object:
+        _watch_of(self).closed()
+        return await super().__aexit__(*failure)
+
+    def __del__(self) -> None:
+        _watch_of(self).dropped()
+
+
+class WatchedOpening(Proxy):
+    """What `with client.messages.stream(...)` enters: the stream in it is the client's own, reading a watched one."""
+
+    def __init__(self, target: object, begin: Callable[[], Watch], warnings: Warnings) -> None:
+        super().__init__(target, lambda name, value: value)
+        object.__setattr__(self, "_holdfast_begin", begin)
+        object.__setattr__(self, "_holdfast_warnings", warnings)
+
+    def __enter__(self) -> object:
+        watch = self._begin()
+        try:
+            stream = special(self, "__enter__")()
+        except BaseException as error:
+            watch.failed(error)
+            raise
+        self._attach(stream, watch)
+        return stream
+
+    def __exit__(self, *failure: object) -> object:
+        _watch_of(self).closed()
+        return super().__exit__(*failure)
+
+    async def __aenter__(self) -> object:
+        watch = self._begin()
+        try:
+            stream = await awaited(special(self, "__aenter__")())
+        except BaseException as error:
+            watch.failed(error)
+            raise
+        self._attach(stream, watch)
+        return stream
+
+    async def __aexit__(self, *failure: object) -> object:
+        _watch_of(self).closed()
+        return await super().__aexit__(*failure)
+
+    def _begin(self) -> Watch:
+        begin = cast("Callable[[], Watch]", object.__getattribute__(self, "_holdfast_begin"))  # Set above.
+        watch = begin()
+        object.__setattr__(self, "_holdfast_watch", watch)
+        return watch
+
+    def _attach(self, stream: object, watch: Watch) -> None:
+        warnings = cast("Warnings", object.__getattribute__(self, "_holdfast_warnings"))  # Set above.
+        with warnings.harmless("a stream is not recorded"):
+            raw = getattr(stream, "_raw_stream")  # noqa: B009 - the client's own field, which no type here knows
+            setattr(stream, "_raw_stream", WatchedStream(raw, watch))  # noqa: B010 - as above
+
+
+def _watch_of(proxy: Proxy) -> Watch:
+    return cast("Watch", object.__getattribute__(proxy, "_holdfast_watch"))  # Set when the proxy was made or entered.
