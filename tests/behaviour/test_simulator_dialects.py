@@ -15,6 +15,10 @@ ENDPOINTS = (
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/api/v1/chat/completions",
+    "/v1/models/gemini-3.8-flash:generateContent",
+    "/v1/models/gemini-3.8-flash:streamGenerateContent",
+    "/v1/models/gemini-3.8-flash:countTokens",
+    "/v1/cachedContents",
 )
 
 
@@ -28,6 +32,7 @@ def get(path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     [
         ({"Anthropic-Version": "2026-10-21", "authorization": "Bearer k"}, b'"has_more"'),
         ({"x-api-key": "k"}, b'"has_more"'),
+        ({"X-Goog-Api-Key": "k"}, b'"supportedGenerationMethods"'),
         ({"authorization": "Bearer k"}, b'"object":"list"'),
     ],
 )
@@ -61,10 +66,12 @@ def test_every_request_is_one_providers_alone() -> None:
     for path in ENDPOINTS:
         assert sum(dialect.takes(Asked("POST", path)) for dialect in all_dialects()) == 1
         assert dialect_of(Asked("PUT", path), all_dialects()) is None
+    for method in ("GET", "PATCH", "DELETE"):
+        assert sum(dialect.takes(Asked(method, "/v1/cachedContents/x")) for dialect in all_dialects()) == 1
 
 
 def test_an_endpoint_that_is_nobodys_is_refused_with_all_that_there_are() -> None:
     status, body = get("/v1/embeddings", {"authorization": "Bearer k"})
     assert status == 404
     for path in ENDPOINTS:
-        assert f"POST {path}".encode() in body
+        assert f"POST {path.replace('gemini-3.8-flash', 'ID')}".encode() in body

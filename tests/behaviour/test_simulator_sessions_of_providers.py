@@ -11,7 +11,7 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
-from simulated_openai import LONG
+from simulated_gemini import LONG
 
 ROUTED = "anthropic/claude-sonnet-5.5"
 LOOP = "\n".join(
@@ -39,6 +39,8 @@ def read(path: str) -> str:
         "openai-chat:gpt-5.4",
         f"openrouter:{ROUTED}",
         "openrouter:openai/gpt-5.4",
+        "gemini:gemini-3.8-flash",
+        "gemini:gemini-4-argon",
     ],
 )
 async def test_a_tool_loop_reads_what_it_wrote_and_all_of_it_is_accepted(model: str) -> None:

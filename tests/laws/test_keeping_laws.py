@@ -46,7 +46,7 @@ def step(
     rules: CacheRules = FLASH.cache,
     price: Price = PRICE,
 ) -> CacheStep:
-    return plan_keeping(kept, wanted, keeping, rules=rules, price=price, calls_so_far=calls, at=NOW)
+    return plan_keeping(kept, wanted, keeping, rules=rules, price=price, uncached_calls=calls, at=NOW)
 
 
 def kept(*, seconds: float = 3000, digest: str = "d1", model: str = FLASH.id) -> KeptPrefix:
@@ -62,7 +62,7 @@ def test_a_cache_is_made_exactly_where_as_many_reads_again_pay_for_it(price: Pri
     assert isinstance(found, Create) == (made + calls * tokens * price.cache_read / million < without)
 
 
-def test_the_third_call_of_a_session_makes_the_cache_of_a_flash_model_pay() -> None:
+def test_two_uncached_calls_make_the_cache_of_a_flash_model_pay() -> None:
     assert [type(step(calls=calls)) for calls in range(4)] == [LeaveOut, LeaveOut, Create, Create]
 
 
@@ -95,7 +95,9 @@ def test_another_prefix_or_model_takes_the_place_of_the_old_one() -> None:
         found = step(old)
         assert isinstance(found, Create)
         assert found.instead_of == old
-        assert step(old, calls=0) == LeaveOut("0 calls so far do not promise enough reads to pay for it", delete=old)
+        assert step(old, calls=0) == LeaveOut(
+            "0 uncached calls so far do not promise enough reads to pay for it", delete=old
+        )
 
 
 def test_turned_off_means_that_what_there_is_goes() -> None:
@@ -113,6 +115,6 @@ def test_asked_for_whatever_it_costs_it_is_made_with_the_first_call() -> None:
     found = step(keeping=Keeping(always=True), calls=0)
     assert isinstance(found, Create)
     assert found.reason == (
-        "10000 tokens for $0.007500 and $0.005000 of storage; each read saves $0.006750, and 0 calls so far promise "
-        "as many reads"
+        "10000 tokens for $0.007500 and $0.005000 of storage; each read saves $0.006750, and 0 uncached calls so far "
+        "promise as many reads"
     )

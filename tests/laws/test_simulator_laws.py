@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simulated_gemini as gemini
 from simulated import simulator
 from simulated_openai import Chat, Responses, Wire
 
@@ -45,12 +46,37 @@ ROUTED = {**_openai(Chat()), "model": "anthropic/claude-sonnet-5.5", "reasoning"
 ROUTED["messages"] = [
     {**said, "content": SECRET} if said["role"] == "developer" else said for said in ROUTED["messages"]
 ]
+GEMINI = gemini.request(
+    gemini.user(SECRET, {"inlineData": {"mimeType": "image/png", "data": "aGk="}}),
+    gemini.model(
+        {"text": "Hm.", "thought": True},
+        {"text": "I look.", "thoughtSignature": "skip_thought_signature_validator"},
+        gemini.call("read", "c1"),
+        gemini.call(),
+    ),
+    gemini.user(gemini.result("read", "c1"), gemini.result(), "And?"),
+    system="Be brief.",
+    tools=[gemini.tool("read"), {"googleSearch": {}}],
+    toolConfig={"functionCallingConfig": {"mode": "AUTO"}},
+    generationConfig={"maxOutputTokens": 10, "stopSequences": ["x"], "thinkingConfig": {"includeThoughts": True}},
+)
 BODIES: dict[str, Wire] = {
     "/v1/messages": ANTHROPIC,
     "/v1/chat/completions": _openai(Chat(), stream_options={"include_usage": True}, **OPTIONS),
     "/v1/responses": _openai(Responses(), text={"verbosity": "low"}, **OPTIONS),
     "/v1/responses/input_tokens": _openai(Responses()),
     "/api/v1/chat/completions": ROUTED,
+    "/v1/models/gemini-3.8-flash:generateContent": GEMINI,
+    "/v1beta/models/gemini-3.8-flash:streamGenerateContent": GEMINI,
+    "/v1/models/gemini-3.8-flash:countTokens": {"generateContentRequest": GEMINI},
+    "/v1/cachedContents": {
+        "model": "models/gemini-3.8-flash",
+        "ttl": "300s",
+        "displayName": "x",
+        "contents": GEMINI["contents"][:1],
+        "tools": GEMINI["tools"],
+        "systemInstruction": {"parts": [{"text": gemini.LONG}]},
+    },
 }
 
 every_endpoint = pytest.mark.parametrize("path", BODIES)
@@ -104,7 +130,11 @@ def test_a_value_of_another_kind_anywhere_is_answered_or_refused(path: str, data
 def test_anything_left_out_doubled_or_added_is_answered_or_refused(path: str, data: st.DataObject) -> None:
     places = [place for place in places_in(BODIES[path]) if place]
     place = data.draw(st.sampled_from(places))
-    name = data.draw(st.sampled_from(["type", "content", "id", "cache_control", "prompt_cache_breakpoint", "x"]))
+    name = data.draw(
+        st.sampled_from(
+            ["type", "content", "id", "cache_control", "prompt_cache_breakpoint", "parts", "functionCall", "text", "x"]
+        )
+    )
     value = data.draw(json_values)
 
     def change(inner: Any) -> Any:

@@ -8,6 +8,7 @@ from holdfast.cachemodel.breakpoints import begin_with_breakpoints
 from holdfast.cachemodel.implicit import begin_implicitly
 from holdfast.cachemodel.marks import begin_with_marks
 from holdfast.cachemodel.values import Call, Entries, Entry, EntryKey, Outcome
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 
 ENTRIES_MAX = 10_000
@@ -25,6 +26,10 @@ def begin(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Ent
 
     Raises `UserError` for marks that the provider would refuse.
     """
+    if call.named_tokens:
+        # Such a call reads what has a name, and nothing else is read or kept.
+        usage = Usage(input=call.tokens - call.named_tokens, cache_read=call.named_tokens)
+        return Outcome(usage=usage, at=call.at), entries
     match rules.kind:
         case "marks" | "none":
             return begin_with_marks(rules, entries, call)

@@ -38,7 +38,7 @@ class Call(msgspec.Struct, frozen=True):
 
     `at` is when the request started, in seconds; lifetimes are counted from there. `ttl` is how long what the provider
     keeps of itself shall live, by its name in the rules; without it the first of them holds. `only_marks` keeps the
-    provider from writing anywhere else.
+    provider from writing anywhere else. `named_tokens` are in front, in a cache that the request names.
     """
 
     scope: Scope
@@ -47,6 +47,7 @@ class Call(msgspec.Struct, frozen=True):
     at: float
     ttl: str | None = None
     only_marks: bool = False
+    named_tokens: int = 0
 
     @property
     def tokens(self) -> int:

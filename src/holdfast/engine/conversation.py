@@ -119,18 +119,20 @@ class Conversation:
     def check_budget(self, estimated_tokens: int) -> None:
         """Refuse a call that could take the session past its limit, even if nothing of it were read from cache."""
         limit = self.parts.spend_max_usd
-        if limit is None:
-            return
+        worst = self.worst_cost_usd(estimated_tokens)
+        if limit is not None and self.state.cost_usd + worst > limit:
+            raise BudgetError(
+                f"the session has spent ${self.state.cost_usd:.4f} of its ${limit:f}; the next call could cost up to "
+                f"${worst:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
+                f"{self.parts.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
+            )
+
+    def worst_cost_usd(self, estimated_tokens: int) -> Decimal:
+        """What a call costs that reads nothing from cache and is answered with as much as it allows."""
         output_max = self.parts.parameters.output_tokens_max
         tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
         # A prompt just below the size from which all of it costs more may really be above it.
         prices = (self.price(estimated_tokens), self.price(tokens_max))
         dearest = max(max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices)
         output = max(row.output for row in prices)
-        worst = (tokens_max * dearest + output_max * output) / Decimal(1_000_000)
-        if self.state.cost_usd + worst > limit:
-            raise BudgetError(
-                f"the session has spent ${self.state.cost_usd:.4f} of its ${limit:f}; the next call could cost up to "
-                f"${worst:.4f} ({tokens_max} tokens in, at most {output_max} out): raise spend_max_usd, or "
-                f"lower output_tokens_max"
-            )
+        return (tokens_max * dearest + output_max * output) / Decimal(1_000_000)

@@ -34,7 +34,8 @@ async def reference(talk: Conversation) -> Reference | None:
     if not isinstance(adapter, KeepsCaches) or not head:
         return None
     if head < len(scroll.pieces) and scroll.pieces[head].place != "messages":
-        # A part of the system prompt changes from turn to turn, and a cache holds all of it or nothing.
+        # A cache holds all of the system prompt or nothing.
+        await let_go(talk, "a part of the system prompt changes from turn to turn")
         return None
     kept = await _kept_now(talk, adapter)
     if kept is None:
@@ -73,7 +74,7 @@ async def _kept_now(talk: Conversation, adapter: KeepsCaches) -> KeptPrefix | No
         wished,
         rules=parts.model.cache,
         price=talk.price(tokens),
-        calls_so_far=state.llm_calls,
+        uncached_calls=state.uncached_calls,
         at=parts.clock(),
     )
     match step:
@@ -157,10 +158,12 @@ async def _ask(talk: Conversation, adapter: KeepsCaches, endpoint: Endpoint, bod
 
 
 def _affordable(talk: Conversation, tokens: int) -> bool:
+    """Whether the cache leaves enough for the call that is to use it."""
     limit = talk.parts.spend_max_usd
     price = talk.price(tokens)
     dear = tokens * price.input / 1_000_000 + storage_usd(tokens, talk.parts.keeping.ttl_seconds, price)
-    return limit is None or talk.state.cost_usd + dear <= limit
+    call = talk.worst_cost_usd(talk.state.calibration.corrected(talk.draft.scroll.tokens_total))
+    return limit is None or talk.state.cost_usd + dear + call <= limit
 
 
 def _unused(talk: Conversation, kept: KeptPrefix) -> Decimal:

@@ -57,7 +57,10 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain."""
+    """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
+
+    `uncached_calls` read nothing from any cache.
+    """
 
     session_id: str
     model: str = ""
@@ -86,7 +89,7 @@ class State(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
     calibration: Calibration = Calibration()
-    llm_calls: int = 0
+    uncached_calls: int = 0
     kept: KeptPrefix | None = None
     refused_prefix: str | None = None
     ended: bool = False
@@ -201,6 +204,8 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         first_ephemeral=next((at for at, passage in enumerate(sent + newer) if passage.ephemeral), None),
         links=(),
         calibration=Calibration(),
+        uncached_calls=state.uncached_calls if same_provider else 0,
+        refused_prefix=None,
     )
 
 
@@ -268,7 +273,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         state,
         turn=turn,
         call_open=None,
-        llm_calls=state.llm_calls + 1,
+        uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         usage=state.usage + call.usage,
         cost_usd=state.cost_usd + call.cost_usd,
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),

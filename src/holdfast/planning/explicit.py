@@ -67,12 +67,13 @@ def plan_keeping(
     *,
     rules: CacheRules,
     price: Price,
-    calls_so_far: int,
+    uncached_calls: int,
     at: float,
 ) -> CacheStep:
     """What to do with the named cache before the next call.
 
-    A session that has made so many calls is taken to make as many again: that is all anyone knows of it.
+    Calls that read the prefix from the cache that the provider keeps of itself would save nothing. A session that has
+    made so many others is taken to make as many of them again: that is all anyone knows of it.
     """
     alive = kept if kept is not None and at < kept.expires_at else None
     fits = alive is not None and (alive.model, alive.digest) == (wanted.model, wanted.digest)
@@ -84,22 +85,24 @@ def plan_keeping(
         return LeaveOut(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
     hours = Decimal(keeping.ttl_seconds) / 3600
     if alive is None or not fits:
-        pays = calls_so_far * (price.input - price.cache_read) > price.input + price.storage_per_hour * hours
+        pays = uncached_calls * (price.input - price.cache_read) > price.input + price.storage_per_hour * hours
         if pays or keeping.always:
-            return Create(_why_created(wanted, keeping, price, calls_so_far), instead_of=alive)
-        return LeaveOut(f"{calls_so_far} calls so far do not promise enough reads to pay for it", delete=alive)
+            return Create(_why_created(wanted, keeping, price, uncached_calls), instead_of=alive)
+        return LeaveOut(
+            f"{uncached_calls} uncached calls so far do not promise enough reads to pay for it", delete=alive
+        )
     if alive.expires_at - at < keeping.ttl_seconds / EXTENDED_BELOW_SHARE:
-        pays = calls_so_far * (price.input - price.cache_read) > price.storage_per_hour * hours
+        pays = uncached_calls * (price.input - price.cache_read) > price.storage_per_hour * hours
         if pays or keeping.always:
             return Extend(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
     return Use(alive)
 
 
-def _why_created(wanted: WantedPrefix, keeping: Keeping, price: Price, calls_so_far: int) -> str:
+def _why_created(wanted: WantedPrefix, keeping: Keeping, price: Price, uncached_calls: int) -> str:
     stored = storage_usd(wanted.tokens, keeping.ttl_seconds, price)
     made = wanted.tokens * price.input / 1_000_000
     saved = wanted.tokens * (price.input - price.cache_read) / 1_000_000
     return (
         f"{wanted.tokens} tokens for ${made:.6f} and ${stored:.6f} of storage; each read saves ${saved:.6f}, and "
-        f"{calls_so_far} calls so far promise as many reads"
+        f"{uncached_calls} uncached calls so far promise as many reads"
     )

@@ -1,14 +1,14 @@
 """What a request holds, block by block in wire order: where each was, its bytes, and its mark."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain as chained
 
 import msgspec
 
 from holdfast.cachemodel.tiers import Part
 from holdfast.cachemodel.values import BlockKind
 from holdfast.canonical.blocks import Block
-from holdfast.canonical.encoding import canonical_json, digest
+from holdfast.canonical.encoding import canonical_json, chain, digest
 from holdfast.canonical.pieces import Piece
 from holdfast.canonical.prompt import Parameters, Place, Segment, Ttl
 from holdfast.canonical.tools import ToolSpec
@@ -36,8 +36,8 @@ class SentBlock(msgspec.Struct, frozen=True):
 
 def sent_blocks(adapter: Adapter, request: WireRequest) -> tuple[SentBlock, ...]:
     lifetimes = {mark.piece: mark.ttl for mark in request.plan.marks}
-    pieces = chain.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
-    places = chain.from_iterable(_places(segment) for segment in request.prompt.segments)
+    pieces = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
+    places = chained.from_iterable(_places(segment) for segment in request.prompt.segments)
     return tuple(
         SentBlock(path, block, piece, lifetimes.get(index))
         for index, ((path, block), piece) in enumerate(zip(places, pieces, strict=True))
@@ -88,6 +88,14 @@ def conversations_of(workspace: str, blocks: Sequence[SentBlock]) -> tuple[str, 
         if sent.piece.place == "messages":
             known_by.append(digest(canonical_json(opening)))
     return tuple(reversed(known_by)) or (digest(canonical_json(opening)),)
+
+
+def conversation_so_far(blocks: Sequence[SentBlock]) -> str:
+    """A digest of all that was sent, and of nothing else."""
+    so_far = ""
+    for sent in blocks:
+        so_far = chain(so_far, sent.piece.opens + sent.piece.data)
+    return so_far
 
 
 def part_of(sent: SentBlock, place: Place, *, model: Model, count: TokenCounts, ending: bool = False) -> Part:

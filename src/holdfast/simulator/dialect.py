@@ -15,6 +15,7 @@ from holdfast.catalog.rows import Model
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.simulator.blocks import TokenCounts
+from holdfast.simulator.named import NamedCaches
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -30,12 +31,14 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a request meets: the models there are, whose request it is, what time it is, how tokens are counted."""
+    """What a request meets: the models there are, whose request it is, what time it is, how tokens are counted,
+    and which caches have a name."""
 
     models: Models
     workspace: str
     at: float
     count: TokenCounts
+    named: NamedCaches
 
 
 class DroppedBlock(msgspec.Struct, frozen=True):

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.simulator.anthropic import AnthropicDialect
 from holdfast.simulator.dialect import Asked, Dialect
+from holdfast.simulator.gemini import GeminiDialect
 from holdfast.simulator.openai import ChatDialect, ResponsesDialect
 from holdfast.simulator.openrouter import OpenRouterDialect
 
 DIALECTS: tuple[Callable[[], Dialect], ...] = (
     AnthropicDialect,
     OpenRouterDialect,
+    GeminiDialect,
     ChatDialect,
     ResponsesDialect,
 )

@@ -114,7 +114,7 @@ def _steer(provider: SimulatedProvider, request: web.Request, body: bytes) -> we
         case "GET /_sim/requests":
             return _shown({"requests": [_shown_request(recorded) for recorded in provider.requests]})
         case "GET /_sim/cache":
-            return _shown({"now": provider.now(), "entries": provider.cache})
+            return _shown({"now": provider.now(), "entries": provider.cache, "named": provider.named_caches})
         case _:
             known = "POST /_sim/clock, GET /_sim/requests, GET /_sim/cache"
             return _refusal(request, refuse(f"no such endpoint; there are {known}", status=404))

@@ -20,6 +20,7 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.blocks import spell_block
 from holdfast.providers.failures import header
+from holdfast.providers.keeping import NamedCache
 from holdfast.providers.registry import provider_named
 from holdfast.simulator.answer import Answer
 from holdfast.simulator.blocks import TokenCounts
@@ -27,6 +28,7 @@ from holdfast.simulator.dialect import NOTHING as _NOTHING
 from holdfast.simulator.dialect import Asked, Dialect, Setting, Understood, refuse
 from holdfast.simulator.dialects import all_dialects, dialect_of, known_routes, refusing_dialect
 from holdfast.simulator.faults import DeliveryFault, Fault, StatusFault, parse_fault, spoiled
+from holdfast.simulator.named import NamedCaches
 from holdfast.simulator.records import RecordedRequest, RequestRing
 from holdfast.simulator.reply import reply_content, stop_reason_of
 from holdfast.simulator.script import Script, ScriptedReply, parse_script
@@ -57,6 +59,7 @@ class SimulatedProvider:
         self._models = models
         self._requests = requests or RequestRing()
         self._entries = Entries()
+        self._named = NamedCaches()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
         self._dialects = all_dialects()
@@ -91,6 +94,11 @@ class SimulatedProvider:
     def cache(self) -> tuple[Entry, ...]:
         """What can be read from the cache now."""
         return self._entries.live(at=self.now())
+
+    @property
+    def named_caches(self) -> tuple[NamedCache, ...]:
+        """The caches that were made under a name, of all keys."""
+        return tuple(kept.cache for kept in self._named.live(at=self.now()))
 
     def answer(
         self,
@@ -128,7 +136,7 @@ class SimulatedProvider:
         fault = None if ordered is None else _fault_ordered(ordered)
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
-        request = dialect.understand(asked, Setting(self._known(), workspace, self.now(), self._count))
+        request = dialect.understand(asked, Setting(self._known(), workspace, self.now(), self._count, self._named))
         if isinstance(request, bytes):
             return self._whole(dialect, request)
         return self._reply_to(dialect, request, fault)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from holdfast.canonical.encoding import chain
 from holdfast.canonical.transcript import messages_of
 from holdfast.providers.adapter import Adapter, WireRequest
-from holdfast.simulator.blocks import SentBlock, conversations_of, sent_blocks
+from holdfast.simulator.blocks import SentBlock, conversation_so_far, conversations_of, sent_blocks
 from holdfast.simulator.dialect import Setting, Understood, refuse
 from holdfast.simulator.openai.blocks import cache_call
 from holdfast.simulator.openai.checks import (
@@ -63,11 +62,3 @@ def understand(wire: WireRequest, setting: Setting, interface: Interface, *, cou
         prefix=conversation_so_far(sent),
         prewarmed="end_turn" if options.prewarms else None,
     )
-
-
-def conversation_so_far(blocks: Sequence[SentBlock]) -> str:
-    """A digest of all that was sent, and of nothing else."""
-    so_far = ""
-    for sent in blocks:
-        so_far = chain(so_far, sent.piece.opens + sent.piece.data)
-    return so_far

@@ -1,0 +1,3 @@
+"""Gemini's API, as the simulator speaks it."""
+
+from holdfast.simulator.gemini.dialect import GeminiDialect as GeminiDialect

@@ -1,0 +1,58 @@
+"""How Gemini's cache sees a request: its parts in wire order, and what all of them depend on."""
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.cachemodel.tiers import TierParameters, prefixes_of, seeds_of
+from holdfast.cachemodel.values import Call, Scope
+from holdfast.canonical.blocks import Text
+from holdfast.canonical.encoding import canonical_json, digest
+from holdfast.canonical.pieces import Piece
+from holdfast.canonical.prompt import Parameters, Place
+from holdfast.canonical.tools import ToolSpec
+from holdfast.catalog.rows import Model
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.gemini import gemini
+from holdfast.providers.gemini.opening import TOOL_CONFIG
+from holdfast.providers.gemini.parts import read_part
+from holdfast.simulator.blocks import SentBlock, extra_field, part_of, same_spelling
+from holdfast.simulator.dialect import Setting
+
+
+def sent_parts(request: WireRequest) -> tuple[SentBlock, ...]:
+    """A thought and the signature on the part behind it are parts of their own, as on the wire."""
+    blocks: list[SentBlock] = []
+    for segment in request.prompt.segments:
+        pieces = gemini.spell(segment)
+        head: tuple[Text | ToolSpec, ...] = (*segment.tools, *segment.system)
+        blocks += (SentBlock(piece.place, block, piece) for block, piece in zip(head, pieces, strict=False))
+        blocks += _said(pieces[len(head) :])
+    return tuple(blocks)
+
+
+def _said(pieces: Sequence[Piece]) -> Iterator[SentBlock]:
+    content = part = -1
+    for piece in pieces:
+        content, part = (content + 1, 0) if piece.opens else (content, part + 1)
+        yield SentBlock(f"contents[{content}].parts[{part}]", read_part(piece.data)[0], piece)
+
+
+def cache_call(
+    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, setting: Setting, named_tokens: int = 0
+) -> Call:
+    """The request as the cache sees it; so many of its tokens are in a cache that it names."""
+    seeds = seeds_of(model.cache, _tier_parameters(blocks, parameters))
+    parts = (part_of(sent, sent.piece.place, model=model, count=setting.count) for sent in blocks)
+    scope = Scope(setting.workspace, model.name)
+    return Call(scope, prefixes_of(seeds, parts), (), setting.at, named_tokens=named_tokens)
+
+
+def _tier_parameters(blocks: Sequence[SentBlock], parameters: Parameters) -> TierParameters:
+    foreign = extra_field(parameters, TOOL_CONFIG)
+    chosen = canonical_json(foreign).decode() if foreign else same_spelling(parameters.tool_choice_json)
+    others = {"tool_config": chosen, "tools": _digest(blocks, "tools"), "system": _digest(blocks, "system")}
+    return TierParameters(parameters.model, others=others)
+
+
+def _digest(blocks: Sequence[SentBlock], place: Place) -> str | None:
+    said = [digest(sent.piece.opens + sent.piece.data) for sent in blocks if sent.piece.place == place]
+    return digest(canonical_json(said)) if said else None

@@ -1,0 +1,133 @@
+"""Which requests Gemini refuses, and in which words."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast.canonical.blocks import Block, Message, Opaque, ToolResult, ToolUse
+from holdfast.canonical.prompt import Parameters, Passage
+from holdfast.canonical.tools import ToolSpec
+from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.rows import Model
+from holdfast.errors import ProviderError, UserError
+from holdfast.providers.gemini import gemini
+from holdfast.providers.gemini.opening import CONFIG
+from holdfast.providers.gemini.read import OUTPUT_TOKENS_DEFAULT
+from holdfast.simulator.blocks import SentBlock, decoded, extra_field, field_of
+from holdfast.simulator.dialect import refuse
+
+_NAME_SHOWN_CHARS_MAX = 120
+
+
+def model_named(name: str, models: Models, *, method: str) -> Model:
+    try:
+        return find_model(f"{gemini.name}:{name}", models)
+    except UserError as error:
+        raise unsupported(name, method) from error
+
+
+def unsupported(name: str, method: str) -> ProviderError:
+    return refuse(
+        f"models/{name[:_NAME_SHOWN_CHARS_MAX]} is not found, or is not supported for {method}. Call ListModels to "
+        "see the list of available models and their supported methods.",
+        status=404,
+    )
+
+
+def check_contents(passages: Sequence[Passage]) -> None:
+    if not passages:
+        raise refuse("GenerateContentRequest.contents: contents is not specified")
+    for index, passage in enumerate(passages):
+        if not passage.content:
+            raise refuse(f"GenerateContentRequest.contents[{index}].parts: contents.parts must not be empty.")
+        for at, block in enumerate(passage.content):
+            if isinstance(block, Opaque) and not block.kind:
+                raise refuse(
+                    f"GenerateContentRequest.contents[{index}].parts[{at}].data: required oneof field 'data' must "
+                    "have one initialized field"
+                )
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """The model calls and the user answers, all calls of a turn at once and right behind it."""
+    waiting: Counter[str] = Counter()
+    for message in messages:
+        calls = Counter(found for block in message.content if (found := _call_id(block)) is not None)
+        results = Counter(found for block in message.content if (found := _result_id(block)) is not None)
+        if calls and message.role == "user":
+            raise refuse("Please ensure that function call parts are in a turn of the role model.")
+        if results and (message.role != "user" or not waiting):
+            raise refuse("Please ensure that function response turn comes immediately after a function call turn.")
+        _check_answered(waiting, results)
+        waiting = calls
+    _check_answered(waiting, Counter())
+
+
+def _check_answered(waiting: Counter[str], results: Counter[str]) -> None:
+    if waiting.total() != results.total():
+        raise refuse(
+            "Please ensure that the number of function response parts is equal to the number of function call parts "
+            "of the function call turn."
+        )
+    if waiting != results:
+        raise refuse("Please ensure that each function response has the id and name of a function call it answers.")
+
+
+def _call_id(block: Block) -> str | None:
+    match block:
+        case ToolUse(id=id):
+            return id
+        case Opaque(kind="functionCall"):
+            return _foreign_id(block)
+        case _:
+            return None
+
+
+def _result_id(block: Block) -> str | None:
+    match block:
+        case ToolResult(tool_use_id=id):
+            return id
+        case Opaque(kind="functionResponse"):
+            return _foreign_id(block)
+        case _:
+            return None
+
+
+def _foreign_id(block: Opaque) -> str:
+    """The id of a call or result with fields that we do not know; its name where it has none."""
+    told = field_of(decoded(block.raw.decode(errors="replace")), block.kind)
+    return str(field_of(told, "id") or field_of(told, "name"))
+
+
+def check_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> None:
+    names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
+    repeated = next((name for name, count in Counter(names).items() if count > 1), None)
+    if repeated is not None:
+        raise refuse(f"Duplicate function declaration found: {repeated[:_NAME_SHOWN_CHARS_MAX]}")
+    chosen = decoded(parameters.tool_choice_json)
+    kind = field_of(chosen, "type")
+    if kind in ("any", "tool") and not names:
+        raise refuse("Function calling config is set without function_declarations.")
+    if kind == "tool" and field_of(chosen, "name") not in names:
+        raise refuse("allowed_function_names should be a subset of the names in function_declarations.")
+
+
+def check_output(parameters: Parameters, model: Model) -> None:
+    asked, most = parameters.output_tokens_max, model.output_tokens_max
+    # What a request is read as that sets no limit is no more than any model gives.
+    if asked != OUTPUT_TOKENS_DEFAULT and not 1 <= asked <= most:
+        raise refuse(
+            f"Unable to submit request because it has a maxOutputTokens value of {asked} but the supported range is "
+            f"from 1 (inclusive) to {most + 1} (exclusive)."
+        )
+    if extra_field(parameters, f"{CONFIG}candidateCount") not in (None, 1):
+        raise refuse("Only one candidate can be specified in this model")
+
+
+def check_window(tokens: int, model: Model) -> None:
+    if tokens > model.context_tokens_max:
+        raise ProviderError(
+            "context_overflow",
+            f"The input token count ({tokens}) exceeds the maximum number of tokens allowed "
+            f"({model.context_tokens_max}).",
+            status=400,
+        )
