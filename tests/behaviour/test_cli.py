@@ -186,7 +186,9 @@ def test_the_demo_needs_a_key_to_run_live() -> None:
     assert "set GEMINI_API_KEY" in run("demo", "--live", "--model", "gemini:gemini-3.8-flash").stderr
 
 
-@pytest.mark.parametrize("model", ["openai:gpt-6-luna", "openai-chat:gpt-6-luna", "openai:gpt-5.4-mini"])
+@pytest.mark.parametrize(
+    "model", ["openai:gpt-6-luna", "openai-chat:gpt-6-luna", "openai:gpt-5.4-mini", "gemini:gemini-3.8-flash"]
+)
 def test_the_demo_plays_a_model_of_every_provider_and_its_cache_holds(model: str) -> None:
     result = json.loads(demo("--json", "--model", model))
     assert len(result["turns"]) == 12

@@ -16,6 +16,8 @@ from holdfast.simulator.answer import Answer, Chunk
 from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
 
+pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+
 CLIENTS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "anthropic": ("anthropic", players.anthropic_sync, players.anthropic_async),
     "openai chat": ("openai-chat", players.chat_sync, players.chat_async),

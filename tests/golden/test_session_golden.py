@@ -25,6 +25,7 @@ MODELS = {
     "openai_before_breakpoints": "openai:gpt-5.4",
     "openai_chat": "openai-chat:gpt-6.1-sol",
     "openrouter": "openrouter:anthropic/claude-sonnet-5.5",
+    "gemini": "gemini:gemini-3.8-flash",
 }
 
 
