@@ -1,16 +1,18 @@
 """A session that goes on with another model: quoted, agreed to, recorded, resumed."""
 
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
-from holdfast.canonical.blocks import Thinking
+from holdfast.canonical.blocks import Base64Source, Image, Text, Thinking
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.events.payloads import LlmCallCompleted, ModelSwitched
 from holdfast.ledger.calls import calls
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
+from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
@@ -129,3 +131,114 @@ async def test_a_switch_before_the_first_message_is_a_switch_too(options: Option
         quote = await session.switch_model(OPUS)
         assert quote.prompt_tokens > 1000
         assert (await session.send("one")).text == "One."
+
+
+# Between providers
+
+LOOP = """
+{"content": [{"type": "thinking", "thinking": "A file."}, {"type": "text", "text": "I look."}, \
+{"type": "tool_use", "name": "look", "input": {"at": "a.png"}}, {"type": "tool_use", "name": "look", "input": {}}]}
+{"content": [{"type": "thinking", "thinking": "Enough."}, {"type": "text", "text": "Both are there."}]}
+{"content": "Two."}
+{"content": "Three."}
+"""
+EVERY = [
+    SONNET,
+    "openai:gpt-6.1-sol",
+    "openai-chat:gpt-5.4",
+    "gemini:gemini-3.8-flash",
+    "openrouter:anthropic/claude-sonnet-5.5",
+]
+
+
+def look(at: str = "here") -> str:
+    """Look somewhere."""
+    if at == "here":
+        raise ValueError("there is nothing here")
+    return f"Seen: {at}."
+
+
+@pytest.fixture
+def turned_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f'[models."{EVERY[-1]}"]\nsupports_prompt_caching = true\n')
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("turned_on")
+@pytest.mark.parametrize("after", EVERY)
+@pytest.mark.parametrize("before", EVERY)
+async def test_any_provider_takes_over_from_any_other_and_its_cache_then_holds(before: str, after: str) -> None:
+    store, clock = MemoryStore(), ManualClock()
+    provider = SimulatedProvider(clock=clock, script=LOOP)
+    session = Session.create(
+        model=before,
+        system_prompt=PROMPT * 4,
+        system_prompt_volatile="Branch: main.",
+        tools=[look],
+        store=store,
+        wire=provider,
+        clock=clock,
+    )
+    async with session:
+        await session.send([Image(Base64Source("image/png", "iVBORw0KGgo=")), Text("What is this?")])
+        quote = await session.switch_model(after)
+        assert (await session.send("And now?")).text == "Two."
+        assert (await session.send("Sure?")).text == "Three."
+    records = list(calls(store.read(session.id)))
+    assert [record.model for record in records] == [before, before, after, after]
+    assert [record.prefix_held for record in records] == [True] * 4
+    assert records[3].usage.cache_read > records[2].usage.tokens_sent * 0.9
+    assert abs(records[2].usage.tokens_sent - quote.prompt_tokens) < 0.1 * quote.prompt_tokens
+    told = [request.status for request in provider.requests]
+    assert set(told) == {200}
+
+
+@pytest.mark.usefixtures("turned_on")
+async def test_a_resumed_session_speaks_to_the_provider_that_it_was_switched_to() -> None:
+    store = MemoryStore()
+    given: Options = {"store": store, "tools": [look], "wire": SimulatedProvider(script=LOOP)}
+    created: Options = {**given, "model": SONNET, "system_prompt": PROMPT}
+    async with Session.create(**created) as session:
+        await session.send("What is this?")
+        await session.switch_model("openai:gpt-6-luna")
+    async with Session.resume(session.id, **given) as resumed:
+        assert (await resumed.send("And now?")).text == "Two."
+    (_, _, last) = calls(store.read(session.id))
+    assert last.model == "openai:gpt-6-luna"
+
+
+async def test_another_provider_needs_a_key_or_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = await serve(SimulatedProvider())
+    try:
+        given: Options = {"model": SONNET, "store": MemoryStore(), "base_url": server.url, "api_key": "any"}
+        async with Session.create(**given) as session:
+            await session.send("one")
+            with pytest.raises(UserError, match="no key for openai: set OPENAI_API_KEY"):
+                await session.switch_model("openai:gpt-6-luna")
+            assert (await session.send("still here?")).text == "Echo: still here?"
+            await session.switch_model("openai:gpt-6-luna", base_url=f"{server.url}/v1", api_key="any")
+            assert (await session.send("and now?")).text == "Echo: and now?"
+    finally:
+        await server.aclose()
+
+
+async def test_a_wire_that_was_given_leads_to_one_provider_only(options: Options) -> None:
+    provider = SimulatedProvider()
+    given: Options = {**options, "wire": provider.wire()}
+    async with Session.create(**given) as session:
+        await session.send("one")
+        with pytest.raises(UserError, match=r"was given its wire to anthropic; give one to openai too"):
+            await session.switch_model("openai:gpt-6-luna")
+        await session.switch_model("openai:gpt-6-luna", wire=provider.wire(provider="openai"))
+        assert (await session.send("and now?")).text == "Echo: and now?"
+
+
+async def test_what_the_other_provider_has_no_words_for_is_refused_before_the_switch(options: Options) -> None:
+    given: Options = {**options, "stop_sequences": ["END"]}
+    async with Session.create(**given) as session:
+        await session.send("one")
+        with pytest.raises(UserError, match="stop"):
+            await session.switch_model("openai:gpt-6-luna")
+        assert session.model == SONNET

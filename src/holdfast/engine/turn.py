@@ -162,7 +162,7 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         body_bytes=len(body),
     )
     await talk.record("agent", prepared, started)
-    reply = await _exchange(talk, body, started_at, emit)
+    reply, retries = await _exchange(talk, body, started_at, emit)
     price = talk.price(reply.usage.tokens_sent)
     completed = LlmCallCompleted(
         model=parts.model.id,
@@ -176,6 +176,7 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
         request_id=started.request_id,
         response_id=reply.id,
+        retry_count=retries,
     )
     # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
     content = sendable_content(reply.content)
@@ -184,8 +185,8 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     return msgspec.structs.replace(reply, content=content)
 
 
-async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> Reply:
-    """Send a request that is already on the log, and read the reply to its end."""
+async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> tuple[Reply, int]:
+    """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
     parts = talk.parts
     reader = parts.adapter.stream_reader()
     retries = 0
@@ -202,7 +203,7 @@ async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Em
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
-                        return delta.reply
+                        return delta.reply, retries
         raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
         await talk.record(

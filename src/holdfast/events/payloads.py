@@ -168,6 +168,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     produced_thinking_blocks: int
     request_id: str
     response_id: str = ""
+    retry_count: int = 0
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Protocol
 
+import msgspec
+
 from holdfast.canonical.reply import Delta, Reply
 from holdfast.errors import ProviderError
 from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent, SseReader
@@ -23,6 +25,17 @@ class EventFold(Protocol):
 
     def partial(self) -> Reply | None:
         """See `StreamReader.partial`."""
+
+
+class _Type(msgspec.Struct, frozen=True):
+    type: str = ""
+
+
+def event_name(event: SentEvent) -> str:
+    """What an event is called, by its sender or by itself. Raises msgspec's errors."""
+    # Parts that are kept as bytes are not checked for it otherwise.
+    event.data.decode()
+    return event.name or msgspec.json.decode(event.data, type=_Type).type
 
 
 class EventStreamReader:

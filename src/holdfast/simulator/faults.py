@@ -16,7 +16,6 @@ KNOWN_FAULTS = (
 )
 STALL_SECONDS = 3600.0
 PAUSE_SECONDS_MAX = 3600.0
-MALFORMED_EVENT = b'event: content_block_delta\ndata: {"type": "content_block_delta", "index": \n\n'
 
 _TEXT_SHOWN_CHARS_MAX = 60
 
@@ -89,9 +88,17 @@ def _spoiled(parts: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) ->
         yield Pause(STALL_SECONDS)
     if fault.trouble == "malformed":
         # A whole reply that just ends is unreadable enough.
-        yield from [MALFORMED_EVENT, *coming] if streamed else []
+        if streamed:
+            yield from (_broken(part) if isinstance(part, bytes) else part for part in islice(coming, 1))
+            yield from coming
     else:
         yield Cut()
+
+
+def _broken(event: bytes) -> bytes:
+    """The event with the half of what it says: its name stays, so that whoever waits for it takes notice."""
+    name, marker, told = event.partition(b"data: ")
+    return name + marker + told[: len(told) // 2] + b"\n\n"
 
 
 def _halves(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

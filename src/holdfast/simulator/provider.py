@@ -19,7 +19,7 @@ from holdfast.clock import Clock, CountedIds, system_clock
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.blocks import spell_block
-from holdfast.providers.failures import header
+from holdfast.providers.failures import header, kind_of
 from holdfast.providers.keeping import NamedCache
 from holdfast.providers.registry import provider_named
 from holdfast.simulator.answer import Answer
@@ -195,7 +195,7 @@ class SimulatedProvider:
         return scripted.faults[failed]
 
     def _fail(self, dialect: Dialect, fault: StatusFault) -> Answer:
-        failure = ProviderError("other", "this failure was ordered", status=fault.status)
+        failure = ProviderError(kind_of(fault.status, ""), "this failure was ordered", status=fault.status)
         status, body = dialect.refusal(failure)
         pause = fault.retry_after_seconds
         headers = {} if pause is None else {"retry-after": f"{pause:g}"}

@@ -21,7 +21,7 @@ from holdfast.providers.anthropic.usage import WireUsage, buckets, updated
 from holdfast.providers.failures import readable
 from holdfast.providers.members import take_apart
 from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent
-from holdfast.providers.streaming import REPLY_BYTES_MAX, EventStreamReader
+from holdfast.providers.streaming import REPLY_BYTES_MAX, EventStreamReader, event_name
 
 STOP_REASONS: dict[str | None, StopReason] = {
     "end_turn": "end_turn",
@@ -92,9 +92,7 @@ class ReplyFold:
 
     def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
         with readable("server_error", "an event of the stream"):
-            # Parts that are kept as bytes are not checked for it otherwise.
-            event.data.decode()
-            name = event.name or msgspec.json.decode(event.data, type=_Type).type
+            name = event_name(event)
             if name in _EVENTS:
                 return self.take(name, _decode_event(event.data))
         if name == "error":

@@ -20,6 +20,7 @@ from holdfast.providers.openai_errors import read_stream_error
 from holdfast.providers.openai_responses.output import GrowingItem, Output
 from holdfast.providers.openai_responses.usage import WireUsage, buckets
 from holdfast.providers.sse import SentEvent
+from holdfast.providers.streaming import event_name
 
 _INCOMPLETE: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 
@@ -57,6 +58,9 @@ class _Response(msgspec.Struct, frozen=True):
         return self.status == "failed" or (self.output is None and bytes(self.error) != b"null")
 
 
+_OURS = "response."
+
+
 class _Event(msgspec.Struct, frozen=True):
     response: _Response = _Response()
     output_index: int = 0
@@ -64,10 +68,6 @@ class _Event(msgspec.Struct, frozen=True):
     summary_index: int = 0
     item: msgspec.Raw = msgspec.Raw(b"{}")
     delta: str = ""
-
-
-class _Type(msgspec.Struct, frozen=True):
-    type: str = ""
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -85,10 +85,11 @@ class ResponseFold:
 
     def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
         with readable("server_error", "an event of the stream"):
-            # Parts that are kept as bytes are not checked for it otherwise.
-            event.data.decode()
-            name = event.name or msgspec.json.decode(event.data, type=_Type).type
+            name = event_name(event)
             told = _decode_event(event.data) if name in _EVENTS else _Event()
+            if name.startswith(_OURS) and name not in _EVENTS:
+                # It says nothing to us, but one that is broken may well be one that says something.
+                msgspec.json.decode(event.data)
             if name in _EVENTS and name != "response.failed" and not told.response.failed:
                 return self.take(name, told)
         if name in _EVENTS:
