@@ -156,6 +156,12 @@ def test_the_demo_is_long_enough_for_models_that_cache_only_long_prompts(name: s
     assert result["read_share"] >= 0.85
 
 
+def test_the_demo_of_a_gemini_model_reads_all_but_the_newest_of_itself() -> None:
+    result = json.loads(demo("--json", "--model", "gemini:gemini-3.8-flash"))
+    assert [turn["cache_read"] > 8_192 for turn in result["turns"]] == [False] + [True] * 11
+    assert result["read_share"] >= 0.85
+
+
 def test_the_demo_is_the_same_whatever_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("LAYOUT", "seed"), ("PROFILE", "seed"), ("STEPS_MAX", "1"), ("SPEND_MAX_USD", "0.001")):
         monkeypatch.setenv(f"HOLDFAST_{name}", value)

@@ -26,9 +26,6 @@ CALLED = Reply((ToolUse("c1", "look_up", '{"word":"prefix"}'),), "tool_use", TOO
 CONFIG = types.GenerateContentConfig(system_instruction=SYSTEM)
 ANSWER = replying(gemini, SAID)
 
-# The client's own, of the library that it sends through.
-loud_client = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
-
 
 def connect(server: Server) -> genai.Client:
     options = types.HttpOptions(base_url=server.url, timeout=int(TIMEOUT_SECONDS * 1000))
@@ -142,7 +139,6 @@ async def other() -> AsyncIterator[genai.Client]:
         client.close()
 
 
-@loud_client
 async def test_the_asynchronous_side_is_recorded_too(other: genai.Client) -> None:
     reply = await other.aio.models.generate_content(model=FLASH, contents="Hello.", config=CONFIG)
     assert reply.text == "Two words. " * 20
@@ -153,7 +149,6 @@ async def test_the_asynchronous_side_is_recorded_too(other: genai.Client) -> Non
     assert recorded(other) == [TOOK] * 3
 
 
-@loud_client
 async def test_the_asynchronous_sides_errors_pass_and_are_recorded() -> None:
     body = gemini.write_error("server_error", "down")[1].decode()
     async with serving(says(body, status=500, headers={"content-type": "application/json"})) as server:
