@@ -1,6 +1,7 @@
 """Where time, ids and chance come from; everywhere else they are arguments."""
 
 import os
+import random
 import time
 from collections.abc import Callable
 from threading import Lock
@@ -15,8 +16,16 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
 
 
+Chance = Callable[[], float]
+"""A number from 0 to 1, another one each time."""
+
+
 def system_clock() -> float:
     return time.time()
+
+
+def system_chance() -> float:
+    return random.random()
 
 
 class ManualClock:

@@ -83,14 +83,24 @@ def test_every_command_has_help(name: str) -> None:
     assert f"Usage: command {name}" in result.output
 
 
-def test_help_imports_nothing_heavy() -> None:
-    program = """
+HEAVY = ("aiohttp", "rich", "msgspec", "splintr", "sqlite3")
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (["--help"], HEAVY),
+        (["config", "--json"], ("aiohttp", "splintr", "sqlite3", "holdfast.providers.anthropic.spell")),
+    ],
+    ids=["help", "config"],
+)
+def test_a_command_imports_nothing_heavy_that_it_does_not_need(words: list[str], heavy: tuple[str, ...]) -> None:
+    program = f"""
 import sys
 before = set(sys.modules)
 from holdfast.cli.main import command
-command.main(["--help"], standalone_mode=False)
-heavy = {"aiohttp", "rich", "msgspec", "splintr", "sqlite3"}
-print(sorted(heavy & (set(sys.modules) - before)))
+command.main({words!r}, standalone_mode=False)
+print(sorted(set({heavy!r}) & (set(sys.modules) - before)))
 """
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "[]"

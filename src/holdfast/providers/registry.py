@@ -1,25 +1,41 @@
-"""Which providers there are, where each is reached, and the adapter of each."""
+"""Which providers there are, where each is reached, and the adapter of each, loaded when it is first spoken through."""
 
-from typing import NamedTuple
+import functools
+import importlib
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import msgspec
 
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.anthropic import anthropic
-from holdfast.providers.claude_code import claude_code
-from holdfast.providers.gemini import gemini
-from holdfast.providers.openai_chat import openai_chat
-from holdfast.providers.openai_responses import openai_responses
-from holdfast.providers.openrouter import openrouter
+
+if TYPE_CHECKING:
+    from holdfast.providers.anthropic import anthropic
+    from holdfast.providers.claude_code import claude_code
+    from holdfast.providers.gemini import gemini
+    from holdfast.providers.openai_chat import openai_chat
+    from holdfast.providers.openai_responses import openai_responses
+    from holdfast.providers.openrouter import openrouter
+
+    _all: tuple[Adapter, ...] = (anthropic, claude_code, gemini, openai_chat, openai_responses, openrouter)
 
 
-class Provider(NamedTuple):
-    """The variables are those that the provider's own client reads; `base_url` is what that client appends paths to."""
+class Provider(msgspec.Struct, frozen=True):
+    """The variables are those that the provider's own client reads; `base_url` is what that client appends paths to.
 
-    adapter: Adapter
+    `home` is the package of the adapter, which has the same name in it.
+    """
+
+    name: str
+    home: str
     base_url: str = ""
     base_url_variable: str = ""
     key_variable: str = ""
+
+    @property
+    def adapter(self) -> Adapter:
+        return _adapter_in(self.home)
 
     @property
     def is_command(self) -> bool:
@@ -32,15 +48,21 @@ class Provider(NamedTuple):
         return urlsplit(self.base_url).path.rstrip("/")
 
 
+_OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
+
 PROVIDERS = {
-    provider.adapter.name: provider
+    provider.name: provider
     for provider in (
-        Provider(anthropic, "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
-        Provider(claude_code),
-        Provider(openai_responses, "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"),
-        Provider(openai_chat, "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"),
-        Provider(openrouter, "https://openrouter.ai/api/v1", "OPENROUTER_BASE_URL", "OPENROUTER_API_KEY"),
-        Provider(gemini, "https://generativelanguage.googleapis.com", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"),
+        Provider("anthropic", "anthropic", "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+        Provider("openai", "openai_responses", *_OPENAI),
+        Provider("openai-chat", "openai_chat", *_OPENAI),
+        Provider(
+            "gemini", "gemini", "https://generativelanguage.googleapis.com", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"
+        ),
+        Provider(
+            "openrouter", "openrouter", "https://openrouter.ai/api/v1", "OPENROUTER_BASE_URL", "OPENROUTER_API_KEY"
+        ),
+        Provider("claude-code", "claude_code"),
     )
 }
 
@@ -53,3 +75,9 @@ def provider_named(name: str) -> Provider:
 
 def adapter_for(provider: str) -> Adapter:
     return provider_named(provider).adapter
+
+
+@functools.cache
+def _adapter_in(home: str) -> Adapter:
+    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)
+    return adapter

@@ -1,7 +1,6 @@
 """How bytes get to a provider and back over HTTP: streamed, timed, and tried again where that is safe."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
@@ -10,14 +9,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from holdfast.clock import Chance, system_chance
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.pool import Host, give_back_host, take_host
 from holdfast.providers.retry import ATTEMPTS_MAX, retry_delay
-from holdfast.providers.wire import OnRetry
-
-REQUESTS_MAX = 16
-"""How many requests to one provider are under way at once, unless somebody says otherwise."""
+from holdfast.providers.wire import REQUESTS_MAX, OnRetry
 
 ERROR_BYTES_MAX = 64 * 1024
 REPLY_BYTES_MAX = 64 * 1024 * 1024
@@ -139,7 +136,7 @@ class HttpWire:
         attempts_max: int = ATTEMPTS_MAX,
         requests_max: int = REQUESTS_MAX,
         sleep: Sleep = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        chance: Chance = system_chance,
     ) -> None:
         self._adapter = adapter
         self._base_url = _checked_url(base_url)

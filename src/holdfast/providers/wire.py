@@ -6,6 +6,9 @@ from typing import Protocol
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Endpoint
 
+REQUESTS_MAX = 16
+"""How many requests to one provider are under way at once, unless somebody says otherwise."""
+
 OnRetry = Callable[[int, ProviderError], None]
 """Told, before the pause, how many attempts have failed so far and how the last one did."""
 

@@ -27,8 +27,8 @@ from holdfast.planning.explicit import Keeping
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.claude_code.command import CommandWire, split_command
 from holdfast.providers.registry import Provider, provider_named
-from holdfast.providers.transport import REQUESTS_MAX, HttpWire
-from holdfast.providers.wire import Wire
+from holdfast.providers.transport import HttpWire
+from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.volatile import sendable, volatile_texts

@@ -15,7 +15,7 @@ from holdfast.canonical.view import Layout
 from holdfast.errors import UserError
 from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
-from holdfast.providers.transport import REQUESTS_MAX
+from holdfast.providers.wire import REQUESTS_MAX
 
 CONFIG_BYTES_MAX = 1_000_000
 HOUR_SECONDS = 3600

@@ -14,8 +14,8 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint, WireRequest
 from holdfast.providers.failures import one_line
 from holdfast.providers.pool import give_back_host, take_host
-from holdfast.providers.transport import REPLY_BYTES_MAX, REQUESTS_MAX, Timeouts
-from holdfast.providers.wire import OnRetry
+from holdfast.providers.transport import REPLY_BYTES_MAX, Timeouts
+from holdfast.providers.wire import REQUESTS_MAX, OnRetry
 
 STDERR_BYTES_MAX = 64 * 1024
 CHUNK_BYTES = 64 * 1024
