@@ -30,15 +30,17 @@ def plan_marks(scroll: Scroll, rules: CacheRules, *, profile: Profile = "default
 def _wanted(scroll: Scroll, profile: Profile, *, rolling: bool) -> list[tuple[int | None, str]]:
     pieces, stable = scroll.pieces, scroll.stable_count
     wanted: list[tuple[int | None, str]] = [
-        (_last(pieces, 0, stable, place="tools"), "end of the tools"),
-        (_last(pieces, 0, stable, place="system"), "end of the stable system prompt"),
+        (last_markable(pieces, 0, stable, place="tools"), "end of the tools"),
+        (last_markable(pieces, 0, stable, place="system"), "end of the stable system prompt"),
     ]
     if profile == "default":
         if scroll.first_ephemeral is not None:
-            in_front = _last(pieces, stable, scroll.first_ephemeral, place="messages")
+            in_front = last_markable(pieces, stable, scroll.first_ephemeral, place="messages")
             wanted.append((in_front, "in front of ephemeral text"))
         if rolling:
-            wanted.append((_last(pieces, stable, len(pieces), place="messages"), "end of the conversation so far"))
+            wanted.append(
+                (last_markable(pieces, stable, len(pieces), place="messages"), "end of the conversation so far")
+            )
     return wanted
 
 
@@ -51,7 +53,7 @@ def _chosen(wanted: Sequence[tuple[int | None, str]], rules: CacheRules, *, ttl:
     return Plan(tuple(chosen[-rules.marks_max :]))
 
 
-def _last(pieces: Sequence[Piece], start: int, stop: int, *, place: Place) -> int | None:
+def last_markable(pieces: Sequence[Piece], start: int, stop: int, *, place: Place) -> int | None:
     """The last piece in [start, stop) of that place that may carry a mark."""
     for index in range(stop - 1, start - 1, -1):
         piece = pieces[index]

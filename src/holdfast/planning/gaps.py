@@ -1,0 +1,75 @@
+"""How long a session is silent between two calls: counted in steps of the logarithm, from few examples."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+EDGES_SECONDS = (
+    *(285.0, 300.0, 450.0, 600.0, 900.0, 1200.0, 1800.0, 2400.0, 3300.0, 3600.0),
+    *(5400.0, 7200.0, 14400.0, 28800.0, 86400.0),
+)
+"""Where one count ends and the next begins. Whatever is shorter than the first is of no interest to a cache."""
+
+PRIOR_CALLS = 20.0
+"""How many calls of other sessions weigh as much as everything that is known before any."""
+
+PRIOR_LONG_SHARE = 0.03
+"""How many gaps are long, before anything is known: one in thirty-three."""
+
+SEED_CALLS_MAX = 200.0
+"""How many calls of earlier sessions the past counts for, at most, beside the session's own."""
+
+
+class Gaps(msgspec.Struct, frozen=True):
+    """How many gaps fell between two edges; `counts[0]` are the short ones. Numbers need not be whole: they fade."""
+
+    counts: tuple[float, ...] = (0.0,) * (len(EDGES_SECONDS) + 1)
+
+    @property
+    def total(self) -> float:
+        return sum(self.counts)
+
+    def add(self, seconds: float) -> "Gaps":
+        place = sum(edge <= seconds for edge in EDGES_SECONDS)
+        return Gaps(tuple(count + (index == place) for index, count in enumerate(self.counts)))
+
+    def scaled(self, total_max: float) -> "Gaps":
+        """The same shares, but no more in all than so many."""
+        if self.total <= total_max:
+            return self
+        return Gaps(tuple(count * total_max / self.total for count in self.counts))
+
+    def __add__(self, other: "Gaps") -> "Gaps":
+        return Gaps(tuple(one + two for one, two in zip(self.counts, other.counts, strict=True)))
+
+    def chance(self, above_seconds: float, upto_seconds: float, *, given_seconds: float = 0.0) -> float:
+        """How likely a gap is to end in (above, upto], if it has lasted for `given_seconds` already."""
+        left = self._weight(given_seconds, float("inf"))
+        return self._weight(max(above_seconds, given_seconds), upto_seconds) / left if left > 0 else 0.0
+
+    def _weight(self, above: float, upto: float) -> float:
+        edges = (0.0, *EDGES_SECONDS, EDGES_SECONDS[-1] * 4)
+        weight = 0.0
+        for count, start, end in zip(self.counts, edges, edges[1:], strict=False):
+            overlap = min(upto, end) - max(above, start)
+            if overlap > 0:
+                weight += count * overlap / (end - start)
+        return weight
+
+
+def prior() -> Gaps:
+    """What is taken to hold of a session of which nothing is known: long gaps are rare, and of any length alike."""
+    long = PRIOR_CALLS * PRIOR_LONG_SHARE / len(EDGES_SECONDS)
+    return Gaps((PRIOR_CALLS * (1 - PRIOR_LONG_SHARE), *(long,) * len(EDGES_SECONDS)))
+
+
+def expected(own: Gaps, others: Gaps) -> Gaps:
+    """The gaps to expect of a session: its own, those of sessions before it, and a little of everything."""
+    return own + others.scaled(SEED_CALLS_MAX) + prior()
+
+
+def counted(gaps: Iterable[float]) -> Gaps:
+    found = Gaps()
+    for seconds in gaps:
+        found = found.add(seconds)
+    return found
