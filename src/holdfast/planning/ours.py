@@ -10,7 +10,7 @@ from holdfast.economics.cost import multipliers
 from holdfast.planning.gaps import Gaps, expected
 from holdfast.planning.lifetimes import Choice, Odds, Stakes, choose
 from holdfast.planning.marks import last_markable
-from holdfast.planning.pings import Idle, plan_ping
+from holdfast.planning.pings import LIFETIMES_SECONDS, Idle, plan_ping
 from holdfast.planning.policy import Moment, Ping
 from holdfast.planning.truths import Belief
 
@@ -54,7 +54,6 @@ class Memory(msgspec.Struct, frozen=True):
     last_at: float | None = None
     tail_piece: int | None = None
     tail_tokens: int = 0
-    tail_ttl: Ttl = "5m"
     pieces: int = 0
     anchor: Anchor | None = None
     belief: Belief = Belief()
@@ -69,11 +68,11 @@ class Planned(msgspec.Struct, frozen=True):
 def plan_call(moment: Moment, memory: Memory, learned: Learned) -> Planned:
     """The marks of the next call. Looks at the head, at the end, and at what it remembers; not at the history."""
     scroll, rules = moment.scroll, moment.rules
-    alive = _anchor_alive(memory, moment)
+    alive = _living(memory, moment.at)
     stakes = _stakes(moment, memory, alive)
     choice = choose(
         stakes,
-        _odds(moment, memory, learned),
+        _odds(memory, learned),
         multipliers(moment.price),
         hour_chain=alive is not None and alive.sound and alive.tokens >= memory.tail_tokens,
     )
@@ -89,27 +88,25 @@ def plan_call(moment: Moment, memory: Memory, learned: Learned) -> Planned:
     return Planned(Plan(marks), choice, stakes)
 
 
-def _anchor_alive(memory: Memory, moment: Moment) -> Anchor | None:
+def _living(memory: Memory, at: float) -> Anchor | None:
+    """The anchor, if it has been used within its lifetime."""
     anchor = memory.anchor
-    long = float(moment.rules.ttls_seconds.get("1h", 3600))
-    return anchor if anchor is not None and moment.at - anchor.used_at < long else None
+    return anchor if anchor is not None and at - anchor.used_at < LIFETIMES_SECONDS["1h"] else None
 
 
 def _stakes(moment: Moment, memory: Memory, anchor: Anchor | None) -> Stakes:
     scroll = moment.scroll
     new = sum(scroll.tokens[memory.pieces :]) if memory.pieces <= len(scroll.tokens) else scroll.tokens_total
     prompt = memory.tail_tokens + new if memory.pieces else scroll.tokens_total
-    short = float(moment.rules.ttls_seconds.get("5m", 300))
-    warm = moment.idle_seconds is not None and moment.idle_seconds < short
+    warm = moment.idle_seconds is not None and moment.idle_seconds < LIFETIMES_SECONDS["5m"]
     held = anchor.tokens if anchor is not None and (anchor.sound or memory.belief.chance > 0.5) else 0
     hit = memory.tail_tokens if warm else held
     return Stakes(prompt=prompt, written=max(0, prompt - hit), unanchored=max(0, prompt - held))
 
 
-def _odds(moment: Moment, memory: Memory, learned: Learned) -> Odds:
+def _odds(memory: Memory, learned: Learned) -> Odds:
     gaps = expected(memory.gaps, learned.gaps)
-    short, long = (float(moment.rules.ttls_seconds.get(ttl, seconds)) for ttl, seconds in (("5m", 300), ("1h", 3600)))
-    pause = gaps.chance(short, long)
+    pause = gaps.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"])
     left = max(learned.calls_expected - memory.calls, memory.calls, 1)
     return Odds(pause=pause, pauses_left=pause * left, upgrade=memory.belief.chance)
 
@@ -150,31 +147,35 @@ def _tokens_at(tokens: Sequence[int], places: Sequence[tuple[int, str]]) -> list
     return found
 
 
-def after_call(memory: Memory, moment: Moment, planned: Planned, usage: Usage) -> Memory:
+class Sent(msgspec.Struct, frozen=True):
+    """A request as it went out: when, with which marks, and how many pieces it had."""
+
+    at: float
+    marks: tuple[Mark, ...]
+    pieces: int
+
+
+def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
     """What the session knows once the provider has reported."""
-    scroll, marks = moment.scroll, planned.plan.marks
-    idle, anchor = moment.idle_seconds, _anchor_alive(memory, moment)
-    short = float(moment.rules.ttls_seconds.get("5m", 300))
-    belief = memory.belief
-    if anchor is not None and idle is not None and idle >= short:
+    idle = None if memory.last_at is None else sent.at - memory.last_at
+    anchor, belief = _living(memory, sent.at), memory.belief
+    if anchor is not None and idle is not None and idle >= LIFETIMES_SECONDS["5m"]:
         held = usage.cache_read >= anchor.tokens * READ_SHARE_MIN
         belief = belief if anchor.sound else belief.seen(read=held)
         anchor = anchor if held else None
     if anchor is not None:
-        anchor = msgspec.structs.replace(anchor, used_at=moment.at)
-    tail = marks[-1] if marks else None
+        anchor = msgspec.structs.replace(anchor, used_at=sent.at)
+    tail = sent.marks[-1] if sent.marks else None
     if tail is not None and tail.ttl == "1h":
-        cold = usage.cache_read == 0
-        sound = cold or (anchor is not None and anchor.sound and usage.cache_read <= anchor.tokens / READ_SHARE_MIN)
-        anchor = Anchor(tail.piece, usage.tokens_sent, moment.at, sound=sound)
+        within = anchor is not None and anchor.sound and usage.cache_read <= anchor.tokens / READ_SHARE_MIN
+        anchor = Anchor(tail.piece, usage.tokens_sent, sent.at, sound=usage.cache_read == 0 or within)
     return Memory(
         calls=memory.calls + 1,
         gaps=memory.gaps.add(idle) if idle is not None else memory.gaps,
-        last_at=moment.at,
+        last_at=sent.at,
         tail_piece=tail.piece if tail else None,
         tail_tokens=usage.tokens_sent,
-        tail_ttl=tail.ttl if tail else "5m",
-        pieces=len(scroll.pieces),
+        pieces=sent.pieces,
         anchor=anchor,
         belief=belief,
     )
@@ -206,8 +207,8 @@ class OurPolicy:
         return self._planned.plan.marks
 
     def heard(self, moment: Moment, usage: Usage) -> None:
-        assert self._planned is not None, "nothing was planned"
-        self._memory = after_call(self._memory, moment, self._planned, usage)
+        marks = self._planned.plan.marks if self._planned else ()
+        self._memory = after_call(self._memory, Sent(moment.at, marks, len(moment.scroll.pieces)), usage)
 
     def ping(self, moment: Moment, pings_so_far: int) -> Ping | None:
         if not self._keep_alive:
