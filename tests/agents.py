@@ -12,7 +12,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import AnyPayload, ModelSwitched, RequestPrepared
+from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessagesWithdrawn, ModelSwitched, RequestPrepared
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
@@ -114,8 +114,13 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
 def moved_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the one before, by layer and byte."""
     found: list[str] = []
-    length = 0
+    length = answered = 0
     for event in events:
+        if isinstance(event.payload, LlmCallCompleted):
+            answered = length
+        if isinstance(event.payload, MessagesWithdrawn):
+            # The provider took nothing of what was refused.
+            length = answered
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix that could move.
             length = 0

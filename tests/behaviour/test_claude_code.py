@@ -180,3 +180,15 @@ def test_a_failure_that_the_command_reports_is_an_error_of_its_own() -> None:
         claude_code.read_reply(b'{"type":"system"}')
     with pytest.raises(ProviderError, match="what the command printed cannot be read"):
         claude_code.read_reply(b"Welcome!")
+
+
+def test_lines_of_other_kinds_may_hold_anything_and_a_failed_run_is_a_failure() -> None:
+    lines = [
+        b'{"type":"stream_event","model":null,"message":{"content":5},"result":{}}',
+        b'{"type":"assistant","message":{"content":"Plain."}}',
+        b'{"type":"result","result":"Done.","model":null}',
+    ]
+    reply = claude_code.read_reply(b"\n".join(lines))
+    assert (reply.content, reply.stop_reason) == ((Text("Done."),), "end_turn")
+    with pytest.raises(ProviderError, match="reported a failure: error_max_turns"):
+        claude_code.read_reply(b'{"type":"result","subtype":"error_max_turns","is_error":false}')

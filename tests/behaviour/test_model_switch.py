@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.canonical.blocks import Base64Source, Image, Text, Thinking
+from holdfast.canonical.view import LayerText
 from holdfast.clock import ManualClock
-from holdfast.errors import UserError
+from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads import LlmCallCompleted, ModelSwitched
 from holdfast.ledger.calls import calls
+from holdfast.providers.pool import hosts_in_use
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.http import serve
@@ -242,3 +244,85 @@ async def test_what_the_other_provider_has_no_words_for_is_refused_before_the_sw
         with pytest.raises(UserError, match="stop"):
             await session.switch_model("openai:gpt-6-luna")
         assert session.model == SONNET
+
+
+async def test_a_model_that_does_not_cache_is_left_for_what_it_really_cost() -> None:
+    given: Options = {"store": MemoryStore(), "wire": SimulatedProvider(), "allow_uncached": True}
+    created: Options = {**given, "model": "openai:gpt-4o-2024-05-13", "system_prompt": PROMPT}
+    async with Session.create(**created) as session:
+        answer = await session.send("one")
+        quote = session.quote_switch("openai:gpt-6-luna")
+        assert abs(quote.warm_usd - answer.cost_usd) < answer.cost_usd / 10
+
+
+async def test_a_model_that_does_not_reason_is_not_asked_to() -> None:
+    provider = SimulatedProvider()
+    created: Options = {"store": MemoryStore(), "wire": provider, "model": "openai:gpt-6-luna"}
+    created["thinking"] = {"effort": "high"}
+    async with Session.create(**created) as session:
+        await session.send("one")
+        await session.switch_model("openai:gpt-4.1")
+        await session.send("two")
+    first, second = (request.body.decode() for request in provider.requests)
+    assert '"include":["reasoning.encrypted_content"]' in first
+    assert '"reasoning":{"effort":"high"}' in first
+    assert '"include":[]' in second
+    assert "reasoning" not in second
+
+
+async def test_the_other_model_is_told_which_one_it_is(tmp_path: Path) -> None:
+    provider = SimulatedProvider()
+    created: Options = {"store": MemoryStore(), "wire": provider, "model": SONNET, "workspace": tmp_path}
+    async with Session.create(**created) as session:
+        await session.send("one")
+        await session.switch_model(OPUS)
+        await session.send("two")
+    assert f"Model: {OPUS}" in provider.requests[-1].body.decode()
+
+
+async def test_a_switch_that_cannot_be_recorded_closes_the_wire_it_opened(
+    options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    server = await serve(SimulatedProvider())
+    store = options["store"]
+    assert isinstance(store, MemoryStore)
+    try:
+        given: Options = {"model": SONNET, "store": store, "base_url": server.url, "api_key": "any"}
+        async with Session.create(**given) as session:
+            await session.send("one")
+            async with Session.resume(session.id, store=store, base_url=server.url, api_key="any") as other:
+                await other.send("two")
+            with pytest.raises(StoreError, match="continued elsewhere"):
+                await session.switch_model("openai:gpt-6-luna", base_url=f"{server.url}/v1", api_key="any")
+            assert session.model == SONNET
+    finally:
+        await server.aclose()
+    assert hosts_in_use() == 0
+
+
+async def test_ephemeral_text_of_the_last_turn_still_leaves_after_a_switch(options: Options) -> None:
+    provider = SimulatedProvider(script='{"content": "One."}\n{"content": "Two."}')
+    given: Options = {
+        **options,
+        "wire": provider,
+        "volatile": lambda: [LayerText("memory", "for this turn only", ephemeral=True)],
+    }
+    async with Session.create(**given) as session:
+        await session.send("one")
+        await session.switch_model(OPUS)
+        await session.send("two")
+    assert provider.requests[-1].body.count(b"for this turn only") == 1
+
+
+async def test_what_the_other_provider_cannot_be_told_as_it_is_is_counted(options: Options) -> None:
+    def fail() -> str:
+        """Fails."""
+        raise ValueError("no")
+
+    script = '{"content": [{"type": "tool_use", "name": "fail", "input": {}}]}\n{"content": "Done."}'
+    given: Options = {**options, "wire": SimulatedProvider(script=script), "tools": [fail]}
+    async with Session.create(**given) as session:
+        await session.send("one")
+        assert session.quote_switch("openai:gpt-6-luna").reworded == 1
+        assert session.quote_switch(OPUS).reworded == 0

@@ -1,6 +1,7 @@
 """The named cache of a session with Gemini: made where it pays, used, extended, replaced, lost, and let go."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any, Unpack
@@ -8,16 +9,21 @@ from typing import Any, Unpack
 import pytest
 
 from agents import moved_prefixes
-from holdfast.catalog.lookup import find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
 from holdfast.catalog.rows import Price
-from holdfast.clock import CountedIds, ManualClock
+from holdfast.clock import Clock, CountedIds, ManualClock
 from holdfast.economics.cost import storage_usd
+from holdfast.engine import keeping
 from holdfast.events.payloads import CacheKept, LlmCallCompleted, LlmCallFailed
+from holdfast.providers.adapter import Endpoint
+from holdfast.providers.registry import provider_named
+from holdfast.providers.wire import OnRetry
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.answer import Answer
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.records import RecordedRequest
+from holdfast.simulator.wire import SimulatedWire
 from holdfast.stores.memory import MemoryStore
 from simulated_gemini import FLASH, LONG
 from simulated_openai import models_with
@@ -348,7 +354,11 @@ async def test_a_refused_cache_is_recorded_and_not_asked_for_again() -> None:
 
 
 class Unwilling(SimulatedProvider):
-    """Does not extend any cache."""
+    """Fails requests of one method to one kind of path, as often as it is told."""
+
+    def __init__(self, fault: str, method: str, path: str, *, times: int = 1000, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self._fault, self._method, self._path, self._times = fault, method, path, times
 
     def answer(
         self,
@@ -359,12 +369,57 @@ class Unwilling(SimulatedProvider):
         body: bytes = b"",
         query: Mapping[str, str] = {},
     ) -> Answer:
-        refused = {"x-holdfast-fault": "400"} if method == "PATCH" else {}
-        return super().answer(method, path, headers={**headers, **refused}, body=body, query=query)
+        fails = method == self._method and self._path in path and self._times > 0
+        if fails and (self._path != ":streamGenerateContent" or b"cachedContent" in body):
+            self._times -= 1
+            headers = {**headers, "x-holdfast-fault": self._fault}
+        return super().answer(method, path, headers=headers, body=body, query=query)
+
+
+async def test_a_cache_that_is_refused_in_any_words_is_left_out_of_the_next_request() -> None:
+    play = Play(partial(Unwilling, "400", "POST", ":streamGenerateContent", times=1), profile="seed")
+    async with play.session() as session:
+        assert (await session.send("Hello.")).text == "Echo: Hello."
+        assert play.named == [True, False]
+        assert play.actions == ["created", "lost"]
+
+
+async def test_a_cache_that_could_not_be_made_just_now_is_made_later() -> None:
+    play = Play(partial(Unwilling, "429", "POST", "/cachedContents", times=3), profile="seed")
+    async with play.session() as session:
+        await play.say(session, times=2, seconds=10)
+        assert play.named == [False, True]
+        assert play.actions == ["created"]
+
+
+async def test_nobody_waits_long_for_a_cache_to_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "DELETE_SECONDS_MAX", 0.05)
+    play = Play(Stuck, profile="seed")
+    async with asyncio.timeout(5):
+        async with play.session() as session:
+            await play.say(session)
+    assert play.actions == ["created"]
+
+
+class Stuck(SimulatedProvider):
+    """Never answers a request to delete."""
+
+    def wire(self, models: Models | None = None, *, provider: str = "gemini") -> SimulatedWire:
+        return StuckWire(self, provider_named(provider))
+
+
+class StuckWire(SimulatedWire):
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        if endpoint.method == "DELETE":
+            await asyncio.Event().wait()
+        async for chunk in super().send(endpoint, body, on_retry=on_retry):
+            yield chunk
 
 
 async def test_a_cache_that_cannot_be_extended_now_is_used_and_extended_later() -> None:
-    play = Play(Unwilling, profile="seed")
+    play = Play(partial(Unwilling, "400", "PATCH", "/cachedContents"), profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=3_000)
         await play.say(session, times=2, seconds=10)

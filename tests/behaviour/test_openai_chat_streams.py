@@ -16,7 +16,7 @@ from holdfast.canonical.reply import (
     ToolUseDelta,
     ToolUseStarted,
 )
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import TOKENS_MAX, Usage
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.openai_chat import openai_chat
 
@@ -302,7 +302,7 @@ def test_an_event_that_cannot_be_read_is_the_providers_failure(event: bytes) -> 
 
 def test_counters_of_any_size_and_sign_are_read() -> None:
     reply = whole({}, usage={"prompt_tokens": -5, "completion_tokens": 10**30, "prompt_tokens_details": None})
-    assert reply.usage == Usage(output=10**30)
+    assert reply.usage == Usage(output=TOKENS_MAX)
 
 
 def test_several_texts_are_told_as_paragraphs_of_one() -> None:

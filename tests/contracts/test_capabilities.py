@@ -1,5 +1,7 @@
 """A model that we say caches really is told what to keep, or is sent a prefix that does not move; no other is."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -14,6 +16,7 @@ from holdfast.planning.marks import plan_marks
 from holdfast.providers.capabilities import Capabilities, capabilities_of
 from holdfast.providers.keeping import KeepsCaches
 from holdfast.providers.registry import PROVIDERS, adapter_for
+from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
@@ -95,7 +98,7 @@ async def test_a_model_that_does_not_cache_is_taken_only_with_consent_and_shows_
     assert turnable == model.startswith("openrouter:")
 
 
-async def test_with_consent_it_gets_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_consent_it_gets_no_mark() -> None:
     provider = SimulatedProvider()
     model = "openrouter:anthropic/claude-sonnet-5.5"
     async with Session.create(model=model, store=MemoryStore(), wire=provider, allow_uncached=True) as session:
@@ -103,6 +106,17 @@ async def test_with_consent_it_gets_no_mark(monkeypatch: pytest.MonkeyPatch) -> 
         assert session.history[0] == user("hello")
     (request,) = provider.requests
     assert not any(mark in request.body for mark in MARKS)
+    assert b"session_id" not in request.body
+
+
+async def test_a_row_that_is_off_gets_no_key_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[models."openai:gpt-6-luna"]\nsupports_prompt_caching = false\n')
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    provider = SimulatedProvider()
+    given: Options = {"model": "openai:gpt-6-luna", "store": MemoryStore(), "wire": provider, "allow_uncached": True}
+    async with Session.create(**given) as session:
+        await session.send("hello")
+    assert b"prompt_cache" not in provider.requests[0].body
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,25 @@ def test_a_call_with_unknown_fields_goes_along_as_a_call_and_its_unknown_result_
         (ToolResult("t1", (Text(UNTOLD_RESULT),)),),
     ]
     assert carried.dropped == (("thinking", 1), ("tool_result", 1))
+
+
+def test_reasoning_that_is_kept_as_a_providers_own_bytes_is_thinking_too() -> None:
+    sealed = Opaque("reasoning", b'{"type":"reasoning","encrypted_content":"x","content":[]}')
+    routed = Opaque("reasoning_details.reasoning.encrypted", b'{"format":"openai-responses-v1","data":"x"}')
+    carried = carry([Passage("assistant", (sealed, routed, Text("So.")))], same_provider=True)
+    assert [passage.content for passage in carried.passages] == [(Text("So."),)]
+    assert carried.dropped == (("thinking", 2),)
+
+
+def test_a_call_is_a_call_in_whatever_way_its_provider_writes_it() -> None:
+    responses = Opaque(
+        "function_call",
+        b'{"type":"function_call","call_id":"c1","name":"f","arguments":"{\\"a\\": 1}","ns":"n"}',
+    )
+    gemini = Opaque("functionCall", b'{"functionCall":{"id":"c2","name":"g","args":{"b":2}},"new":1}')
+    carried = carry([Passage("assistant", (responses, gemini))], same_provider=False)
+    assert carried.passages[0].content == (ToolUse("c1", "f", '{"a": 1}'), ToolUse("c2", "g", '{"b":2}'))
+    assert (call_id(responses), call_id(gemini)) == ("c1", "c2")
+    answered = Opaque("function_call_output", b'{"type":"function_call_output","call_id":"c1","output":"","x":1}')
+    told = Opaque("functionResponse", b'{"functionResponse":{"id":"c2","name":"g","response":{}},"x":1}')
+    assert (result_id(answered), result_id(told)) == ("c1", "c2")

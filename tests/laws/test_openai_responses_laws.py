@@ -9,6 +9,7 @@ import wire_values as values
 from holdfast.canonical.blocks import THINKING_KINDS, Opaque, Text, Thinking, ToolUse
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.reply import Reply, TextDelta, ThinkingDelta, ToolUseDelta
+from holdfast.canonical.usage import counted
 from holdfast.errors import ProviderError
 from holdfast.providers.members import take_apart
 from holdfast.providers.openai_responses import openai_responses
@@ -49,12 +50,12 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
     total: int | None, cached: int | None, written: int | None, output: int | None
 ) -> None:
     details = {"cached_tokens": cached, "cache_write_tokens": written}
-    counted = {"input_tokens": total, "input_tokens_details": details, "output_tokens": output}
-    usage = openai_responses.read_reply(json.dumps({"usage": counted}).encode()).usage
-    assert usage.tokens_sent == max(0, total or 0)
-    assert usage.output == max(0, output or 0)
+    reported = {"input_tokens": total, "input_tokens_details": details, "output_tokens": output}
+    usage = openai_responses.read_reply(json.dumps({"usage": reported}).encode()).usage
+    assert usage.tokens_sent == counted(total)
+    assert usage.output == counted(output)
     assert min(usage.input, usage.cache_read, usage.cache_write) >= 0
-    if cached is not None and 0 <= cached <= (total or 0):
+    if cached is not None and 0 <= cached <= counted(total):
         assert usage.cache_read == cached
 
 

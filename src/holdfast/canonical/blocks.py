@@ -67,6 +67,16 @@ Role = Literal["user", "assistant", "system"]
 THINKING_KINDS = (Thinking, RedactedThinking)
 
 
+_THINKING_NAMES = ("thinking", "redacted_thinking", "reasoning", "reasoning_details")
+
+
+def is_thinking(block: Block) -> bool:
+    """Whether a model thought this for itself, also where it is kept as a provider's own bytes."""
+    if isinstance(block, Opaque):
+        return block.kind.partition(".")[0] in _THINKING_NAMES
+    return isinstance(block, THINKING_KINDS)
+
+
 class Message(msgspec.Struct, frozen=True):
     role: Role
     content: tuple[Block, ...]

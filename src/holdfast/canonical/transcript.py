@@ -189,21 +189,52 @@ def _call_faults(last: Message | None, new: Message, seen_ids: AbstractSet[str])
         made.add(call)
 
 
+class _NestedId(msgspec.Struct, frozen=True):
+    id: str | None = None
+
+
 class _Ids(msgspec.Struct, frozen=True):
+    """Where each provider writes the id of a call, and of the call that a result answers."""
+
     id: str | None = None
     tool_use_id: str | None = None
+    call_id: str | None = None
+    function_call: _NestedId | None = msgspec.field(name="functionCall", default=None)
+    function_response: _NestedId | None = msgspec.field(name="functionResponse", default=None)
 
 
 def call_id(block: Block) -> str | None:
     if isinstance(block, ToolUse):
         return block.id
-    return _ids_in(block).id if isinstance(block, Opaque) and block.kind == "tool_use" else None
+    if not isinstance(block, Opaque):
+        return None
+    ids = _ids_in(block)
+    match block.kind:
+        case "tool_use":
+            return ids.id
+        case "function_call":
+            return ids.call_id
+        case "functionCall":
+            return ids.function_call.id if ids.function_call else None
+        case _:
+            return None
 
 
 def result_id(block: Block) -> str | None:
     if isinstance(block, ToolResult):
         return block.tool_use_id
-    return _ids_in(block).tool_use_id if isinstance(block, Opaque) and block.kind == "tool_result" else None
+    if not isinstance(block, Opaque):
+        return None
+    ids = _ids_in(block)
+    match block.kind:
+        case "tool_result":
+            return ids.tool_use_id
+        case "function_call_output":
+            return ids.call_id
+        case "functionResponse":
+            return ids.function_response.id if ids.function_response else None
+        case _:
+            return None
 
 
 def _ids_in(block: Opaque) -> _Ids:

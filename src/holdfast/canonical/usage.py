@@ -2,6 +2,14 @@
 
 import msgspec
 
+TOKENS_MAX = 1_000_000_000
+"""More than this no prompt has: a larger number is a mistake, and would spoil all that is computed from it."""
+
+
+def counted(tokens: int | None) -> int:
+    """A provider's number of tokens as it can be used: none where it gave none, never negative, never absurd."""
+    return min(max(0, tokens or 0), TOKENS_MAX)
+
 
 class Usage(msgspec.Struct, frozen=True):
     """`input` is what was neither read from the cache nor written to it."""

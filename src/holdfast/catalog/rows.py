@@ -101,6 +101,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
     checked: datetime.date | None = None
     aliases: tuple[str, ...] = ()
+    reasons: bool = True  # Whether the model thinks before it answers, and can be told how much.
     supports_prompt_caching: bool = True  # Off where nobody can say which cache, if any, a request will meet.
 
     @property

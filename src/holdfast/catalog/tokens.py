@@ -20,6 +20,7 @@ STEP_MAX = 1.5
 PRIOR_TOKENS = 2_000.0
 SAMPLE_TOKENS_MAX = 50_000.0
 MEMORY_TOKENS_MAX = 200_000.0
+REPORTED_MAX = 10**12
 
 PICTURE_TOKENS = 1_600
 """What providers count for a picture of the largest size that they do not scale down, about."""
@@ -68,6 +69,7 @@ class Calibration(msgspec.Struct, frozen=True):
         """
         if estimated <= 0 or reported <= 0:
             return self
+        reported = min(reported, REPORTED_MAX)
         ratio = min(max(reported / estimated, self.factor / STEP_MAX), self.factor * STEP_MAX)
         ratio = min(max(ratio, 1 / FACTOR_MAX), FACTOR_MAX)
         sample = min(float(estimated), SAMPLE_TOKENS_MAX)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, ToolResult, ToolUse
+from holdfast.canonical.blocks import Block, Opaque, Text, ToolResult, ToolUse, is_thinking
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.transcript import call_id, result_id
 
@@ -39,7 +39,7 @@ def carry(passages: Sequence[Passage], *, same_provider: bool) -> Carried:
 
 
 def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
-    if isinstance(block, THINKING_KINDS):
+    if is_thinking(block):
         dropped["thinking"] += 1
         return None
     if same_provider:
@@ -62,9 +62,18 @@ def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block 
     return block
 
 
+class _Function(msgspec.Struct):
+    name: str = ""
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 class _WireCall(msgspec.Struct):
+    """How the providers write a call: what it gets is `input`, `arguments` in a string, or nested `args`."""
+
     name: str = ""
     input: msgspec.Raw = msgspec.Raw(b"{}")
+    arguments: str | None = None
+    function_call: _Function | None = msgspec.field(name="functionCall", default=None)
 
 
 def call_in(block: Block) -> ToolUse | None:
@@ -76,6 +85,9 @@ def call_in(block: Block) -> ToolUse | None:
         return None
     try:
         call = msgspec.json.decode(block.raw, type=_WireCall)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         call = _WireCall()
-    return ToolUse(id, call.name, bytes(call.input).decode("utf-8", "replace"))
+    if call.function_call is not None:
+        return ToolUse(id, call.function_call.name, bytes(call.function_call.args).decode("utf-8", "replace"))
+    arguments = call.arguments if call.arguments is not None else bytes(call.input).decode("utf-8", "replace")
+    return ToolUse(id, call.name, arguments)

@@ -102,6 +102,9 @@ async def _create(talk: Conversation, adapter: KeepsCaches, wanted: WantedPrefix
     try:
         made = await _ask(talk, adapter, *adapter.create_cache(parts.parameters, head, ttl_seconds=ttl))
     except ProviderError as error:
+        if error.kind not in ("invalid_request", "auth", "context_overflow"):
+            # It may well be made with the next call.
+            return None
         refused = KeptPrefix("", wanted.model, wanted.digest, wanted.tokens, parts.clock())
         await talk.record("system", _changed(refused, "refused", str(error)))
         return None

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Text, ToolUse
+from holdfast.canonical.blocks import Text, ToolUse, is_thinking, text_of
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability
 from holdfast.canonical.tools import ToolSpec
@@ -25,6 +25,7 @@ from holdfast.events.payloads import (
     MemoryEviction,
     MemoryUpdated,
     MessageAppended,
+    MessagesWithdrawn,
     ModelSwitched,
     RequestPrepared,
     RouteDecided,
@@ -82,6 +83,7 @@ class State(msgspec.Struct, frozen=True):
     first_ephemeral: int | None = None
     system_tail: LayerText | None = None
     links: tuple[Link, ...] = ()
+    answered_links: int = 0
     turn: Turn | None = None
     turn_count: int = 0
     call_open: LlmCallStarted | None = None
@@ -111,17 +113,7 @@ def _apply(state: State, event: Event) -> State:
     change = msgspec.structs.replace
     match event.payload:
         case SessionStarted() as it:
-            return change(
-                state,
-                model=it.model,
-                name=it.name,
-                profile=it.profile,
-                layout=it.layout,
-                workspace_path=it.workspace_path,
-                spend_max_usd=it.spend_max_usd,
-                parameters=it.parameters,
-                started_at=event.at,
-            )
+            return _begin_session(state, it, event.at)
         case EpochOpened() as it:
             head = head_of(View(tools=it.tools, pinned=it.system))
             return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head)
@@ -132,6 +124,8 @@ def _apply(state: State, event: Event) -> State:
             # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
             sent = len(passages) if it.message.role == "assistant" else state.sent
             return change(state, passages=passages, sent=sent)
+        case MessagesWithdrawn():
+            return _withdraw(state)
         case ContextInjected() as it:
             return _inject(state, it)
         case RequestPrepared() as it:
@@ -166,6 +160,20 @@ def _apply(state: State, event: Event) -> State:
             | MemoryEviction()
         ):
             return state
+
+
+def _begin_session(state: State, started: SessionStarted, at: float) -> State:
+    return msgspec.structs.replace(
+        state,
+        model=started.model,
+        name=started.name,
+        profile=started.profile,
+        layout=started.layout,
+        workspace_path=started.workspace_path,
+        spend_max_usd=started.spend_max_usd,
+        parameters=started.parameters,
+        started_at=at,
+    )
 
 
 def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
@@ -203,20 +211,41 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         sent=len(sent),
         first_ephemeral=next((at for at, passage in enumerate(sent + newer) if passage.ephemeral), None),
         links=(),
+        answered_links=0,
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         refused_prefix=None,
     )
 
 
+def _withdraw(state: State) -> State:
+    """Everything behind the model's last words goes; volatile layers have then said only what is left."""
+    spoken = [at for at, passage in enumerate(state.passages) if passage.role == "assistant"]
+    kept = state.passages[: spoken[-1] + 1 if spoken else 0]
+    said = {passage.layer: passage for passage in kept if passage.injected}
+    emitted = tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+    ephemeral = state.first_ephemeral
+    return msgspec.structs.replace(
+        state,
+        passages=kept,
+        sent=len(kept),
+        emitted=emitted,
+        first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(kept) else None,
+        links=state.links[: state.answered_links],
+    )
+
+
 def _keep_cache(state: State, changed: CacheKept) -> State:
     alive = changed.action in ("created", "extended")
     kept = KeptPrefix(changed.name, changed.model, changed.digest, changed.tokens, changed.expires_at)
+    cost = changed.cost_usd + changed.storage_cost_usd
+    turn = state.turn and msgspec.structs.replace(state.turn, cost_usd=state.turn.cost_usd + cost)
     return msgspec.structs.replace(
         state,
+        turn=turn,
         kept=kept if alive else None,
         refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
-        cost_usd=state.cost_usd + changed.cost_usd + changed.storage_cost_usd,
+        cost_usd=state.cost_usd + cost,
     )
 
 
@@ -273,6 +302,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         state,
         turn=turn,
         call_open=None,
+        answered_links=len(state.links),
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         usage=state.usage + call.usage,
         cost_usd=state.cost_usd + call.cost_usd,
@@ -295,7 +325,7 @@ def _keep(state: State, choose: Callable[[Passage], Passage | None]) -> State:
 
 
 def _without_thinking(passage: Passage) -> Passage | None:
-    content = tuple(block for block in passage.content if not isinstance(block, THINKING_KINDS))
+    content = tuple(block for block in passage.content if not is_thinking(block))
     if len(content) == len(passage.content):
         return passage
     return msgspec.structs.replace(passage, content=content) if content else None

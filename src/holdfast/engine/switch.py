@@ -39,7 +39,7 @@ class SwitchQuote(msgspec.Struct, frozen=True):
         caches = "" if self.supports_prompt_caching else "; it does not cache, so every later call costs as much again"
         return (
             f"{self.model_after} starts cold: about {self.prompt_tokens} tokens for ${self.cold_usd:.4f}, which "
-            f"{self.model_before} would read for ${self.warm_usd:.4f}{caches}"
+            f"cost ${self.warm_usd:.4f} with {self.model_before}{caches}"
         )
 
 
@@ -50,12 +50,13 @@ def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQu
     today = utc_date(talk.parts.clock())
     warm_tokens = state.calibration.corrected(talk.draft.scroll.tokens_total) or tokens
     warm = price_at(before, today, warm_tokens)
+    caches_now = capabilities_of(before).supports_prompt_caching
     return SwitchQuote(
         model_before=before.id,
         model_after=model.id,
         prompt_tokens=tokens,
         cold_usd=tokens * first_rate(model, price_at(model, today, tokens)) / _MILLION,
-        warm_usd=warm_tokens * warm.cache_read / _MILLION,
+        warm_usd=warm_tokens * (warm.cache_read if caches_now else warm.input) / _MILLION,
         supports_prompt_caching=capabilities_of(model).supports_prompt_caching,
         dropped=carried.dropped,
         reworded=sum(adapter.lower(passage) != passage for passage in carried.passages),

@@ -9,13 +9,13 @@ from typing import Literal
 import msgspec
 
 from holdfast.canonical.blocks import (
-    THINKING_KINDS,
     Block,
     Image,
     Message,
     Text,
     ToolResult,
     ToolUse,
+    is_thinking,
     mend_surrogates,
     text_of,
 )
@@ -40,6 +40,7 @@ from holdfast.events.payloads import (
     LlmCallFailed,
     LlmCallStarted,
     MessageAppended,
+    MessagesWithdrawn,
     RequestPrepared,
     TurnCancelled,
     TurnCompleted,
@@ -49,9 +50,10 @@ from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 from holdfast.planning.marks import plan_marks
 from holdfast.providers.capabilities import capabilities_of
-from holdfast.providers.keeping import KeepsCaches
 
 DRAIN_SECONDS_MAX = 0.2
+
+_REFUSED = ("invalid_request", "context_overflow")
 
 Emit = Callable[[Delta], None]
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
@@ -97,6 +99,12 @@ async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> 
     except BudgetError:
         await _abandon(talk, "budget")
         raise
+    except ProviderError as error:
+        if error.kind in _REFUSED:
+            # The same request would be refused again and again: what was new in it leaves the conversation.
+            await talk.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+        await _abandon(talk, "error")
+        raise
     except Exception:
         await _abandon(talk, "error")
         raise
@@ -133,9 +141,9 @@ async def _call_model(talk: Conversation, emit: Emit) -> Reply:
     try:
         return await _ask_model(talk, emit, kept)
     except ProviderError as error:
-        adapter = talk.parts.adapter
-        if not isinstance(adapter, KeepsCaches) or not adapter.is_lost(error):
+        if error.status not in (400, 403, 404):
             raise
+        # Whatever the provider calls it: the request with the cache is refused, and without it may not be.
         await forget(talk, str(error))
     return await _ask_model(talk, emit, None)
 
@@ -173,7 +181,7 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         latency_ms=_since(talk, started_at),
         stop_reason=reply.stop_reason,
         produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
-        produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
+        produced_thinking_blocks=sum(map(is_thinking, reply.content)),
         request_id=started.request_id,
         response_id=reply.id,
         retry_count=retries,
@@ -241,6 +249,9 @@ async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
         await _append_results(talk, stopped.results)
         raise asyncio.CancelledError from None
     await _append_results(talk, results)
+    if talk.state.layout == "seed":
+        # A system prompt that changes within a turn would take the thinking of that turn along.
+        return
     early, late = _injections(talk, await talk.parts.volatile())
     if early or late:
         await talk.record("system", *early, *late)
@@ -312,7 +323,7 @@ def _injections(
 def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
     """What of a reply can be sent back: providers refuse blank text, and a message that is nothing but thinking."""
     kept = tuple(block for block in content if not is_blank(block))
-    return kept if any(not isinstance(block, THINKING_KINDS) for block in kept) else ()
+    return kept if any(not is_thinking(block) for block in kept) else ()
 
 
 def _failed(

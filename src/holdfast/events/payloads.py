@@ -89,6 +89,12 @@ class MessageAppended(Payload, frozen=True, tag="message.appended"):
     message: Message
 
 
+class MessagesWithdrawn(Payload, frozen=True, tag="message.withdrawn"):
+    """What no model has answered yet leaves the conversation: nothing of it was taken, and nothing of it is cached."""
+
+    reason: str
+
+
 class ContextInjected(Payload, frozen=True, tag="context.injected"):
     """Text of a volatile layer, exactly as it is sent.
 
@@ -274,6 +280,7 @@ AnyPayload = (
     | TurnCompleted
     | TurnCancelled
     | MessageAppended
+    | MessagesWithdrawn
     | ContextInjected
     | RequestPrepared
     | ModelSwitched

@@ -17,6 +17,7 @@ from holdfast.events.payloads import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
+    MessagesWithdrawn,
     ModelSwitched,
     RequestPrepared,
 )
@@ -50,7 +51,7 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
     chain: list[Link] = []
     newest = _Sent(0, None)
     sent: dict[str, _Sent] = {}
-    number = 0
+    number = answered = 0
     for event in events:
         match event.payload:
             case RequestPrepared() as it:
@@ -60,10 +61,14 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
             case ModelSwitched():
                 # Another model has another cache: there is nothing that could have moved.
                 chain.clear()
+            case MessagesWithdrawn():
+                # The provider took nothing of what was refused.
+                del chain[answered:]
             case LlmCallStarted(request_id=request_id):
                 sent[request_id] = newest
             case LlmCallCompleted() | LlmCallFailed() as it:
                 request = sent.pop(it.request_id, newest)
+                answered = len(chain) if isinstance(it, LlmCallCompleted) else answered
                 if it.usage != Usage() or isinstance(it, LlmCallCompleted):
                     number += 1
                     yield _record(number, event.at, it, request)

@@ -42,7 +42,7 @@ _SECRET = re.compile(
     r"""
       \b (?:sk|pk|rk|ak|gh[opsu]|xox[a-z]) [-_] [\w-]{8,}
     | \b bearer \s+ [^\s,;"']+
-    | \b (?:AIza|AKIA) [\w-]{12,}
+    | \b (?:AIza|AKIA|AQ\.) [\w.-]{12,}
     | \b eyJ [\w-]+ \. [\w.-]+
     | \b (?:x-)? (?:api[-_\ ]?key|authorization|password|secret) \s* [:=] \s* \S+
     """,

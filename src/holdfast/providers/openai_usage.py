@@ -1,6 +1,6 @@
 """How many tokens a call took where the provider's total includes what was read from and written to its cache."""
 
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import Usage, counted
 
 
 def inclusive_buckets(
@@ -12,19 +12,15 @@ def inclusive_buckets(
     written_other: int | None = None,
 ) -> Usage:
     """Buckets that add up to the total, whatever the parts claim; what a part claims beyond it is cut off."""
-    rest = _count(total)
+    rest = counted(total)
     taken: list[int] = []
     for claimed in (read, written_5m, written_other):
-        taken.append(min(_count(claimed), rest))
+        taken.append(min(counted(claimed), rest))
         rest -= taken[-1]
     return Usage(
         input=rest,
         cache_read=taken[0],
         cache_write_5m=taken[1],
         cache_write_other=taken[2],
-        output=_count(output),
+        output=counted(output),
     )
-
-
-def _count(tokens: int | None) -> int:
-    return max(0, tokens or 0)

@@ -99,6 +99,11 @@ async def give_back_host(url: str) -> None:
         await host.aclose()
 
 
+def hosts_in_use() -> int:
+    """How many hosts the wires of the running loop still hold."""
+    return len(_hosts.get(asyncio.get_running_loop(), {}))
+
+
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

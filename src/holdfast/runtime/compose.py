@@ -2,7 +2,9 @@
 
 import logging
 import os
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from holdfast.catalog.lookup import find_model, price_at, pricing_version, shipp
 from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
-from holdfast.engine.conversation import Parts
+from holdfast.engine.conversation import Parts, VolatileTexts
 from holdfast.engine.state import State
 from holdfast.engine.tools import Toolbox
 from holdfast.errors import UserError
@@ -49,6 +51,7 @@ class Pieces(msgspec.Struct, frozen=True):
     parts: Parts
     config: Config
     pinned: tuple[LayerText, ...]
+    volatile_for: Callable[[Model], VolatileTexts]
     owns_wire: bool
     owns_log: bool
 
@@ -76,6 +79,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     _check_tools(state, toolbox)
     given = options.get("wire")
     wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
+    volatile_for = partial(volatile_texts, options, split_off, workspace=workspace)
     parts = Parts(
         log=log,
         wire=wire or network(options, config, provider),
@@ -83,7 +87,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         model=model,
         pricing_version=pricing_version(models),
         toolbox=toolbox,
-        volatile=volatile_texts(options, split_off, model, workspace),
+        volatile=volatile_for(model),
         parameters=_parameters(options, config, model, state.parameters),
         clock=options.get("clock", system_clock),
         new_id=options.get("new_id", new_ulid),
@@ -94,7 +98,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, Path(config.home))
-    return Pieces(parts, config, pinned, owns_wire=wire is None, owns_log=owns_log)
+    return Pieces(parts, config, pinned, volatile_for, owns_wire=wire is None, owns_log=owns_log)
 
 
 def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, EpochOpened]:

@@ -19,6 +19,7 @@ from holdfast.providers.wire import REQUESTS_MAX
 
 CONFIG_BYTES_MAX = 1_000_000
 HOUR_SECONDS = 3600
+CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -104,6 +105,11 @@ def load_config(
             tables[table][provider] = checked.pop(key)
     fields = {"home": str(home), **checked, **tables, "models": models, "origins": origins}
     config = msgspec.convert(fields, Config)
+    if config.cache_ttl_seconds > CACHE_TTL_SECONDS_MAX:
+        raise UserError(
+            f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {config.cache_ttl_seconds} "
+            f"(set by {origins['cache_ttl_seconds']})"
+        )
     if config.cache_ttl_seconds > HOUR_SECONDS and not config.cache_over_an_hour:
         raise UserError(
             f"cache_ttl_seconds is {config.cache_ttl_seconds} (set by {origins['cache_ttl_seconds']}): a cache of over "

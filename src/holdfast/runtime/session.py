@@ -83,15 +83,18 @@ class Session:
         """Cancel a turn that is under way, and close what this session opened."""
         if self._turn is not None:
             await _cancel(self._turn)
-        if self._talk is not None:
-            await let_go(self._talk, "the session is closed")
-            self._state = self._talk.state
-        pieces, self._talk, self._pieces = self._pieces, None, None
-        if pieces is not None:
-            if pieces.owns_wire:
-                await pieces.parts.wire.aclose()
-            if pieces.owns_log:
-                pieces.parts.log.close()
+        pieces = self._pieces
+        try:
+            if self._talk is not None:
+                await let_go(self._talk, "the session is closed")
+        finally:
+            self._state = self._talk.state if self._talk is not None else self._state
+            self._talk, self._pieces = None, None
+            if pieces is not None:
+                if pieces.owns_wire:
+                    await pieces.parts.wire.aclose()
+                if pieces.owns_log:
+                    pieces.parts.log.close()
 
     async def send(self, message: str | Block | Sequence[Block]) -> Answer:
         """Say something; the answer comes when the turn is over, tools and all."""

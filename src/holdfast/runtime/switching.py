@@ -50,7 +50,12 @@ async def switch(pieces: Pieces, talk: Conversation, model: str, *, options: Opt
     provider.adapter.opening(parameters)
     wire, owned = _wire(options, pieces, provider)
     parts: Parts = msgspec.structs.replace(
-        before, adapter=provider.adapter, model=row, parameters=parameters, wire=wire or before.wire
+        before,
+        adapter=provider.adapter,
+        model=row,
+        parameters=parameters,
+        wire=wire or before.wire,
+        volatile=pieces.volatile_for(row),
     )
     switched = ModelSwitched(
         before=before.model.id,
@@ -81,7 +86,7 @@ def _carried_parameters(before: Parameters, config: Config, old: Model, new: Mod
         before,
         model=new.name,
         output_tokens_max=min(max(before.output_tokens_max, 1), new.output_tokens_max),
-        thinking_json=before.thinking_json if same else None,
+        thinking_json=before.thinking_json if same and new.reasons else None,
         betas=before.betas if same else (),
         extra=before.extra if same else (),
     )

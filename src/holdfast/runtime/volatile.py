@@ -20,7 +20,7 @@ from holdfast.sources.environment import read_environment
 from holdfast.sources.git import read_git_state
 
 
-def volatile_texts(options: Options, split_off: str, model: Model, workspace: Path | None) -> VolatileTexts:
+def volatile_texts(options: Options, split_off: str, model: Model, *, workspace: Path | None) -> VolatileTexts:
     """`split_off` is what stood behind the boundary of the caller's system prompt.
 
     A layer of which nothing was given is left out, and then says neither something new nor that it is empty.

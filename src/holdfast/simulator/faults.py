@@ -16,6 +16,7 @@ KNOWN_FAULTS = (
 )
 STALL_SECONDS = 3600.0
 PAUSE_SECONDS_MAX = 3600.0
+AFTER_MAX = 1_000_000
 
 _TEXT_SHOWN_CHARS_MAX = 60
 
@@ -55,7 +56,7 @@ def parse_fault(text: str) -> Fault:
         fault = DeliveryFault("slow", seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
     elif kind in ("stall", "cut", "malformed"):
         after = values.pop("after", 1.0)
-        if not after.is_integer():
+        if not after.is_integer() or after > AFTER_MAX:
             raise _unknown(text)
         trouble: Trouble = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
         fault = DeliveryFault(trouble, after=int(after))

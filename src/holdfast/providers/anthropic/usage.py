@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import Usage, counted
 
 
 class Lifetimes(msgspec.Struct, frozen=True):
@@ -45,24 +45,20 @@ def buckets(wire: WireUsage) -> Usage:
 
 def _buckets(counters: Counters) -> Usage:
     lifetimes = counters.cache_creation or Lifetimes()
-    hour = _count(lifetimes.ephemeral_1h_input_tokens)
+    hour = counted(lifetimes.ephemeral_1h_input_tokens)
     written = counters.cache_creation_input_tokens
     if written is None:
-        written = _count(lifetimes.ephemeral_5m_input_tokens) + hour
-    written = _count(written)
+        written = counted(lifetimes.ephemeral_5m_input_tokens) + hour
+    written = counted(written)
     # The total is what is billed: what it does not give to the hour was written for five minutes.
     hour = min(hour, written)
     return Usage(
-        input=_count(counters.input_tokens),
-        cache_read=_count(counters.cache_read_input_tokens),
+        input=counted(counters.input_tokens),
+        cache_read=counted(counters.cache_read_input_tokens),
         cache_write_5m=written - hour,
         cache_write_1h=hour,
-        output=_count(counters.output_tokens),
+        output=counted(counters.output_tokens),
     )
-
-
-def _count(tokens: int | None) -> int:
-    return max(0, tokens or 0)
 
 
 def wire_usage(usage: Usage, *, output: int) -> dict[str, int | dict[str, int]]:

@@ -31,19 +31,26 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, frozen=True):
-    content: tuple[_Part, ...] = ()
-    model: str = ""
+    content: str | tuple[_Part, ...] = ()
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    type: str = ""
 
 
 class _Line(msgspec.Struct, frozen=True):
     type: str = ""
-    session_id: str = ""
-    model: str = ""
+    session_id: str | None = None
+    model: str | None = None
     message: _Message | None = None
     result: str | None = None
     is_error: bool = False
+    subtype: str | None = None
     stop_reason: str | None = None
     usage: WireUsage | None = None
+
+
+_KNOWN = ("system", "assistant", "result")
 
 
 class CommandOutputReader:
@@ -79,12 +86,15 @@ class CommandOutputReader:
 
     def _take(self, line: bytes) -> Iterator[Delta]:
         with readable("server_error", "what the command printed"):
-            read = msgspec.json.decode(line, type=_Line)
+            kind = msgspec.json.decode(line, type=_Kind).type
+            # Lines of other kinds may have anything in them.
+            read = msgspec.json.decode(line, type=_Line) if kind in _KNOWN else _Line()
         if self._started is None:
-            self._started = ReplyStarted(read.session_id, read.model, Usage())
+            self._started = ReplyStarted(read.session_id or "", read.model or "", Usage())
             yield self._started
         if read.type == "assistant" and read.message is not None:
-            for part in read.message.content:
+            said = read.message.content
+            for part in (_Part("text", said),) if isinstance(said, str) else said:
                 if part.type == "text" and part.text:
                     self._said.append(part.text)
                     yield TextDelta(len(self._said) - 1, part.text)
@@ -94,8 +104,8 @@ class CommandOutputReader:
 
 
 def _reply(line: _Line, started: ReplyStarted) -> Reply:
-    if line.is_error:
-        reason = one_line(line.result or "") or "it gave no reason"
+    if line.is_error or (line.subtype or "").startswith("error"):
+        reason = one_line(line.result or line.subtype or "") or "it gave no reason"
         raise ProviderError("other", f"the command reported a failure: {reason}")
     content = (Text(line.result),) if line.result else ()
     # A reason that we do not know must not pass for a turn that ended well.

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import Usage, counted
 
 
 class WireUsage(msgspec.Struct, frozen=True, rename="camel"):
@@ -16,17 +16,13 @@ class WireUsage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def buckets(wire: WireUsage) -> Usage:
-    prompt = _count(wire.prompt_token_count)
-    cached = min(_count(wire.cached_content_token_count), prompt)
+    prompt = counted(wire.prompt_token_count)
+    cached = min(counted(wire.cached_content_token_count), prompt)
     return Usage(
-        input=prompt - cached + _count(wire.tool_use_prompt_token_count),
+        input=prompt - cached + counted(wire.tool_use_prompt_token_count),
         cache_read=cached,
-        output=_count(wire.candidates_token_count) + _count(wire.thoughts_token_count),
+        output=counted(wire.candidates_token_count) + counted(wire.thoughts_token_count),
     )
-
-
-def _count(tokens: int | None) -> int:
-    return max(0, tokens or 0)
 
 
 def wire_usage(usage: Usage) -> dict[str, int]:

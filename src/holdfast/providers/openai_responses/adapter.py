@@ -39,7 +39,9 @@ class OpenAIResponsesAdapter:
         return spell_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        return session_fields(model, session_id)
+        """A model that does not reason refuses to be asked for its reasoning."""
+        fields = session_fields(model, session_id)
+        return fields if model.reasons else (*fields, ("include", "[]"))
 
     def lead(self, before: Piece | None, piece: Piece) -> bytes:
         return lead(before, piece)
