@@ -67,6 +67,10 @@ _HOMES = {
 __all__ = [*sorted(_HOMES), "__version__"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     """Names are loaded when they are first used, so that `import holdfast` costs next to nothing."""
     if name not in _HOMES:

@@ -142,7 +142,7 @@ def test_the_form_is_not_explained_to_those_who_used_it() -> None:
 def test_a_name_near_nothing_is_told_the_providers_and_an_example() -> None:
     with pytest.raises(UserError) as caught:
         find_model("zzz:qqq")
-    assert "unknown model 'zzz:qqq'; known providers: anthropic, gemini, openai, openrouter. To add" in str(
+    assert "known providers: anthropic, claude-code, gemini, openai, openai-chat, openrouter. To add" in str(
         caught.value
     )
     assert 'like = "anthropic:claude-fable-5-2"' in str(caught.value)

@@ -94,7 +94,9 @@ async def test_the_whole_conversation_is_told_again_and_no_mark_is_placed(option
 
 async def test_a_model_that_others_cache_needs_consent(options: Options) -> None:
     given: Options = {**options, "allow_uncached": False}
-    with pytest.raises(UserError, match=r"claude-code:claude-sonnet-5-5 does not cache prompts.*allow_uncached=True"):
+    with pytest.raises(
+        UserError, match=r"claude-code:claude-sonnet-5-5 is not known to cache prompts.*allow_uncached=True"
+    ):
         async with Session.create(**given):
             pass
 

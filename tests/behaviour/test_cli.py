@@ -305,7 +305,9 @@ def test_a_session_shows_its_calls() -> None:
     run("demo", "--keep")
     (row,) = json.loads(run("sessions", "list", "--json").output)
     output = run("sessions", "show", row["id"]).output
-    assert [line.split()[0] for line in output.splitlines()] == ["call", *map(str, range(1, 13))]
+    *rows, total = output.splitlines()
+    assert [line.split()[0] for line in rows] == ["call", *map(str, range(1, 13))]
+    assert total == "12 calls, $0.032586; anthropic:claude-sonnet-5-5"
     assert output.count("held") == 12
 
 

@@ -113,7 +113,9 @@ def _unknown(name: str, known: Models) -> str:
     if near:
         guess = f"did you mean {' or '.join(near)}?"
     else:
-        guess = f"known providers: {', '.join(sorted({model.provider for model in known.values()}))}."
+        providers = {model.provider for model in known.values()}
+        providers |= {name for name, owner in _SAME_MODELS.items() if owner in providers}
+        guess = f"known providers: {', '.join(sorted(providers))}."
     like = near[0] if near else next(iter(known), "provider:name")
     return (
         f"unknown model {name[:NAME_CHARACTERS_MAX]!r}{hint}; {guess} To add a model, write "

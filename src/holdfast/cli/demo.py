@@ -190,9 +190,11 @@ def _conclude(
             for one in records
         ]
         result: dict[str, object] = {
+            "model": records[0].model if records else "",
             "turns": turns,
             "total_cost_usd": _plain(total.cost_usd),
             "uncached_cost_usd": _plain(total.uncached_cost_usd),
+            "saved_usd": _plain(total.saved_usd),
             "read_share": round(total.usage.read_share, 4),
         }
         if total.keeping_cost_usd:

@@ -56,10 +56,11 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
     import msgspec
 
-    from holdfast.ledger.calls import calls
+    from holdfast.ledger.calls import calls, keeping_cost_usd
 
     with _open(db) as log:
-        records = tuple(calls(_events(log, session_id)))
+        events = _events(log, session_id)
+    records = tuple(calls(events))
     if as_json:
         shown = [{**msgspec.to_builtins(one), "prefix_held": one.prefix_held} for one in records]
         click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
@@ -68,6 +69,10 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix")
     show_table(headings, map(_call_row, records))
+    keeping = keeping_cost_usd(events)
+    kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
+    models = ", then ".join(dict.fromkeys(one.model for one in records))
+    click.echo(f"{len(records)} calls, ${sum(one.cost_usd for one in records) + keeping:.6f}{kept}; {models or 'none'}")
 
 
 @command.command("delete")

@@ -14,9 +14,10 @@ import click
     help="Replies, one JSON object a line; without it the last message is echoed.",
 )
 def command(host: str, port: int, script: Path | None) -> None:
-    """Serve the APIs of Anthropic, OpenAI and OpenRouter with simulated prompt caches until stopped.
+    """Serve the APIs of Anthropic, OpenAI, Gemini and OpenRouter with simulated prompt caches until stopped.
 
-    Prints its address at once. POST /_sim/clock {"advance_seconds": n} moves its time, GET /_sim/requests shows
+    Prints its address at once: the base URL for Anthropic and Gemini; OpenAI's has /v1 behind it, OpenRouter's
+    /api/v1. POST /_sim/clock {"advance_seconds": n} moves its time, GET /_sim/requests shows
     what it was sent, GET /_sim/cache what it keeps. Any key is accepted; one key is one workspace.
 
     A script has one reply a line, by turn, the same for every conversation:

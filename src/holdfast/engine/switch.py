@@ -36,10 +36,14 @@ class SwitchQuote(msgspec.Struct, frozen=True):
     reworded: int = 0
 
     def __str__(self) -> str:
-        caches = "" if self.supports_prompt_caching else "; it does not cache, so every later call costs as much again"
+        caches = (
+            ""
+            if self.supports_prompt_caching
+            else "; it is not known to cache, so every later call may cost as much again"
+        )
         return (
-            f"{self.model_after} starts cold: about {self.prompt_tokens} tokens for ${self.cold_usd:.4f}, which "
-            f"cost ${self.warm_usd:.4f} with {self.model_before}{caches}"
+            f"{self.model_after} starts cold: about {self.prompt_tokens} tokens for ${self.cold_usd:.6f}, which "
+            f"cost ${self.warm_usd:.6f} with {self.model_before}{caches}"
         )
 
 

@@ -38,7 +38,16 @@ from holdfast.sources.instructions import read_instructions
 
 logger = logging.getLogger(__name__)
 
-_SETTINGS = ("model", "layout", "profile", "output_tokens_max", "steps_max", "spend_max_usd", "cache_ttl_seconds")
+_SETTINGS = (
+    "model",
+    "layout",
+    "profile",
+    "output_tokens_max",
+    "steps_max",
+    "spend_max_usd",
+    "cache_ttl_seconds",
+    "cache_over_an_hour",
+)
 EXAMPLE_TOKENS = 10_000
 """The prompt by which the price of not caching is shown."""
 
@@ -147,8 +156,9 @@ def check_caching(model: Model, at: float) -> None:
     dollars = price.input * EXAMPLE_TOKENS / 1_000_000
     turned_off = model.cache.kind != "none" and not model.supports_prompt_caching
     way_out = f', or turn it on: [models."{model.id}"] supports_prompt_caching = true' if turned_off else ""
+    why = "is not known to cache" if turned_off else "does not cache"
     raise UserError(
-        f"{model.id} does not cache prompts: every call pays for its whole prompt, ${dollars:.4f} for each "
+        f"{model.id} {why} prompts: every call may pay for its whole prompt, ${dollars:.4f} for each "
         f"{EXAMPLE_TOKENS} tokens; say allow_uncached=True to go on{way_out}"
     )
 

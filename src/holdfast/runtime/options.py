@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     allow_uncached: bool
     spend_max_usd: Decimal | str | float
     cache_ttl_seconds: int
+    cache_over_an_hour: bool
     output_tokens_max: int
     steps_max: int
     thinking: Mapping[str, Json]
@@ -62,6 +63,9 @@ class Options(TypedDict, total=False):
     new_id: NewId
 
 
+CONFIGURED = ("requests_max", "base_urls", "models", "claude_code_command", "db")
+"""Names that a caller may look for here, and that are settings."""
+
 _TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "base_url", "api_key")
 _LISTS = ("tools", "betas", "stop_sequences")
 _TEXT_LISTS = ("betas", "stop_sequences")
@@ -72,6 +76,8 @@ def checked(options: Options) -> Options:
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
         if key not in Options.__annotations__:
+            if key in CONFIGURED:
+                raise UserError(f"{key} is no option of a session; it is set in config.toml, see `holdfast config`")
             near = difflib.get_close_matches(key, Options.__annotations__, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(Options.__annotations__)}"
             raise UserError(f"unknown option {key!r}; {hint}")
@@ -101,6 +107,7 @@ def _misfit(key: str, value: object) -> str | None:
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "wire": (_is_wire(value), "a wire or a simulated provider"),
         "allow_uncached": (isinstance(value, bool), "True or False"),
+        "cache_over_an_hour": (isinstance(value, bool), "True or False"),
         "clock": (callable(value), "a function that gives the time"),
         "new_id": (callable(value), "a function that gives an id"),
     }.get(key, (True, ""))

@@ -214,6 +214,10 @@ class Session:
             known = [row.id for row in log.sessions(limit=3)]
             newest = f"; the newest are {', '.join(known)}" if known else "; the store holds no session yet"
             raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
+        if not state.epoch:
+            raise UserError(
+                f"session {self._resume!r} was recorded from a wrapped client and has no prompt to go on with"
+            )
         return state
 
 

@@ -37,6 +37,7 @@ from holdfast.simulator.wire import SimulatedWire
 FAULT_HEADER = "x-holdfast-fault"
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
 FAILING_TURNS_MAX = 10_000
+PATH_CHARS_MAX = 80
 
 
 class SimulatedProvider:
@@ -130,7 +131,13 @@ class SimulatedProvider:
     def _answer(self, asked: Asked) -> Answer:
         dialect = dialect_of(asked, self._dialects)
         if dialect is None:
-            raise refuse(f"no such endpoint; there are {known_routes(self._dialects)}", status=404)
+            # The address is most often what is wrong, and the client's message is cut after a line or two.
+            raise refuse(
+                f"no such endpoint: {asked.method} {asked.path[:PATH_CHARS_MAX]}; base URLs end in the port for "
+                f"Anthropic and Gemini, in /v1 for OpenAI, in /api/v1 for OpenRouter. There are "
+                f"{known_routes(self._dialects)}",
+                status=404,
+            )
         workspace = digest(_key_in(asked.headers, dialect.key_header).encode(errors="replace"))[:16]
         ordered = header(asked.headers, FAULT_HEADER)
         fault = None if ordered is None else _fault_ordered(ordered)
