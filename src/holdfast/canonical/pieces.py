@@ -59,6 +59,15 @@ def shared_links(before: Sequence[Link], after: Sequence[Link]) -> int:
     return low
 
 
+def common_length(old: bytes, new: bytes, start: int = 0) -> int:
+    """Up to which byte the two are the same, given that they are up to `start`."""
+    low, high = start, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if old[low:middle] == new[low:middle] else (low, middle - 1)
+    return low
+
+
 def stable_count(pieces: Iterable[Piece]) -> int:
     """How many leading pieces belong to layers that do not change within an epoch."""
     count = 0

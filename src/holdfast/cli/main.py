@@ -12,6 +12,9 @@ from holdfast.errors import HoldfastError
 COMMANDS = {
     "config": "Show the configuration and where each value comes from.",
     "demo": "Play a cached multi-turn session against the simulator, offline.",
+    "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
+    "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",
+    "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
     "sessions": "List, show and delete stored sessions.",
     "simulate": "Serve a provider simulator on a local port.",
 }
@@ -53,8 +56,10 @@ def command() -> None:
 def main() -> None:
     """Errors that were meant for the user become one line; everything else is a bug and keeps its traceback."""
     try:
-        command.main(prog_name="holdfast", standalone_mode=False)
+        status = command.main(prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
+        # What a command ends with by `Exit` comes back as its value.
+        sys.exit(status if isinstance(status, int) else 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:

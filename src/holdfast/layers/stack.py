@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.canonical.pieces import Link, Piece, shared_links, stable_count
+from holdfast.canonical.pieces import Link, Piece, common_length, shared_links, stable_count
 
 _EXCERPT_BYTES = 24
 
@@ -77,7 +77,7 @@ def first_move(before: Spelled, after: Spelled, *, stable_only: bool = False) ->
     if shared >= must_hold:
         return None
     start = before.links[shared].start
-    byte = _first_difference(before.cacheable, after.cacheable, start)
+    byte = common_length(before.cacheable, after.cacheable, start)
     # What stands there now is at fault; only where nothing does, what stood there before.
     changed = after.links[shared] if shared < len(after.links) else before.links[shared]
     return Moved(
@@ -87,14 +87,3 @@ def first_move(before: Spelled, after: Spelled, *, stable_only: bool = False) ->
         before=before.cacheable[byte : byte + _EXCERPT_BYTES],
         after=after.cacheable[byte : byte + _EXCERPT_BYTES],
     )
-
-
-def _first_difference(before: bytes, after: bytes, start: int) -> int:
-    low, high = start, min(len(before), len(after))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if before[start:middle] == after[start:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

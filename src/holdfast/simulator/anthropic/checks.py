@@ -11,7 +11,8 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import TranscriptRules, messages_of, validate
 from holdfast.catalog.rows import CacheRules, Model
 from holdfast.errors import UserError
-from holdfast.simulator.blocks import THINKING_NAMES, SentBlock, extra_field, field_of
+from holdfast.providers.fields import extra_field, field_of
+from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
 from holdfast.simulator.dialect import refuse
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.cachemodel.tiers import TierParameters, prefixes_of, seeds_of
+from holdfast.cachemodel.tiers import prefixes_of, seeds_of
 from holdfast.cachemodel.values import Call, Scope
 from holdfast.canonical.blocks import Text
 from holdfast.canonical.encoding import canonical_json, digest
@@ -12,9 +12,9 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.catalog.rows import Model
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.gemini import gemini
-from holdfast.providers.gemini.opening import TOOL_CONFIG
 from holdfast.providers.gemini.parts import read_part
-from holdfast.simulator.blocks import SentBlock, extra_field, part_of, same_spelling
+from holdfast.providers.tier_parameters import gemini_parameters
+from holdfast.simulator.blocks import SentBlock, part_of
 from holdfast.simulator.dialect import Setting
 
 
@@ -40,17 +40,11 @@ def cache_call(
     blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, setting: Setting, named_tokens: int = 0
 ) -> Call:
     """The request as the cache sees it; so many of its tokens are in a cache that it names."""
-    seeds = seeds_of(model.cache, _tier_parameters(blocks, parameters))
+    head = {"tools": _digest(blocks, "tools"), "system": _digest(blocks, "system")}
+    seeds = seeds_of(model.cache, gemini_parameters(parameters, head))
     parts = (part_of(sent, sent.piece.place, model=model, count=setting.count) for sent in blocks)
     scope = Scope(setting.workspace, model.name)
     return Call(scope, prefixes_of(seeds, parts), (), setting.at, named_tokens=named_tokens)
-
-
-def _tier_parameters(blocks: Sequence[SentBlock], parameters: Parameters) -> TierParameters:
-    foreign = extra_field(parameters, TOOL_CONFIG)
-    chosen = canonical_json(foreign).decode() if foreign else same_spelling(parameters.tool_choice_json)
-    others = {"tool_config": chosen, "tools": _digest(blocks, "tools"), "system": _digest(blocks, "system")}
-    return TierParameters(parameters.model, others=others)
 
 
 def _digest(blocks: Sequence[SentBlock], place: Place) -> str | None:

@@ -9,10 +9,11 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.catalog.lookup import Models, find_model
 from holdfast.catalog.rows import Model
 from holdfast.errors import ProviderError, UserError
+from holdfast.providers.fields import decoded, extra_field, field_of
 from holdfast.providers.gemini import gemini
 from holdfast.providers.gemini.opening import CONFIG
 from holdfast.providers.gemini.read import OUTPUT_TOKENS_DEFAULT
-from holdfast.simulator.blocks import SentBlock, decoded, extra_field, field_of
+from holdfast.simulator.blocks import SentBlock
 from holdfast.simulator.dialect import refuse
 
 _NAME_SHOWN_CHARS_MAX = 120

@@ -8,8 +8,8 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.reply import Reply
 from holdfast.errors import ProviderError
 from holdfast.providers.failures import header
+from holdfast.providers.fields import extra_field
 from holdfast.providers.gemini import gemini
-from holdfast.simulator.blocks import extra_field
 from holdfast.simulator.dialect import Asked, Setting, Understood, refuse, reported, spelled
 from holdfast.simulator.gemini.caches import COLLECTION, answer_about_caches
 from holdfast.simulator.gemini.checks import model_named

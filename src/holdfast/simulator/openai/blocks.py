@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from holdfast.cachemodel.tiers import TierParameters, prefixes_of, seeds_of
+from holdfast.cachemodel.tiers import prefixes_of, seeds_of
 from holdfast.cachemodel.values import Call, Scope
-from holdfast.canonical.encoding import canonical_json
 from holdfast.canonical.prompt import Mark, Parameters
 from holdfast.catalog.rows import Model
-from holdfast.simulator.blocks import SentBlock, decoded, extra_field, field_of, part_of
+from holdfast.providers.tier_parameters import openai_parameters
+from holdfast.simulator.blocks import SentBlock, part_of
 from holdfast.simulator.dialect import Setting
 from holdfast.simulator.openai.options import CacheOptions
 
@@ -17,7 +17,7 @@ def cache_call(
     blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, options: CacheOptions, setting: Setting
 ) -> Call:
     """The request as the cache sees it."""
-    seeds = seeds_of(model.cache, _tier_parameters(parameters))
+    seeds = seeds_of(model.cache, openai_parameters(parameters))
     first_said = _first_said(blocks)
     parts = (
         part_of(
@@ -47,27 +47,3 @@ def _ends_a_turn(sent: SentBlock, behind: SentBlock | None) -> bool:
     if behind is None or behind.piece.role != "user":
         return True
     return behind.kind != "tool_result" if sent.kind == "tool_result" else bool(behind.piece.opens)
-
-
-def _tier_parameters(parameters: Parameters) -> TierParameters:
-    """By the names of both of OpenAI's interfaces; none of them means two things."""
-    words = extra_field(parameters, "text")
-    chosen = decoded(parameters.tool_choice_json)
-    one_call = field_of(chosen, "disable_parallel_tool_use") is True
-    others = {
-        "parallel_tool_calls": False if one_call else extra_field(parameters, "parallel_tool_calls"),
-        "text_format": extra_field(parameters, "response_format") or field_of(words, "format"),
-        "reasoning_effort": field_of(decoded(parameters.thinking_json), "effort"),
-        "verbosity": extra_field(parameters, "verbosity") or field_of(words, "verbosity"),
-        "service_tier": extra_field(parameters, "service_tier"),
-        "prompt_cache_key": extra_field(parameters, "prompt_cache_key"),
-    }
-    # Both of these are what holds when nothing is said.
-    defaults = {"parallel_tool_calls": True, "service_tier": "auto"}
-    return TierParameters(
-        parameters.model,
-        others={
-            name: None if value in (None, defaults.get(name)) else canonical_json(value).decode()
-            for name, value in others.items()
-        },
-    )

@@ -9,9 +9,10 @@ from holdfast.canonical.blocks import THINKING_KINDS, Block
 from holdfast.canonical.reply import Reply
 from holdfast.errors import ProviderError
 from holdfast.providers.failures import readable
+from holdfast.providers.fields import extra_field
 from holdfast.providers.openai_chat import openai_chat
 from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
-from holdfast.simulator.blocks import SentBlock, extra_field
+from holdfast.simulator.blocks import SentBlock
 from holdfast.simulator.dialect import Asked, Setting, Understood, reported, spelled
 from holdfast.simulator.openai.checks import check_chat_calls
 from holdfast.simulator.openai.understand import Interface, understand

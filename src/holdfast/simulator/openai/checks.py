@@ -10,8 +10,9 @@ from holdfast.canonical.transcript import shown_id
 from holdfast.catalog.lookup import Models, find_model
 from holdfast.catalog.rows import Model
 from holdfast.errors import ProviderError, UserError
+from holdfast.providers.fields import decoded, extra_field, field_of
 from holdfast.providers.openai_chat.kinds import CALL
-from holdfast.simulator.blocks import SentBlock, decoded, extra_field, field_of
+from holdfast.simulator.blocks import SentBlock
 from holdfast.simulator.dialect import refuse
 
 CheckCalls = Callable[[Sequence[Message]], None]

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.canonical.prompt import Parameters
 from holdfast.catalog.rows import CacheRules
-from holdfast.simulator.blocks import extra_field
+from holdfast.providers.fields import extra_field
 from holdfast.simulator.dialect import refuse
 
 CACHE_KEY_CHARS_MAX = 64

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from holdfast.canonical.blocks import Block, Opaque, RedactedThinking, Thinking
 from holdfast.canonical.encoding import digest
+from holdfast.providers.fields import decoded, field_of
 from holdfast.providers.openai_responses.reasoning import seal
-from holdfast.simulator.blocks import SentBlock, decoded, field_of
+from holdfast.simulator.blocks import SentBlock
 from holdfast.simulator.dialect import refuse
 from holdfast.simulator.seals import opened, thought_in, write_seal
 

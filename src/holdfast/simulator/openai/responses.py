@@ -7,8 +7,8 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.reply import Reply
 from holdfast.errors import ProviderError
+from holdfast.providers.fields import extra_field
 from holdfast.providers.openai_responses import openai_responses
-from holdfast.simulator.blocks import extra_field
 from holdfast.simulator.dialect import Asked, Setting, Understood, model_asked_for, refuse, reported, spelled
 from holdfast.simulator.openai.checks import check_responses_calls, model_named
 from holdfast.simulator.openai.listing import describe, list_models

@@ -1,0 +1,70 @@
+"""`holdfast diff`: where the second of two requests breaks the prefix of the first, and what that costs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from holdfast.ledger.breaks import Comparison, Moved, Tier
+
+
+@click.command("diff")
+@click.argument("before_file", metavar="A.json", type=click.Path(path_type=Path))
+@click.argument("after_file", metavar="B.json", type=click.Path(path_type=Path))
+@click.option("--model", help="provider:name, where the bodies do not tell.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(before_file: Path, after_file: Path, model: str | None, as_json: bool) -> None:
+    """Show the first cacheable byte in which request B leaves request A.
+
+    Ends with 0 where A's prompt is the beginning of B's, with 1 where the prefix broke, with 2 on bad input.
+    """
+    import msgspec
+
+    from holdfast.cli.requests import bad_input, price_now, read_request_file
+    from holdfast.ledger.breaks import compare
+
+    before, after = read_request_file(before_file, model), read_request_file(after_file, model)
+    with bad_input():
+        comparison = compare(before, after, price_now(before))
+    if as_json:
+        shown = {**msgspec.to_builtins(comparison), "tokens_lost": comparison.tokens_lost}
+        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+    else:
+        _show(comparison)
+    if not comparison.held:
+        raise click.exceptions.Exit(1)
+
+
+def _show(comparison: "Comparison") -> None:
+    from holdfast.cli.requests import dollars, printable
+
+    click.echo(f"{printable(comparison.model)}: the prefix {'held' if comparison.held else 'broke'}")
+    for changed in comparison.parameters:
+        click.echo(f"{changed.name} changed: {changed.first_lost} and what stands behind is lost")
+    if comparison.moved:
+        _show_moved(comparison.moved)
+    for tier in comparison.tiers:
+        click.echo(f"{tier.place}: {_fate(tier)}")
+    click.echo(
+        f"{comparison.tokens_read} of {comparison.tokens_before} cached tokens (estimated) can still be read; "
+        f"{comparison.tokens_lost} are written again, for {dollars(comparison.lost_usd)} more"
+    )
+    for note in comparison.notes:
+        click.echo(f"note: {printable(note)}")
+
+
+def _show_moved(moved: "Moved") -> None:
+    from holdfast.cli.requests import printable
+
+    where = "is not there any more" if moved.path_after is None else "differs"
+    elsewhere = f" (in B at {moved.path_after})" if moved.path_after not in (None, moved.path) else ""
+    click.echo(f"{moved.path}{elsewhere} {where}: {moved.place}, block {moved.block}, byte {moved.byte}")
+    for line in moved.diff:
+        click.echo(f"  {printable(line)}")
+
+
+def _fate(tier: "Tier") -> str:
+    if tier.survives:
+        return "survives"
+    return "lost" if not tier.blocks_kept else f"lost from block {tier.blocks_kept} of {tier.blocks} on"

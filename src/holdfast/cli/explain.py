@@ -1,0 +1,76 @@
+"""`holdfast explain`: the blocks of a request, its marks, and what a change of each block would cost."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from holdfast.ledger.explaining import ExplainedMark, Explanation, Part
+
+ROWS_MAX = 60
+
+
+@click.command("explain")
+@click.argument("request_file", metavar="REQUEST.json", type=click.Path(path_type=Path))
+@click.option("--model", help="provider:name, where the body does not tell, or to look at it as another's.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(request_file: Path, model: str | None, as_json: bool) -> None:
+    """Show what a request consists of, where its cache marks are, and what a change would cost."""
+    import msgspec
+
+    from holdfast.cli.requests import price_now, read_request_file
+    from holdfast.ledger.explaining import explain
+
+    request = read_request_file(request_file, model)
+    explained = explain(request, price_now(request))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(explained)).decode())
+        return
+    _show(explained)
+
+
+def _show(explained: "Explanation") -> None:
+    from holdfast.cli.requests import printable
+    from holdfast.cli.tables import show_table
+
+    click.echo(printable(f"{explained.model} ({explained.told_by}), cache: {explained.cache}"))
+    floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
+    click.echo(f"{explained.tokens} tokens, estimated{floor}\n")
+    headings = ("block", "place", "stability expected", "tokens", "digest", "a change rewrites", "and costs")
+    rows, left_out = _shortened(explained.parts)
+    show_table(headings, map(_part_row, rows))
+    if left_out:
+        click.echo(f"{left_out} blocks in the middle are left out; --json has all")
+    for title, marks in (("marks", explained.marks), ("marks that Holdfast would add", explained.planned)):
+        if marks:
+            click.echo("")
+            show_table((title, "lifetime", "why", "tokens up to it", "each later read saves"), map(_mark_row, marks))
+    if explained.notes:
+        click.echo("")
+    for note in explained.notes:
+        click.echo(f"note: {printable(note)}")
+
+
+def _shortened(parts: "tuple[Part, ...]") -> "tuple[tuple[Part, ...], int]":
+    if len(parts) <= ROWS_MAX:
+        return parts, 0
+    half = ROWS_MAX // 2
+    return parts[:half] + parts[-half:], len(parts) - 2 * half
+
+
+def _part_row(part: "Part") -> tuple[str, ...]:
+    from holdfast.cli.requests import dollars
+
+    rewritten = f"{part.rewritten_tokens} tokens"
+    return (
+        *(part.path, part.place, part.stability, str(part.tokens), part.digest),
+        *(rewritten, dollars(part.rewritten_usd)),
+    )
+
+
+def _mark_row(mark: "ExplainedMark") -> tuple[str, ...]:
+    from holdfast.cli.requests import dollars
+
+    saves = "nothing: below the floor" if mark.below_floor else dollars(mark.saving_usd)
+    return mark.path, mark.ttl, mark.reason, str(mark.prefix_tokens), saves

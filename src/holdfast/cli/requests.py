@@ -1,0 +1,81 @@
+"""How the commands that look at requests read a file, find a price, and end where the input is bad."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+    from pathlib import Path
+
+    from holdfast.catalog.rows import Price
+    from holdfast.ledger.requests import SentRequest
+
+FILE_BYTES_MAX = 32 * 1024 * 1024
+
+
+class BadInput(click.ClickException):
+    """What was given cannot be looked at. Status 1 is for what was looked at and found wanting."""
+
+    exit_code = 2
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"holdfast: {self.message}", err=True)
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    from holdfast.errors import HoldfastError
+
+    try:
+        yield
+    except HoldfastError as error:
+        raise BadInput(str(error)) from None
+
+
+def read_request_file(path: "Path", model: str | None) -> "SentRequest":
+    """The request in a file; every way in which it can be unreadable is one line with the file's name."""
+    import os
+    from pathlib import Path
+
+    from holdfast.catalog.lookup import shipped_models
+    from holdfast.catalog.overrides import with_overrides
+    from holdfast.errors import HoldfastError
+    from holdfast.ledger.requests import read_sent
+    from holdfast.runtime.config import load_config
+
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise BadInput(f"{path}: it has more than {FILE_BYTES_MAX} bytes; no provider takes such a request")
+    with bad_input():
+        models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+    try:
+        return read_sent(raw, model=model, models=models)
+    except HoldfastError as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def price_now(request: "SentRequest") -> "Price | None":
+    """Today's price of the model; None where the catalog knows none."""
+    from holdfast.catalog.lookup import price_at, utc_date
+    from holdfast.clock import system_clock
+
+    row = request.row
+    if row is None or not row.prices:
+        return None
+    return price_at(row, utc_date(system_clock()), request.scroll.tokens_total)
+
+
+def dollars(amount: "Decimal | None") -> str:
+    return "unknown" if amount is None else f"${amount:.6f}"
+
+
+def printable(line: str) -> str:
+    """A line of somebody's prompt, without what would move the cursor or colour the screen."""
+    return "".join(character if character.isprintable() else " " for character in line)
