@@ -1,0 +1,180 @@
+"""`holdfast replay`: what recorded conversations would have cost under this plan or another."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from holdfast.planning.policy import Policy
+    from holdfast.replay.likeness import Likeness
+    from holdfast.replay.play import Sent, Setting
+    from holdfast.replay.recording import Recording
+    from holdfast.replay.totals import Totals
+    from holdfast.replay.traces import BrokenLine
+
+ALL = "all"
+
+
+@click.command("replay")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--model", "model_name", required=True, help="Whose rules and prices hold, as provider:name.")
+@click.option("--policy", default=ALL, show_default=True, help="One policy by its name, or all of them.")
+@click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="How the provider counts its lookback.")
+@click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
+@click.option(
+    "--truth",
+    type=click.Choice(["upgrade", "no-upgrade"]),
+    default="upgrade",
+    show_default=True,
+    help="Whether an hour's mark behind a five minutes' prefix makes all of it last; no policy is told.",
+)
+@click.option(
+    "--requests-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write every request of the one policy here, one JSON object a line.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    traces: tuple[Path, ...],
+    model_name: str,
+    policy: str,
+    lookback: str | None,
+    keep_alive: bool,
+    truth: str,
+    requests_out: Path | None,
+    as_json: bool,
+) -> None:
+    """Play recorded conversations call by call, with their own time stamps, and compare what policies cost.
+
+    TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs are of prompts; no policy changes what replies cost.
+    """
+    import os
+
+    import msgspec
+
+    from holdfast.catalog.lookup import find_model, shipped_models
+    from holdfast.catalog.overrides import with_overrides
+    from holdfast.errors import UserError
+    from holdfast.replay.play import setting_for
+    from holdfast.replay.traces import trace_files
+    from holdfast.runtime.config import load_config
+
+    if requests_out is not None and policy == ALL:
+        raise UserError("requests are written for one policy; name it with --policy")
+    _policies(policy)
+    models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+    setting = setting_for(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
+    setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
+    totals = _played(trace_files(traces), policy, setting, requests_out)
+    if not totals.recordings:
+        raise UserError(f"none of the {totals.broken} lines is a conversation; check the traces")
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(totals.report())).decode())
+    else:
+        _show(totals)
+
+
+def _policies(wanted: str) -> "tuple[Policy, ...]":
+    """Fresh ones, for one session."""
+    from holdfast.errors import UserError
+    from holdfast.planning.rivals import compared
+
+    known = compared()
+    if wanted == ALL:
+        return tuple(known.values())
+    if wanted not in known:
+        raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(known)}")
+    return (known[wanted],)
+
+
+def _played(files: tuple[Path, ...], policy: str, setting: "Setting", requests_out: Path | None) -> "Totals":
+    import contextlib
+
+    from holdfast.replay.compare import compare
+    from holdfast.replay.likeness import likeness
+    from holdfast.replay.recording import Recording
+    from holdfast.replay.totals import Totals
+    from holdfast.replay.traces import read_traces
+
+    totals = Totals()
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
+        for read in _with_progress(read_traces(files)):
+            if not isinstance(read, Recording):
+                totals.broken += 1
+                continue
+            sent = _writer(out.write, read.id) if out is not None else None
+            totals.add(compare(read, _policies(policy), setting, sent), likeness(read, setting), len(read.calls))
+    return totals
+
+
+def _writer(write: "Callable[[bytes], int]", conversation: str) -> "Sent":
+    import msgspec
+
+    from holdfast.canonical.encoding import plain_json
+
+    def sent(policy: str, at: float, body: bytes) -> None:
+        write(plain_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
+
+    return sent
+
+
+def _with_progress(items: "Iterable[Recording | BrokenLine]") -> "Iterator[Recording | BrokenLine]":
+    """Counts on standard error, if somebody looks there."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed} conversations"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        for item in items:
+            yield item
+            progress.advance(task)
+
+
+def _show(totals: "Totals") -> None:
+    from holdfast.cli.tables import show_table
+
+    report = totals.report()
+    rows = sorted(report.policies, key=lambda row: row.cost_usd)
+    show_table(
+        ("policy", "cost", "read share", "to best", "to bound", "to optimum", "pings", "cold calls"),
+        (
+            (
+                row.policy,
+                f"${row.cost_usd:.4f}",
+                f"{row.read_share:.2%}",
+                f"{row.to_best:.3f}",
+                f"{row.to_bound:.3f}",
+                f"{row.to_optimum:.3f}",
+                str(row.pings),
+                str(row.cold_calls),
+            )
+            for row in rows
+        ),
+    )
+    click.echo(
+        f"{report.conversations} conversations, {report.calls} calls; bound ${report.bound_usd:.4f}, "
+        f"optimum ${report.optimum_usd:.4f}"
+    )
+    if report.broken_lines:
+        click.echo(f"{report.broken_lines} broken lines were passed over")
+    if totals.likeness is not None:
+        _show_likeness(totals.likeness)
+
+
+def _show_likeness(near: "Likeness") -> None:
+    click.echo(
+        f"recorded usage of {near.calls} calls: read share {near.recorded.read_share:.2%}, "
+        f"the model says {near.modelled.read_share:.2%}"
+    )
+    foreseen = ", ".join(f"{near.cold_foreseen[reason]} of {near.cold[reason]} {reason}" for reason in near.cold)
+    click.echo(f"cold calls that the model foresaw: {foreseen}; {near.cold_imagined} that were none")

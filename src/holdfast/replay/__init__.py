@@ -1,0 +1,1 @@
+"""What recorded conversations would have cost under another plan."""

@@ -1,0 +1,164 @@
+"""A recording in a provider's bytes, call by call: spelled, hashed and counted once, whoever looks at it."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from holdfast.cachemodel.values import BlockKind, Prefix
+from holdfast.canonical.blocks import Text, ToolResult, ToolUse
+from holdfast.canonical.pieces import Piece
+from holdfast.canonical.prompt import Mark, Passage, Segment, Stability
+from holdfast.canonical.scroll import Scroll
+from holdfast.canonical.view import LayerText, View
+from holdfast.catalog.tokens import count_block
+from holdfast.layers.assemble import head_of
+from holdfast.providers.adapter import Adapter
+from holdfast.replay.recording import RecordedCall, Recording
+
+CLOSING = "Wait."
+"""What a ping says behind the reply that it keeps: a request may not end on the assistant."""
+
+
+class Unrolled:
+    """The prompt of the call that was last entered, as one growing scroll, with the prefixes that a cache sees.
+
+    `shared_tokens` is how much of it the call before had sent too, `replied_tokens` how much its reply adds to that.
+    """
+
+    def __init__(self, recording: Recording, adapter: Adapter, tokens_factor: float) -> None:
+        self._adapter = adapter
+        self._counts: dict[bytes, int] = {}
+        self._factor = tokens_factor
+        self._spelled: dict[Passage, tuple[Piece, ...]] = {}
+        self.scroll = Scroll(adapter, self._count)
+        self.prefixes: list[Prefix] = []
+        self.passages: list[Passage] = []
+        self._starts: list[int] = []
+        self._system_tail = ""
+        self._reply: Passage | None = None
+        self._sent = 0
+        self.shared_tokens = 0
+        self.replied_tokens = 0
+        self._enter_head(recording)
+        self._head_count = len(self.scroll.pieces)
+
+    def _enter_head(self, recording: Recording) -> None:
+        said = recording.calls[0].added if recording.calls else ()
+        head = head_of(View(tools=recording.tools, pinned=(LayerText("preset", recording.system),)))
+        pieces = [piece for segment in head for piece in self._adapter.spell(segment)]
+        known = [*pieces, *(piece for passage in said for piece in self._pieces_of(passage))]
+        counted = sum(self._count(piece.opens + piece.data) for piece in known)
+        missing = (recording.first_prompt_tokens or counted) - counted
+        if missing < 0:
+            self._factor *= (counted + missing) / counted
+            self._counts.clear()
+        elif missing > 0:
+            text = f"[{missing} tokens of the system prompt were not recorded]"
+            unknown = self._adapter.spell(Segment("role", Stability.FROZEN, "system", system=(Text(text),)))
+            self._counts[unknown[0].data] = missing
+            tools = sum(piece.place == "tools" for piece in pieces)
+            pieces[tools:tools] = unknown
+        self._extend(pieces)
+
+    def calls(self, recording: Recording) -> Iterator[RecordedCall]:
+        """Each call, with the scroll standing as its request was sent."""
+        for call in recording.calls:
+            self._enter(call)
+            yield call
+
+    def _enter(self, call: RecordedCall) -> None:
+        shared = self._sent
+        self.enter_reply()
+        self.replied_tokens = self._tokens_at(len(self.prefixes)) - self._tokens_at(shared)
+        if call.system_tail != self._system_tail:
+            shared = min(shared, self._head_count)
+            self._change_tail(call.system_tail)
+        if call.kept is not None and call.kept < len(self.passages):
+            shared = min(shared, self._starts[call.kept])
+            self._cut(call.kept)
+        if shared < self._sent:
+            self.replied_tokens = 0
+        self.shared_tokens = self._tokens_at(shared) if self._sent else 0
+        for passage in call.added:
+            self._add(passage)
+        self._reply = call.reply
+        self._sent = len(self.prefixes)
+
+    def _tokens_at(self, pieces: int) -> int:
+        return self.prefixes[pieces - 1].tokens if pieces else 0
+
+    def enter_reply(self) -> None:
+        """Put the reply to the last call behind it; a second time it is there already."""
+        if self._reply is not None:
+            self._add(self._reply)
+            self._reply = None
+
+    def _change_tail(self, text: str) -> None:
+        passages = list(self.passages)
+        self._system_tail = text
+        self._cut(0)
+        self._cut_pieces(self._head_count)
+        if text:
+            self._extend(self._adapter.spell(Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),))))
+        for passage in passages:
+            self._add(passage)
+
+    def _cut(self, kept: int) -> None:
+        if kept < len(self._starts):
+            self._cut_pieces(self._starts[kept])
+        del self.passages[kept:], self._starts[kept:]
+
+    def _cut_pieces(self, keep: int) -> None:
+        self.scroll.cut(keep)
+        del self.prefixes[keep:]
+
+    def _add(self, passage: Passage) -> None:
+        self.passages.append(passage)
+        self._starts.append(len(self.scroll.pieces))
+        self._extend(self._pieces_of(passage), tuple(_kind(block) for block in passage.content))
+
+    def _extend(self, pieces: Sequence[Piece], kinds: tuple[BlockKind, ...] = ()) -> None:
+        before = len(self.scroll.pieces)
+        self.scroll.extend(pieces)
+        tokens = self.prefixes[-1].tokens if self.prefixes else 0
+        for index, piece in enumerate(pieces):
+            tokens += self.scroll.tokens[before + index]
+            kind: BlockKind = kinds[index] if index < len(kinds) else "plain"
+            self.prefixes.append(Prefix(piece.place, self.scroll.links[before + index].digest, tokens, kind))
+
+    def _pieces_of(self, passage: Passage) -> tuple[Piece, ...]:
+        if passage not in self._spelled:
+            segment = Segment("history", Stability.GROWING, "messages", passages=(passage,))
+            self._spelled[passage] = self._adapter.spell(segment)
+        return self._spelled[passage]
+
+    def _count(self, data: bytes) -> int:
+        if data not in self._counts:
+            self._counts[data] = math.ceil(count_block(data) * self._factor)
+        return self._counts[data]
+
+    def closing(self) -> Passage:
+        """What must stand behind the reply so that it can be sent: a word, or an answer to every open call."""
+        last = self.passages[-1].content if self.passages and self.passages[-1].role == "assistant" else ()
+        results = tuple(ToolResult(block.id, (Text(CLOSING),)) for block in last if isinstance(block, ToolUse))
+        return Passage("user", results or (Text(CLOSING),))
+
+    def closed(self, marks: Sequence[Mark]) -> bytes:
+        """The prompt as a ping sends it, behind the opening: with the closing message at its end."""
+        keep = len(self.scroll.pieces)
+        self.scroll.extend(self._pieces_of(self.closing()))
+        body = self.scroll.render(b"", marks)
+        self.scroll.cut(keep)
+        return body
+
+    def closing_tokens(self) -> int:
+        return sum(self._count(piece.opens + piece.data) for piece in self._pieces_of(self.closing()))
+
+
+def _kind(block: object) -> BlockKind:
+    match block:
+        case ToolUse():
+            return "tool_use"
+        case ToolResult():
+            return "tool_result"
+        case _:
+            return "plain"
