@@ -3,7 +3,6 @@
 Reads traces below the folder that HOLDFAST_DATA names: sessions in order of time, pings after the last call included.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -13,6 +12,7 @@ import msgspec
 
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.fixed import FixedPolicy, head_and_tail, upgrade_once
+from holdfast.planning.ours import Learned, OurPolicy
 from holdfast.planning.policy import Policy
 from holdfast.planning.rivals import compared
 from holdfast.replay.compare import compare
@@ -24,7 +24,7 @@ from holdfast.replay.traces import read_traces
 MODELS = ("claude-sonnet-4-6", "claude-opus-5-5", "claude-fable-5-2")
 WITH_PAUSES = "entire_claude_code"
 AUTONOMOUS = ("livemcpbench", "tau_bench_airline", "tau2_whissle")
-OURS = "ours"
+OURS = OurPolicy.name
 
 Fresh = Callable[[], tuple[Policy, ...]]
 """Policies for one more session; what ours has learned goes along."""
@@ -75,7 +75,7 @@ def _costs(
 def _table(
     sessions: list[Recording], model: str, *, upgrade: bool, keep_alive: bool, what: str = ""
 ) -> Iterator[tuple[str, str]]:
-    ours = _ours()
+    ours = _ours(keep_alive=keep_alive)
 
     def fresh() -> tuple[Policy, ...]:
         # Rivals and schedules send no pings, but for one: they need not be played twice.
@@ -91,7 +91,7 @@ def _table(
 
 
 def _autonomous(trace: str, sessions: list[Recording]) -> Iterator[tuple[str, str]]:
-    ours = _ours()
+    ours = _ours(keep_alive=False)
     costs, _, _ = _costs(sessions, MODELS[0], lambda: (*ours(), *compared().values()), upgrade=True, keep_alive=False)
     for name in (OURS, "all-1h", "sparse-anchors"):
         if name in costs:
@@ -114,18 +114,13 @@ def _with_upgrade_ping() -> Policy:
     return FixedPolicy("upgrade-ping", head_and_tail("5m", "5m"), upgrade_once)
 
 
-def _ours() -> Fresh:
-    """Our own policy where there is one; what it learns in one session it knows in the next."""
-    try:
-        module = importlib.import_module("holdfast.planning.ours")
-    except ModuleNotFoundError:
-        return tuple
-    learned: object = None
+def _ours(*, keep_alive: bool) -> Fresh:
+    """What ours learns in one session it knows in the next."""
+    last: OurPolicy | None = None
 
     def fresh() -> tuple[Policy, ...]:
-        nonlocal learned
-        policy = module.OurPolicy(learned=learned)
-        learned = getattr(policy, "learned", learned)
-        return (policy,)
+        nonlocal last
+        last = OurPolicy(last.learned() if last else Learned(), keep_alive=keep_alive)
+        return (last,)
 
     return fresh

@@ -58,9 +58,10 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 def prior() -> Gaps:
-    """What is taken to hold of a session of which nothing is known: long gaps are rare, and of any length alike."""
+    """What is taken to hold of a session of which nothing is known: long gaps are rare, of any length alike, and one
+    more is its end."""
     long = PRIOR_CALLS * PRIOR_LONG_SHARE / len(EDGES_SECONDS)
-    return Gaps((PRIOR_CALLS * (1 - PRIOR_LONG_SHARE), *(long,) * len(EDGES_SECONDS)))
+    return Gaps((PRIOR_CALLS * (1 - PRIOR_LONG_SHARE), *(long,) * len(EDGES_SECONDS))).add(float("inf"))
 
 
 def expected(own: Gaps, others: Gaps) -> Gaps:

@@ -1,5 +1,6 @@
 """Our plan: marks where they are read again, for as long as the session's own rhythm makes that pay."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,9 @@ from holdfast.planning.policy import Moment, Ping
 from holdfast.planning.truths import Belief
 
 CALLS_EXPECTED = 20.0
+LEARNED_GAPS_MAX = 2_000.0
+"""How many gaps of earlier sessions are remembered; older ones fade."""
+
 READ_SHARE_MIN = 0.9
 """How much of an anchor a call must read for the anchor to have held; estimates are never exact."""
 
@@ -224,7 +228,8 @@ class OurPolicy:
     def learned(self) -> Learned:
         """What the next session starts with, once this one is over."""
         return Learned(
-            gaps=(self._learned.gaps + self._memory.gaps).scaled(2000.0),
+            # The last gap has no end: whoever pings waits for people who never come back, too.
+            gaps=(self._learned.gaps + self._memory.gaps.add(math.inf)).scaled(LEARNED_GAPS_MAX),
             sessions=self._learned.sessions + 1,
             calls=self._learned.calls + self._memory.calls,
             belief=self._memory.belief,
