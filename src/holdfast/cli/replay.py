@@ -38,6 +38,7 @@ ALL = "all"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
+    *,
     traces: tuple[Path, ...],
     model_name: str,
     policy: str,

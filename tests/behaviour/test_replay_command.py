@@ -1,0 +1,107 @@
+"""`holdfast replay`: the table, the JSON, the requests it writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli.main import command
+from holdfast.errors import UserError
+from holdfast.planning.rivals import compared
+from holdfast.providers.anthropic import anthropic
+from recordings import line_of, loop_line
+
+MODEL = ("--model", "anthropic:claude-sonnet-4-6")
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes(line_of(loop_line([10, 2000, 10])) + b"broken\n" + line_of(loop_line([10], id="two")))
+    return path
+
+
+def replay(*arguments: object) -> Result:
+    result = CliRunner().invoke(command, ["replay", *map(str, arguments)], catch_exceptions=True)
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result
+
+
+def test_every_policy_has_a_row_cheapest_first(traces: Path) -> None:
+    shown = replay(traces, *MODEL).output.splitlines()
+    names = [line.split()[0] for line in shown[1 : 1 + len(compared())]]
+    assert sorted(names) == sorted(compared())
+    costs = [float(line.split()[1].lstrip("$")) for line in shown[1 : 1 + len(compared())]]
+    assert costs == sorted(costs)
+    assert "2 conversations, 6 calls" in "\n".join(shown)
+    assert "1 broken lines were passed over" in "\n".join(shown)
+
+
+def test_json_has_the_ratios(traces: Path) -> None:
+    report = json.loads(replay(traces, *MODEL, "--policy", "tail-5m", "--json").output)
+    (row,) = report["policies"]
+    assert row["policy"] == "tail-5m"
+    assert row["to_best"] == 1
+    assert row["to_bound"] == pytest.approx(row["cost_usd"] / report["bound_usd"])
+    assert row["to_optimum"] == pytest.approx(row["cost_usd"] / report["optimum_usd"])
+    assert report["broken_lines"] == 1
+    assert report["likeness"] is None
+
+
+def test_the_truth_changes_what_an_anchor_is_worth(traces: Path) -> None:
+    costs = [
+        json.loads(
+            replay(traces, *MODEL, "--policy", "upgrade-ping", "--keep-alive", "--truth", truth, "--json").output
+        )
+        for truth in ("upgrade", "no-upgrade")
+    ]
+    assert costs[0]["policies"][0]["cost_usd"] < costs[1]["policies"][0]["cost_usd"]
+
+
+@pytest.mark.parametrize(("keep_alive", "requests"), [(False, 6), (True, 6 + 3)])
+def test_requests_are_written_as_they_would_be_sent_pings_only_with_leave(
+    traces: Path, tmp_path: Path, keep_alive: bool, requests: int
+) -> None:
+    out = tmp_path / "requests.jsonl"
+    flags = ("--keep-alive",) if keep_alive else ()
+    replay(traces, *MODEL, "--policy", "upgrade-ping", "--requests-out", out, *flags)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == requests
+    assert {tuple(line) for line in lines} == {("conversation", "at", "body")}
+    for line in lines:
+        wire = anthropic.read_request(json.dumps(line["body"]).encode())
+        assert 1 <= len(wire.plan.marks) <= 4
+        assert line["body"]["messages"][-1]["role"] == "user"
+    pinged = [line["body"]["max_tokens"] for line in lines].count(0)
+    assert pinged == requests - 6
+
+
+def test_recorded_usage_is_held_against_the_model(tmp_path: Path) -> None:
+    line = loop_line([10, 400])
+    for message in line["messages"]:  # type: ignore[attr-defined]
+        if message["role"] == "assistant":
+            message["usage"] = {"input_tokens": 5, "cache_creation_input_tokens": 4_000}
+    (tmp_path / "used.jsonl").write_bytes(line_of(line))
+    shown = replay(tmp_path, *MODEL, "--policy", "tail-5m").output
+    assert "recorded usage of 2 calls: read share 0.00%" in shown
+    assert "1 of 1 expired, 0 of 0 edited, 0 of 1 changed" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--policy", "wishful"), "known policies: tail-5m"),
+        (("--requests-out", "x.jsonl"), "name it with --policy"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(traces: Path, arguments: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        replay(traces, *MODEL, *arguments)
+
+
+def test_traces_without_a_conversation_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("nothing\nat all\n")
+    with pytest.raises(UserError, match="none of the 2 lines"):
+        replay(tmp_path / "bad.jsonl", *MODEL)
