@@ -65,11 +65,11 @@ def command(
 
     if requests_out is not None and policy == ALL:
         raise UserError("requests are written for one policy; name it with --policy")
-    _policies(policy)
+    roster = _Roster(policy, keep_alive=keep_alive)
     models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
     setting = setting_for(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _played(trace_files(traces), policy, setting, requests_out)
+    totals = _played(trace_files(traces), roster, setting, requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines is a conversation; check the traces")
     if as_json:
@@ -78,20 +78,30 @@ def command(
         _show(totals)
 
 
-def _policies(wanted: str) -> "tuple[Policy, ...]":
-    """Fresh ones, for one session."""
-    from holdfast.errors import UserError
-    from holdfast.planning.rivals import compared
+class _Roster:
+    """Fresh policies for one conversation after the other; ours takes along what it has learned."""
 
-    known = compared()
-    if wanted == ALL:
-        return tuple(known.values())
-    if wanted not in known:
-        raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(known)}")
-    return (known[wanted],)
+    def __init__(self, wanted: str, *, keep_alive: bool) -> None:
+        from holdfast.errors import UserError
+        from holdfast.planning.ours import Learned, OurPolicy
+        from holdfast.planning.rivals import compared
+
+        known = (OurPolicy.name, *compared())
+        if wanted not in (ALL, *known):
+            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(known)}")
+        self._wanted, self._keep_alive = wanted, keep_alive
+        self._ours = OurPolicy(Learned(), keep_alive=keep_alive)
+
+    def fresh(self) -> "tuple[Policy, ...]":
+        from holdfast.planning.ours import OurPolicy
+        from holdfast.planning.rivals import compared
+
+        self._ours = OurPolicy(self._ours.learned(), keep_alive=self._keep_alive)
+        policies: dict[str, Policy] = {OurPolicy.name: self._ours, **compared()}
+        return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)
 
 
-def _played(files: tuple[Path, ...], policy: str, setting: "Setting", requests_out: Path | None) -> "Totals":
+def _played(files: tuple[Path, ...], roster: _Roster, setting: "Setting", requests_out: Path | None) -> "Totals":
     import contextlib
 
     from holdfast.replay.compare import compare
@@ -108,7 +118,7 @@ def _played(files: tuple[Path, ...], policy: str, setting: "Setting", requests_o
                 totals.broken += 1
                 continue
             sent = _writer(out.write, read.id) if out is not None else None
-            totals.add(compare(read, _policies(policy), setting, sent), likeness(read, setting), len(read.calls))
+            totals.add(compare(read, roster.fresh(), setting, sent), likeness(read, setting), len(read.calls))
     return totals
 
 

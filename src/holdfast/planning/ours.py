@@ -227,6 +227,8 @@ class OurPolicy:
 
     def learned(self) -> Learned:
         """What the next session starts with, once this one is over."""
+        if not self._memory.calls:
+            return self._learned
         return Learned(
             # The last gap has no end: whoever pings waits for people who never come back, too.
             gaps=(self._learned.gaps + self._memory.gaps.add(math.inf)).scaled(LEARNED_GAPS_MAX),
