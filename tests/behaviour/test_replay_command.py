@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
+from holdfast.planning.ours import OurPolicy
 from holdfast.planning.rivals import compared
 from holdfast.providers.anthropic import anthropic
 from recordings import line_of, loop_line
@@ -31,9 +32,9 @@ def replay(*arguments: object) -> Result:
 
 def test_every_policy_has_a_row_cheapest_first(traces: Path) -> None:
     shown = replay(traces, *MODEL).output.splitlines()
-    names = [line.split()[0] for line in shown[1 : 1 + len(compared())]]
-    assert sorted(names) == sorted(compared())
-    costs = [float(line.split()[1].lstrip("$")) for line in shown[1 : 1 + len(compared())]]
+    names = [line.split()[0] for line in shown[1 : 2 + len(compared())]]
+    assert sorted(names) == sorted([OurPolicy.name, *compared()])
+    costs = [float(line.split()[1].lstrip("$")) for line in shown[1 : 2 + len(compared())]]
     assert costs == sorted(costs)
     assert "2 conversations, 6 calls" in "\n".join(shown)
     assert "1 broken lines were passed over" in "\n".join(shown)
@@ -92,7 +93,7 @@ def test_recorded_usage_is_held_against_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--policy", "wishful"), "known policies: tail-5m"),
+        (("--policy", "wishful"), "known policies: holdfast, tail-5m"),
         (("--requests-out", "x.jsonl"), "name it with --policy"),
     ],
 )

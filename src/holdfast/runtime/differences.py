@@ -19,7 +19,6 @@ class Difference(msgspec.Struct, frozen=True):
 
     byte: int
     path: str | None
-    excerpts: tuple[str, str]
     only_order_of_members: bool
 
 
@@ -31,7 +30,6 @@ def first_difference(kind: str, before: bytes, after: bytes) -> Difference | Non
     return Difference(
         byte=byte,
         path=None if old is None or new is None else path_of_difference(old, new),
-        excerpts=(_excerpt(before, byte), _excerpt(after, byte)),
         only_order_of_members=old is not None and canonical_json(old) == canonical_json(new),
     )
 
@@ -82,5 +80,6 @@ def _decoded(kind: str, said: bytes) -> object:
         return None
 
 
-def _excerpt(said: bytes, byte: int) -> str:
+def excerpt(said: bytes, byte: int) -> str:
+    """What stands around a byte."""
     return said[max(0, byte - EXCERPT_BYTES_BEFORE) : byte + EXCERPT_BYTES_AFTER].decode(errors="replace")

@@ -57,10 +57,13 @@ def answer(target: str, *, bytes_max: int) -> tuple[str, bytes]:
 
 
 def _settled(value: object) -> object:
-    import asyncio  # noqa: PLC0415 - after the world was changed
-    import inspect  # noqa: PLC0415
+    import inspect  # noqa: PLC0415 - after the world was changed
 
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+    if not inspect.iscoroutine(value):
+        return value
+    import asyncio  # noqa: PLC0415 - takes long to load, and is seldom needed
+
+    return asyncio.run(value)
 
 
 def _spelled(value: object) -> tuple[str, bytes]:

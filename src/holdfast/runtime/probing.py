@@ -14,12 +14,13 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.providers.failures import one_line
-from holdfast.runtime.differences import Difference, first_difference, start_of_word
+from holdfast.runtime.differences import excerpt, first_difference, start_of_word
 from holdfast.runtime.worlds import ADVICE, FIRST, Cause, World, worlds
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 RUN_SECONDS_MAX = 60.0
 VARIABLES_MAX = 40
+HIDDEN_BYTES_MIN = 6
 MIRRORED_ENTRIES_MAX = 5_000
 
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -89,6 +90,15 @@ class Prober:
                 return Answer("raised", b"it ended the process")
         return Answer(kind.decode(), said, tuple(name for name in read.decode().split("\t") if name))
 
+    def without_values(self, answer: Answer) -> bytes:
+        """What came back, with the values of the variables that were read made unreadable: one may be a key."""
+        said = answer.said
+        for name in answer.read:
+            value = self.environ.get(name, "").encode(errors="surrogateescape")
+            if len(value) >= HIDDEN_BYTES_MIN and not _KEPT.fullmatch(name):
+                said = said.replace(value, b"*" * len(value))
+        return said
+
     def _variables(self, world: World) -> dict[str, str]:
         return {
             **self.environ,
@@ -113,12 +123,11 @@ def diagnose(prober: Prober, *, runs: int) -> Diagnosis:
             notes.append("it fails under a changed clock, so that the clock and chance were left alone")
             first = again
     if first.failed:
-        raise UserError(f"{prober.target}: {one_line(first.said.decode(errors='replace'))}")
+        raise UserError(f"{prober.target}: {one_line(prober.without_values(first).decode(errors='replace'))}")
     found: dict[Cause, Finding] = {}
     noise = len(first.said) + 1
     for world in worlds(runs, first_world):
-        answer = prober.run(world)
-        finding = _finding(first, answer, world)
+        finding = _finding(prober, first, world)
         if finding is None or finding.byte >= noise:
             continue
         if world.changed == "nothing":
@@ -133,19 +142,22 @@ def diagnose(prober: Prober, *, runs: int) -> Diagnosis:
     return Diagnosis(prober.target, prober.runs, len(first.said), ordered, tuple(notes))
 
 
-def _finding(first: Answer, answer: Answer, world: World) -> Finding | None:
+def _finding(prober: Prober, first: Answer, world: World) -> Finding | None:
     cause: Cause = _CAUSES[world.changed]
+    answer = prober.run(world)
+    shown, shown_first = prober.without_values(answer), prober.without_values(first)
     if answer.failed:
-        said = one_line(answer.said.decode(errors="replace"))
+        said = one_line(shown.decode(errors="replace"))
         return Finding(cause, ADVICE[cause], 0, None, (), detail=f"it fails when this is changed: {said}")
     difference = first_difference(first.kind, first.said, answer.said)
     if difference is None:
         return None
+    excerpts = tuple(one_line(excerpt(said, difference.byte)) for said in (shown_first, shown))
     if cause == "set order" and difference.only_order_of_members:
         cause = "unsorted JSON keys"
-    if cause == "something else" and any(" 0x" in text for text in difference.excerpts):
+    if cause == "something else" and any(" 0x" in text for text in excerpts):
         cause = "object address"
-    return _at(difference, cause)
+    return Finding(cause, ADVICE[cause], difference.byte, difference.path, excerpts)
 
 
 _CAUSES: dict[str, Cause] = {
@@ -160,11 +172,6 @@ _CAUSES: dict[str, Cause] = {
 }
 
 
-def _at(difference: Difference, cause: Cause) -> Finding:
-    excerpts = tuple(one_line(text) for text in difference.excerpts)
-    return Finding(cause, ADVICE[cause], difference.byte, difference.path, excerpts)
-
-
 def _environment(prober: Prober, first: Answer, world: World, noise: int) -> Finding | None:
     """The variables that were looked at, changed all at once, and one by one only where that made a difference."""
     names = [name for name in first.read if not _KEPT.fullmatch(name) and "=" not in name][:VARIABLES_MAX]
@@ -172,7 +179,7 @@ def _environment(prober: Prober, first: Answer, world: World, noise: int) -> Fin
         return None
     changed = {name: _another(prober.environ.get(name, "")) for name in names}
 
-    def without_values(answer: Answer, detail: str) -> Finding | None:
+    def found_at(answer: Answer, detail: str) -> Finding | None:
         if answer.failed:
             return None
         difference = first_difference(first.kind, first.said, answer.said)
@@ -186,9 +193,9 @@ def _environment(prober: Prober, first: Answer, world: World, noise: int) -> Fin
         return None
     for name, value in changed.items():
         alone = prober.run(msgspec.structs.replace(world, variables=((name, value),)))
-        if finding := without_values(alone, name):
+        if finding := found_at(alone, name):
             return finding
-    return without_values(together, "several variables together")
+    return found_at(together, "several variables together")
 
 
 def _another(value: str) -> str:
