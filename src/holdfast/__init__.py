@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.canonical.usage import Usage as Usage
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
+    from holdfast.economics.waiting import NextWake as NextWake
     from holdfast.engine.switch import SwitchQuote as SwitchQuote
     from holdfast.engine.tools import Tool as Tool
     from holdfast.engine.tools import ToolError as ToolError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.options import Options as Options
     from holdfast.runtime.session import Session as Session
+    from holdfast.runtime.session import next_wake as next_wake
     from holdfast.runtime.session import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
     from holdfast.simulator.script import parse_script as parse_script
@@ -42,6 +44,7 @@ _HOMES = {
     "Image": "holdfast.canonical.blocks",
     "LayerText": "holdfast.canonical.view",
     "MemoryStore": "holdfast.stores.memory",
+    "NextWake": "holdfast.economics.waiting",
     "Options": "holdfast.runtime.options",
     "ProviderError": "holdfast.errors",
     "Session": "holdfast.runtime.session",
@@ -58,6 +61,7 @@ _HOMES = {
     "View": "holdfast.canonical.view",
     "build_initial_context": "holdfast.runtime.context",
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
+    "next_wake": "holdfast.runtime.session",
     "parse_script": "holdfast.simulator.script",
     "run_sync": "holdfast.runtime.session",
     "stable_prefix_length": "holdfast.runtime.context",

@@ -142,6 +142,7 @@ async def test_what_a_session_says_and_hears_is_what_was_agreed_on(provider: str
             "model": MODELS[provider],
             "system_prompt": "You mend programs. Keep it short.",
             "tools": [read_file],
+            "padding": "never",
             "store": MemoryStore(),
             "wire": recorder,
             "clock": ManualClock(),

@@ -1,77 +1,338 @@
+"""Each inequality against the bill of both alternatives, made out call by call."""
+
 import datetime
+import itertools
 from decimal import Decimal
 
-import msgspec
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import shipped_models
+from holdfast.catalog.lookup import price_at, shipped_models
 from holdfast.catalog.rows import Price
-from holdfast.economics.cost import cost_in_units, cost_usd, uncached_cost_usd
-
-tokens = st.integers(min_value=0, max_value=10**9)
-usages = st.builds(
-    Usage,
-    input=tokens,
-    cache_read=tokens,
-    cache_write_5m=tokens,
-    cache_write_1h=tokens,
-    cache_write_other=tokens,
-    output=tokens,
+from holdfast.economics.breakeven import (
+    GapShares,
+    VolatileText,
+    Workload,
+    anchor_pays,
+    hour_pays,
+    mark_pays,
+    named_cache_pays,
+    sticky_pays,
+    switch_pays,
 )
-rates = st.decimals(min_value=0, max_value=1000, places=4)
-prices = st.builds(
-    Price,
-    valid_from=st.just(datetime.date(2026, 1, 1)),
-    input=rates,
-    output=rates,
-    cache_read=rates,
-    cache_write_5m=rates,
-    cache_write_1h=rates,
-    cache_write_other=rates,
+from holdfast.economics.comparison import Comparison
+from holdfast.economics.cost import Multipliers, multipliers
+from holdfast.economics.padding import Outlook, padding_calls_min, padding_pays
+from holdfast.economics.pinging import ping_pays, pings_max, pings_worth, upgrade_ping_pays
+from holdfast.economics.waiting import LONG_WAIT_SECONDS, WAKE_MARGIN_SECONDS, plan_wake
+
+TODAY = datetime.date(2026, 11, 15)
+MARKED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.kind == "marks"]
+STORED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.explicit_tokens_min]
+EVERY = [price_at(model, TODAY, 1) for model in shipped_models().values()]
+
+prices = st.sampled_from(MARKED)
+tokens = st.integers(1, 200_000)
+few_calls = st.integers(1, 40)
+gap_minutes = st.lists(st.sampled_from([1, 4, 6, 30, 59, 61, 600]), min_size=1, max_size=30)
+
+
+def shares_of(minutes: list[int]) -> GapShares:
+    short = sum(gap <= 5 for gap in minutes)
+    long = sum(gap > 60 for gap in minutes)
+    count = Decimal(len(minutes))
+    return GapShares(short / count, (len(minutes) - short - long) / count, long / count)
+
+
+def close(first: Decimal, second: Decimal) -> bool:
+    return abs(first - second) <= Decimal("1e-15") * max(abs(first), abs(second), Decimal(1))
+
+
+def agrees(told: Comparison, first: Decimal, second: Decimal) -> bool:
+    """Both costs are right, and the verdict is that of the bills, unless they are equal but for rounding."""
+    right = close(told.first_units, first) and close(told.second_units, second)
+    return right and (bool(told) == (first < second) or close(first, second))
+
+
+@given(prices, tokens, st.integers(0, 30), st.booleans())
+def test_a_mark_pays_when_writing_and_reading_costs_less_than_sending(
+    price: Price, prefix: int, reads: int, hour: bool
+) -> None:
+    times = multipliers(price)
+    write = times.write_1h if hour else times.write_5m
+    marked = sum((prefix * (write if call == 0 else times.read) for call in range(reads + 1)), Decimal(0))
+    assert agrees(mark_pays(prefix, reads, read=times.read, write=write), marked, Decimal(prefix * (reads + 1)))
+
+
+@pytest.mark.parametrize("price", MARKED)
+def test_five_minutes_pay_from_the_second_use_on_and_the_hour_from_the_third(price: Price) -> None:
+    times = multipliers(price)
+    verdicts = [
+        [bool(mark_pays(1000, reads, read=times.read, write=write)) for reads in range(3)]
+        for write in (times.write_5m, times.write_1h)
+    ]
+    assert verdicts == [[False, True, True], [False, False, True]]
+
+
+@given(prices, tokens, st.integers(0, 5_000), gap_minutes)
+def test_the_hour_pays_when_its_session_is_cheaper_gap_by_gap(
+    price: Price, prefix: int, new: int, gaps: list[int]
+) -> None:
+    times = multipliers(price)
+    bills = [Decimal(0), Decimal(0)]
+    for gap in gaps:
+        for kind, (lifetime, write) in enumerate(((60, times.write_1h), (5, times.write_5m))):
+            bills[kind] += prefix * (times.read if gap <= lifetime else write) + new * write
+    hour, five = (bill / len(gaps) for bill in bills)
+    assert agrees(hour_pays(prefix, new, shares_of(gaps), times), hour, five)
+
+
+@given(prices, tokens, st.integers(1, 5_000), gap_minutes, st.integers(0, 10))
+def test_an_anchor_pays_by_the_mean_over_gaps_and_truths(
+    price: Price, prefix: int, tail: int, gaps: list[int], tenths: int
+) -> None:
+    times = multipliers(price)
+    anchored = plain = Decimal(0)
+    for gap, upgrades in itertools.product(gaps, [True] * tenths + [False] * (10 - tenths)):
+        alive = gap <= 5 or (gap <= 60 and upgrades)
+        anchored += tail * times.write_1h + (prefix + tail) * (times.read if alive else times.write_5m)
+        plain += tail * times.write_5m + (prefix + tail) * (times.read if gap <= 5 else times.write_5m)
+    cases = len(gaps) * 10
+    told = anchor_pays(prefix, tail, shares_of(gaps), upgrade_belief=Decimal(tenths) / 10, times=times)
+    assert agrees(told, anchored / cases, plain / cases)
+
+
+@given(prices, tokens, st.integers(1, 5_000), gap_minutes)
+def test_an_anchor_never_pays_where_lifetimes_do_not_upgrade(
+    price: Price, prefix: int, tail: int, gaps: list[int]
+) -> None:
+    assert not anchor_pays(prefix, tail, shares_of(gaps), upgrade_belief=0, times=multipliers(price))
+
+
+@given(prices, tokens, st.integers(0, 100), st.integers(0, 20))
+def test_a_ping_pays_by_the_mean_over_returns(price: Price, prefix: int, percent: int, closing: int) -> None:
+    times = multipliers(price)
+    pinged = ignored = Decimal(0)
+    for case in range(100):
+        back = case < percent
+        pinged += prefix * times.read + closing + (prefix * times.read if back else 0)
+        ignored += prefix * times.write_5m if back else 0
+    share = Decimal(percent) / 100
+    told = ping_pays(prefix, share, read=times.read, write=times.write_5m, closing_tokens=closing)
+    assert agrees(told, pinged / 100, ignored / 100)
+
+
+@given(prices, tokens, st.integers(0, 5_000), st.integers(0, 20), st.integers(0, 10), st.integers(0, 20))
+def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
+    price: Price, prefix: int, reply: int, returns: int, tenths: int, closing: int
+) -> None:
+    times = multipliers(price)
+    pinged = ignored = Decimal(0)
+    for back, upgrades in itertools.product(range(20), range(10)):
+        pinged += prefix * times.read + reply * times.write_1h + closing
+        if back < returns:
+            pinged += (prefix + reply) * (times.read if upgrades < tenths else times.write_5m)
+            ignored += (prefix + reply) * times.write_5m
+    told = upgrade_ping_pays(
+        prefix,
+        reply,
+        Decimal(returns) / 20,
+        upgrade_belief=Decimal(tenths) / 10,
+        times=times,
+        closing_tokens=closing,
+    )
+    assert agrees(told, pinged / 200, ignored / 200)
+
+
+@given(prices, st.lists(st.integers(0, 12), min_size=1, max_size=8))
+def test_no_other_number_of_pings_is_cheaper_than_the_one_at_which_to_stop(price: Price, weights: list[int]) -> None:
+    times = multipliers(price)
+    cases = Decimal(max(sum(weights), 60))
+    shares = [weight / cases for weight in weights]
+
+    def bill(pings: int) -> Decimal:
+        cost = Decimal(0)
+        for window, weight in enumerate(weights):
+            sent = min(pings, window + 1)
+            cost += weight * (sent * times.read + (times.read if window < pings else times.write_5m))
+        never = cases - sum(weights)
+        return cost + never * pings * times.read
+
+    stop = pings_worth(shares, read=times.read, write=times.write_5m)
+    assert close(bill(stop), min(bill(pings) for pings in range(len(weights) + 1)))
+
+
+@pytest.mark.parametrize("price", MARKED)
+def test_a_certain_return_pays_for_so_many_pings_and_not_for_one_more(price: Price) -> None:
+    times = multipliers(price)
+    most = pings_max(read=times.read, write=times.write_5m)
+    assert most is not None
+    assert most * times.read < times.write_5m - times.read <= (most + 1) * times.read
+
+
+def test_pings_that_cost_nothing_have_no_limit() -> None:
+    assert pings_max(read=Decimal(0), write=Decimal("1.25")) is None
+
+
+def test_one_more_ping_is_worth_it_only_before_the_session_is_likely_gone() -> None:
+    read, write = Decimal("0.1"), Decimal("1.25")
+    assert pings_worth([0.0, 0.0, 0.5], read=read, write=write) == 3
+    assert pings_worth([0.0, 0.0, 0.1], read=read, write=write) == 0
+    assert pings_worth([0.5, 0.0, 0.01], read=read, write=write) == 1
+
+
+@given(prices, st.integers(1, 6_000), st.integers(0, 3_000), st.integers(1, 4_096), few_calls, st.integers(0, 900))
+def test_padding_pays_when_the_padded_session_is_cheaper_call_by_call(
+    price: Price, natural: int, added: int, floor: int, calls: int, growth: int
+) -> None:
+    times = multipliers(price)
+
+    def bill(head: int) -> Decimal:
+        cost, cached = Decimal(0), 0
+        for call in range(calls):
+            prompt = head + growth * call
+            if prompt < floor:
+                cost += prompt
+            else:
+                cost += cached * times.read + (prompt - cached) * times.write_5m
+                cached = prompt
+        return cost
+
+    padded = max(natural + added, floor)
+    told = padding_pays(
+        natural,
+        padded,
+        floor_tokens=floor,
+        ahead=Outlook(calls, growth),
+        read=times.read,
+        write=times.write_5m,
+    )
+    assert agrees(told, bill(padded), bill(natural))
+
+
+@given(prices, st.integers(1, 4_095), st.integers(0, 2_000), st.integers(1, 500))
+def test_without_growth_padding_pays_past_the_number_of_calls_that_the_inequality_names(
+    price: Price, natural: int, over: int, calls: int
+) -> None:
+    times = multipliers(price)
+    rates = {"read": times.read, "write": times.write_5m}
+    told = padding_pays(natural, 4_096 + over, floor_tokens=4_096, ahead=Outlook(calls), **rates)
+    least = padding_calls_min(natural, 4_096 + over, **rates)
+    assert bool(told) == (least is not None and calls > least)
+    assert (least is None) == (natural <= times.read * (4_096 + over))
+
+
+@pytest.mark.parametrize(
+    ("natural", "calls"), [(265, None), (500, None), (1_000, "15.1"), (1_500, "7.0"), (2_000, "4.6"), (4_000, "1.9")]
 )
-listed = st.sampled_from([price for model in shipped_models().values() for price in model.prices])
-buckets = st.sampled_from(Usage.__struct_fields__)
+def test_the_seeds_padding_never_pays_for_a_bare_prompt(natural: int, calls: str | None) -> None:
+    least = padding_calls_min(natural, 5_670, read=Decimal("0.1"), write=Decimal("1.25"))
+    assert (least if least is None else f"{least:.1f}") == calls
 
 
-@given(usages, usages, prices)
-@settings(max_examples=100, deadline=None)
-def test_what_two_calls_cost_is_the_sum_of_what_each_costs(one: Usage, other: Usage, price: Price) -> None:
-    assert cost_usd(one + other, price) == cost_usd(one, price) + cost_usd(other, price)
-    assert uncached_cost_usd(one + other, price) == (uncached_cost_usd(one, price) + uncached_cost_usd(other, price))
+@given(st.sampled_from(STORED), st.integers(0, 200), st.integers(1, 48), st.booleans())
+def test_a_named_cache_pays_when_its_dollars_are_fewer(price: Price, reads: int, half_hours: int, made: bool) -> None:
+    named = (0 if made else price.input) + price.storage_per_hour * half_hours / 2 + reads * price.cache_read
+    plain = reads * price.input
+    told = named_cache_pays(price, reads_expected=reads, hours=Decimal(half_hours) / 2, made=made)
+    assert agrees(told, named / price.input, plain / price.input)
 
 
-@given(usages, usages, listed)
-@settings(max_examples=100, deadline=None)
-def test_units_add_up_at_every_listed_price(one: Usage, other: Usage, price: Price) -> None:
-    assert cost_in_units(one + other, price) == cost_in_units(one, price) + cost_in_units(other, price)
+@given(st.sampled_from(EVERY), st.sampled_from(EVERY), tokens, few_calls, st.integers(0, 3_000), st.integers(0, 3_000))
+def test_a_switch_pays_when_going_on_elsewhere_is_cheaper_call_by_call(
+    now: Price, other: Price, prompt: int, calls: int, new: int, output: int
+) -> None:
+    stay = leave = Decimal(0)
+    for call in range(calls):
+        warm = prompt + new * call
+        stay += warm * now.cache_read + new * now.cache_write_5m + output * now.output
+        leave += output * other.output
+        if call == 0:
+            leave += (warm + new) * other.cache_write_other
+        else:
+            leave += warm * other.cache_read + new * other.cache_write_other
+    told = switch_pays(
+        now,
+        other,
+        prompt_tokens=prompt,
+        ahead=Workload(calls, new, output),
+        first_rate=now.cache_write_5m,
+        other_first_rate=other.cache_write_other,
+    )
+    assert agrees(told, leave / now.input, stay / now.input)
 
 
-@given(usages, prices, buckets, tokens)
-@settings(max_examples=100, deadline=None)
-def test_more_tokens_never_cost_less(usage: Usage, price: Price, bucket: str, more: int) -> None:
-    larger = msgspec.structs.replace(usage, **{bucket: getattr(usage, bucket) + more})
-    assert cost_usd(larger, price) >= cost_usd(usage, price)
-    assert uncached_cost_usd(larger, price) >= uncached_cost_usd(usage, price)
+@pytest.mark.parametrize("price", MARKED[:1])
+def test_nothing_to_come_is_no_reason_to_switch(price: Price) -> None:
+    rate = price.cache_write_5m
+    told = switch_pays(price, price, prompt_tokens=9_000, ahead=Workload(0), first_rate=rate, other_first_rate=rate)
+    assert told == Comparison(Decimal(0), Decimal(0))
+    assert not told
 
 
-@given(usages, listed)
-@settings(max_examples=100, deadline=None)
-def test_units_are_dollars_over_the_price_of_an_input_token(usage: Usage, price: Price) -> None:
-    prompt = msgspec.structs.replace(usage, output=0)
-    assert cost_in_units(usage, price) * price.input == cost_usd(prompt, price) * 1_000_000
+@given(prices, st.integers(1, 2_000), st.integers(1, 50), st.integers(1, 50), st.integers(0, 10), st.integers(0, 5_000))
+def test_sticky_text_pays_when_its_session_is_cheaper_call_by_call(
+    price: Price, text: int, calls: int, changes_every: int, turns: int, behind: int
+) -> None:
+    times = multipliers(price)
+    sticky = dropped = Decimal(0)
+    said = 0
+    for call in range(calls):
+        sticky += said * text * times.read
+        if call % changes_every == 0:
+            sticky += text * times.write_5m
+            said += 1
+        dropped += text
+    for _ in range(1, turns):
+        dropped += behind * (times.write_5m - times.read)
+    told = sticky_pays(VolatileText(text, changes_every), times, calls=calls, turns=turns, tokens_behind=behind)
+    assert agrees(told, sticky, dropped)
 
 
-@given(tokens, tokens, listed)
-@settings(max_examples=100, deadline=None)
-def test_a_call_without_cache_costs_what_it_would_without_cache(plain: int, output: int, price: Price) -> None:
-    usage = Usage(input=plain, output=output)
-    assert cost_usd(usage, price) == uncached_cost_usd(usage, price)
+def test_text_that_rarely_changes_is_left_standing_and_text_that_always_changes_is_dropped_in_the_end() -> None:
+    times = Multipliers(Decimal("0.1"), Decimal("1.25"), Decimal(2), Decimal("1.25"))
+    assert sticky_pays(VolatileText(300, 5), times, calls=50)
+    assert not sticky_pays(VolatileText(300, 1), times, calls=50)
+    assert sticky_pays(VolatileText(30, 1), times, calls=50, turns=10, tokens_behind=2_000)
 
 
-@given(st.integers(1, 10**9), listed)
-@settings(max_examples=100, deadline=None)
-def test_reading_instead_of_sending_never_costs_more(read: int, price: Price) -> None:
-    usage = Usage(cache_read=read)
-    assert Decimal(0) < cost_usd(usage, price) <= uncached_cost_usd(usage, price)
+@given(prices, tokens, st.integers(0, 300_000), st.floats(-100, 4_000))
+def test_whoever_waits_comes_back_in_time_or_late_enough_and_knows_the_price_of_both(
+    price: Price, prompt: int, cached: int, warm_seconds: float
+) -> None:
+    wake = plan_wake(
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        warm_seconds=warm_seconds,
+        read_usd=price.cache_read,
+        write_usd=price.cache_write_5m,
+    )
+    assert wake.or_after_seconds >= LONG_WAIT_SECONDS
+    assert wake.cold_usd * 1_000_000 == prompt * price.cache_write_5m
+    if wake.within_seconds:
+        assert wake.within_seconds == warm_seconds - WAKE_MARGIN_SECONDS
+        assert wake.or_after_seconds >= warm_seconds
+        held = min(prompt, cached)
+        assert wake.warm_usd * 1_000_000 == held * price.cache_read + (prompt - held) * price.cache_write_5m
+        assert wake.warm_usd < wake.cold_usd
+    else:
+        assert warm_seconds <= WAKE_MARGIN_SECONDS or not cached
+        assert wake.warm_usd == wake.cold_usd
+        assert wake.warm_wakes_max == 0
+
+
+def test_the_two_times_to_come_back_are_told_in_one_sentence() -> None:
+    rates = {"read_usd": Decimal("0.3"), "write_usd": Decimal("3.75")}
+    warm = plan_wake(prompt_tokens=100_000, cached_tokens=100_000, warm_seconds=300, **rates)
+    assert str(warm) == "come back within 285 s for $0.0300, or after 20 min or more for $0.3750"
+    assert warm.warm_wakes_max == 11
+    cold = plan_wake(prompt_tokens=100_000, cached_tokens=0, warm_seconds=300, **rates)
+    assert str(cold) == "nothing is warm: come back after 20 min or more for $0.3750"
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_what_a_choice_saves_is_the_difference_of_its_costs(first: float, second: float) -> None:
+    assume(first != second)
+    told = Comparison(Decimal(first), Decimal(second))
+    assert bool(told) == (told.saved_units > 0)

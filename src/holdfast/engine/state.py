@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.canonical.blocks import Text, ToolUse, is_thinking, text_of
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, Ttl
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
@@ -57,10 +57,19 @@ class Turn(msgspec.Struct, frozen=True):
     cost_usd: Decimal = Decimal(0)
 
 
+class SentCall(msgspec.Struct, frozen=True):
+    """A call: when it began, the lifetime of its last mark, if it had one, and what it took once it was answered."""
+
+    at: float
+    ttl: Ttl | None
+    usage: Usage = Usage()
+
+
 class State(msgspec.Struct, frozen=True):
     """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
 
-    `uncached_calls` read nothing from any cache.
+    `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `call_sent` is the newest
+    request, `last_call` the newest one that was answered.
     """
 
     session_id: str
@@ -86,7 +95,10 @@ class State(msgspec.Struct, frozen=True):
     answered_links: int = 0
     turn: Turn | None = None
     turn_count: int = 0
+    padding: str | None = None
     call_open: LlmCallStarted | None = None
+    call_sent: SentCall | None = None
+    last_call: SentCall | None = None
     called_tools: bool = False
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
@@ -116,7 +128,7 @@ def _apply(state: State, event: Event) -> State:
             return _begin_session(state, it, event.at)
         case EpochOpened() as it:
             head = head_of(View(tools=it.tools, pinned=it.system))
-            return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head)
+            return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head, padding=it.padding)
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
@@ -130,7 +142,8 @@ def _apply(state: State, event: Event) -> State:
             return _inject(state, it)
         case RequestPrepared() as it:
             links = (*state.links[: it.shared_blocks], *it.links)
-            return change(state, links=links, sent=len(state.passages))
+            asked = SentCall(event.at, it.plan.marks[-1].ttl if it.plan.marks else None)
+            return change(state, links=links, sent=len(state.passages), call_sent=asked)
         case ModelSwitched() as it:
             return _switch_model(state, it)
         case CacheKept() as it:
@@ -215,6 +228,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         refused_prefix=None,
+        last_call=None,
     )
 
 
@@ -302,6 +316,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         state,
         turn=turn,
         call_open=None,
+        last_call=state.call_sent and msgspec.structs.replace(state.call_sent, usage=call.usage),
         answered_links=len(state.links),
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         usage=state.usage + call.usage,

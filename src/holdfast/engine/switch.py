@@ -5,6 +5,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.canonical.prompt import Prompt
+from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
@@ -23,7 +24,8 @@ class SwitchQuote(msgspec.Struct, frozen=True):
     """The next prompt's price with another model, whose cache is cold, beside its price where the cache is warm.
 
     `dropped` are the blocks that cannot go along, by kind; `reworded` passages are told in other words because the
-    provider has none for a part of them. Token counts are estimates.
+    provider has none for a part of them. `below_floor_tokens` is what the stable part of the prompt lacks to be cached
+    by that model. Token counts are estimates.
     """
 
     model_before: str
@@ -34,13 +36,14 @@ class SwitchQuote(msgspec.Struct, frozen=True):
     supports_prompt_caching: bool
     dropped: tuple[tuple[str, int], ...] = ()
     reworded: int = 0
+    below_floor_tokens: int = 0
 
     def __str__(self) -> str:
-        caches = (
-            ""
-            if self.supports_prompt_caching
-            else "; it is not known to cache, so every later call may cost as much again"
-        )
+        caches = ""
+        if not self.supports_prompt_caching:
+            caches = "; it is not known to cache, so every later call may cost as much again"
+        elif self.below_floor_tokens:
+            caches = f"; its stable part is {self.below_floor_tokens} tokens too short to be cached by itself"
         return (
             f"{self.model_after} starts cold: about {self.prompt_tokens} tokens for ${self.cold_usd:.6f}, which "
             f"cost ${self.warm_usd:.6f} with {self.model_before}{caches}"
@@ -50,7 +53,9 @@ class SwitchQuote(msgspec.Struct, frozen=True):
 def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
     state, before = talk.state, talk.parts.model
     carried = carry(state.passages, same_provider=provider_of(before.id) == model.provider)
-    tokens = _prompt_tokens(talk, model, adapter, carried)
+    scroll = _scroll(talk, model, adapter, carried)
+    tokens, stable_tokens = scroll.tokens_total, sum(scroll.tokens[: scroll.stable_count])
+    caches = capabilities_of(model).supports_prompt_caching
     today = utc_date(talk.parts.clock())
     warm_tokens = state.calibration.corrected(talk.draft.scroll.tokens_total) or tokens
     warm = price_at(before, today, warm_tokens)
@@ -61,9 +66,10 @@ def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQu
         prompt_tokens=tokens,
         cold_usd=tokens * first_rate(model, price_at(model, today, tokens)) / _MILLION,
         warm_usd=warm_tokens * (warm.cache_read if caches_now else warm.input) / _MILLION,
-        supports_prompt_caching=capabilities_of(model).supports_prompt_caching,
+        supports_prompt_caching=caches,
         dropped=carried.dropped,
         reworded=sum(adapter.lower(passage) != passage for passage in carried.passages),
+        below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if caches else 0,
     )
 
 
@@ -80,10 +86,10 @@ def first_rate(model: Model, price: Price) -> Decimal:
             return price.input
 
 
-def _prompt_tokens(talk: Conversation, model: Model, adapter: Adapter, carried: Carried) -> int:
+def _scroll(talk: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
     count = len(carried.passages)
     view = view_of(msgspec.structs.replace(talk.state, passages=carried.passages, sent=count))
     draft = Draft(adapter, lambda data: count_block(data, model.tokens_factor))
     prompt: Prompt = assemble(view)
     draft.update(prompt)
-    return draft.scroll.tokens_total
+    return draft.scroll

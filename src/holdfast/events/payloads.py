@@ -53,7 +53,10 @@ class SessionEnded(Payload, frozen=True, tag="session.ended"):
 
 
 class EpochOpened(Payload, frozen=True, tag="epoch.opened"):
-    """What does not change until the next epoch: pinned here so that a resumed session sends the same bytes."""
+    """What does not change until the next epoch: pinned here so that a resumed session sends the same bytes.
+
+    `padding` is the reason why a layer of padding is in `system`, or why there is none.
+    """
 
     epoch: int
     system: tuple[LayerText, ...]

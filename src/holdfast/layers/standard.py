@@ -9,6 +9,7 @@
 | 5 | persona | EPOCH | system |
 | 6 | project: instruction files | EPOCH | system |
 | 7 | knowledge: digest and pinned file notes; skills: index and bodies | EPOCH | system |
+| | padding: what makes all this long enough to be cached | EPOCH | system |
 | 8 | metadata of the session | VOLATILE | messages |
 | 9 | active_files | VOLATILE | messages |
 | 10 | file_details | VOLATILE | messages |
@@ -33,6 +34,7 @@ PINNED = {
     "project": Stability.EPOCH,
     "knowledge": Stability.EPOCH,
     "skills": Stability.EPOCH,
+    "padding": Stability.EPOCH,
 }
 """System layers that an epoch pins, in wire order."""
 

@@ -5,6 +5,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.catalog.rows import CacheRules, Price
+from holdfast.economics.breakeven import named_cache_pays
 from holdfast.economics.cost import storage_usd
 
 EXTENDED_BELOW_SHARE = 4
@@ -85,16 +86,15 @@ def plan_keeping(
         return LeaveOut(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
     hours = Decimal(keeping.ttl_seconds) / 3600
     if alive is None or not fits:
-        pays = uncached_calls * (price.input - price.cache_read) > price.input + price.storage_per_hour * hours
-        if pays or keeping.always:
+        if named_cache_pays(price, reads_expected=uncached_calls, hours=hours) or keeping.always:
             return Create(_why_created(wanted, keeping, price, uncached_calls), instead_of=alive)
         return LeaveOut(
             f"{uncached_calls} uncached calls so far do not promise enough reads to pay for it", delete=alive
         )
-    if alive.expires_at - at < keeping.ttl_seconds / EXTENDED_BELOW_SHARE:
-        pays = uncached_calls * (price.input - price.cache_read) > price.storage_per_hour * hours
-        if pays or keeping.always:
-            return Extend(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
+    lapses_soon = alive.expires_at - at < keeping.ttl_seconds / EXTENDED_BELOW_SHARE
+    extending_pays = named_cache_pays(price, reads_expected=uncached_calls, hours=hours, made=True)
+    if lapses_soon and (extending_pays or keeping.always):
+        return Extend(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
     return Use(alive)
 
 

@@ -11,11 +11,12 @@ import msgspec
 
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.prompt import Parameters
-from holdfast.canonical.view import LayerText
+from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import find_model, price_at, pricing_version, shipped_models, utc_date
 from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
+from holdfast.economics.padding import Outlook
 from holdfast.engine.conversation import Parts, VolatileTexts
 from holdfast.engine.state import State
 from holdfast.engine.tools import Toolbox
@@ -33,6 +34,7 @@ from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.options import Options, ProvidesWire
+from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
 from holdfast.runtime.volatile import sendable, volatile_texts
 from holdfast.sources.instructions import read_instructions
 
@@ -42,6 +44,7 @@ _SETTINGS = (
     "model",
     "layout",
     "profile",
+    "padding",
     "output_tokens_max",
     "steps_max",
     "spend_max_usd",
@@ -60,6 +63,7 @@ class Pieces(msgspec.Struct, frozen=True):
     parts: Parts
     config: Config
     pinned: tuple[LayerText, ...]
+    padding: str | None
     volatile_for: Callable[[Model], VolatileTexts]
     owns_wire: bool
     owns_log: bool
@@ -107,7 +111,16 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, Path(config.home))
-    return Pieces(parts, config, pinned, volatile_for, owns_wire=wire is None, owns_log=owns_log)
+    padded = None if state.model else _padding(options, config, parts, View(tools=toolbox.specs, pinned=pinned))
+    return Pieces(
+        parts,
+        config,
+        pinned + padded.added if padded else (),
+        padding=padded.reason if padded else None,
+        volatile_for=volatile_for,
+        owns_wire=wire is None,
+        owns_log=owns_log,
+    )
 
 
 def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, EpochOpened]:
@@ -125,7 +138,7 @@ def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, Epoc
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
     )
-    return started, EpochOpened(1, pieces.pinned, parts.toolbox.specs)
+    return started, EpochOpened(1, pieces.pinned, parts.toolbox.specs, padding=pieces.padding)
 
 
 def _check_unchanged(options: Options, state: State) -> None:
@@ -182,6 +195,19 @@ def _pinned(options: Options, system_prompt: str, workspace: Path | None, home: 
     if workspace is not None:
         texts.append(LayerText("project", render_instructions(read_instructions(workspace, home=home))))
     return tuple(LayerText(one.layer, sendable(one.text)) for one in texts if sendable(one.text).strip())
+
+
+def _padding(options: Options, config: Config, parts: Parts, head: View) -> Decision:
+    known = with_overrides(shipped_models(), config.models)
+    others = tuple(find_model(name, known) for name in options.get("models", ()))
+    # Under the seed profile nothing behind the prefix is marked, so that what is cached does not grow.
+    growth = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
+    occasion = Occasion(
+        models=(parts.model, *(model for model in others if model.id != parts.model.id)),
+        ahead=Outlook(options.get("calls_expected", CALLS_EXPECTED), growth),
+        at=parts.clock(),
+    )
+    return decide_padding(config.padding_rule, head, occasion, adapter=parts.adapter)
 
 
 def _spend_max(options: Options, config: Config, state: State) -> Decimal | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.canonical.view import Layout
 from holdfast.errors import UserError
+from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire import REQUESTS_MAX
@@ -30,6 +31,7 @@ class Config(msgspec.Struct, frozen=True):
     db: str = ""
     layout: Layout = "default"
     profile: Profile = "default"
+    padding: Padding = "auto"
     output_tokens_max: int = 8192
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
@@ -45,12 +47,18 @@ class Config(msgspec.Struct, frozen=True):
     def db_path(self) -> str:
         return self.db or str(Path(self.home) / "holdfast.db")
 
+    @property
+    def padding_rule(self) -> Padding:
+        """What was set; if nothing was, the rule of the profile."""
+        return "always" if self.profile == "seed" and "padding" not in self.origins else self.padding
+
 
 SETTINGS = {
     "model": "HOLDFAST_MODEL",
     "db": "HOLDFAST_DB",
     "layout": "HOLDFAST_LAYOUT",
     "profile": "HOLDFAST_PROFILE",
+    "padding": "HOLDFAST_PADDING",
     "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
     "steps_max": "HOLDFAST_STEPS_MAX",
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
@@ -71,7 +79,7 @@ HOME_ONLY = (
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 """Settings that have one value a provider, each with an example of one."""
 
-_CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed")}
+_CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed"), "padding": ("auto", "always", "never")}
 
 
 def load_config(

@@ -13,6 +13,7 @@ from holdfast.clock import Clock, NewId
 from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
 from holdfast.events.log import Log
+from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
 
@@ -32,7 +33,9 @@ class Options(TypedDict, total=False):
 
     `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be
     a function. `workspace` adds the project's instruction files, its git state and the date. A model that does not
-    cache is taken only with `allow_uncached`. `wire` replaces the network, for example by a simulated provider;
+    cache is taken only with `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made
+    longer, `models` which other models the session may use, `calls_expected` how many calls it is likely to make; all
+    three matter only when a session is created. `wire` replaces the network, for example by a simulated provider;
     `store` is a path, a URL or a store.
     """
 
@@ -50,6 +53,9 @@ class Options(TypedDict, total=False):
     spend_max_usd: Decimal | str | float
     cache_ttl_seconds: int
     cache_over_an_hour: bool
+    padding: Padding
+    models: Sequence[str]
+    calls_expected: int
     output_tokens_max: int
     steps_max: int
     thinking: Mapping[str, Json]
@@ -63,12 +69,12 @@ class Options(TypedDict, total=False):
     new_id: NewId
 
 
-CONFIGURED = ("requests_max", "base_urls", "models", "claude_code_command", "db")
+CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 """Names that a caller may look for here, and that are settings."""
 
-_TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "base_url", "api_key")
-_LISTS = ("tools", "betas", "stop_sequences")
-_TEXT_LISTS = ("betas", "stop_sequences")
+_TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "padding", "base_url", "api_key")
+_LISTS = ("tools", "betas", "stop_sequences", "models")
+_TEXT_LISTS = ("betas", "stop_sequences", "models")
 
 
 def checked(options: Options) -> Options:
@@ -106,6 +112,7 @@ def _misfit(key: str, value: object) -> str | None:
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "wire": (_is_wire(value), "a wire or a simulated provider"),
+        "calls_expected": (_is_count(value), "a whole number of at least 1"),
         "allow_uncached": (isinstance(value, bool), "True or False"),
         "cache_over_an_hour": (isinstance(value, bool), "True or False"),
         "clock": (callable(value), "a function that gives the time"),
@@ -116,6 +123,10 @@ def _misfit(key: str, value: object) -> str | None:
 
 def _is_wire(value: object) -> bool:
     return not isinstance(value, type) and (hasattr(value, "send") or isinstance(value, ProvidesWire))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _are_layers(value: object) -> bool:

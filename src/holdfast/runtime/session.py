@@ -12,6 +12,7 @@ from holdfast.canonical.reply import Delta
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
+from holdfast.economics.waiting import NextWake
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.keeping import let_go
 from holdfast.engine.state import State, fold
@@ -25,6 +26,7 @@ from holdfast.events.payloads import SessionEnded
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.switching import Reach, quote, switch
+from holdfast.runtime.waking import wake_of
 from holdfast.stores.open import open_store
 
 StreamItem = Delta | Event
@@ -116,6 +118,10 @@ class Session:
         finally:
             stop()
             await _cancel(turn)
+
+    def next_wake(self) -> NextWake:
+        """When to come back, for an agent that is about to wait: in time or late enough, and the price of each."""
+        return wake_of(self._open)
 
     def quote_switch(self, model: str) -> SwitchQuote:
         """What it would cost to go on with another model; nothing is changed."""
@@ -219,6 +225,11 @@ class Session:
                 f"session {self._resume!r} was recorded from a wrapped client and has no prompt to go on with"
             )
         return state
+
+
+def next_wake(session: Session) -> NextWake:
+    """The same as `session.next_wake()`."""
+    return session.next_wake()
 
 
 def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:

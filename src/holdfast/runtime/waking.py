@@ -1,0 +1,46 @@
+"""When the agent of a session should come back, if it is about to wait."""
+
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.rows import CacheRules
+from holdfast.economics.waiting import NextWake, plan_wake
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.state import SentCall
+from holdfast.engine.switch import first_rate
+from holdfast.providers.capabilities import capabilities_of
+
+_ASKED_LIFETIME = "prompt_cache_retention"
+
+
+def wake_of(talk: Conversation) -> NextWake:
+    """The two times to come back at, by what the last call left in the cache."""
+    state, model, now = talk.state, talk.parts.model, talk.parts.clock()
+    last = state.last_call or SentCall(now, None)
+    prompt_tokens = last.usage.tokens_sent + last.usage.output
+    price = talk.price(prompt_tokens)
+    cached, expires_at = _cached_tokens(last.usage, model.cache), last.at + _lifetime_seconds(talk, last)
+    if state.kept is not None and state.kept.expires_at > now:
+        cached, expires_at = state.kept.tokens, state.kept.expires_at
+    if not capabilities_of(model).supports_prompt_caching:
+        cached = 0
+    return plan_wake(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached,
+        warm_seconds=expires_at - now,
+        read_usd=price.cache_read,
+        write_usd=price.cache_write_1h if last.ttl == "1h" else first_rate(model, price),
+    )
+
+
+def _cached_tokens(usage: Usage, rules: CacheRules) -> int:
+    """What is there to be read: as reported, or all of a prompt that is kept without a word."""
+    if rules.kind == "implicit":
+        return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
+    return usage.cache_read + usage.cache_write
+
+
+def _lifetime_seconds(talk: Conversation, last: SentCall) -> float:
+    """That of the last mark, else the one that the session asks for, else the provider's own."""
+    lifetimes = talk.parts.model.cache.ttls_seconds
+    asked = dict(talk.parameters.extra).get(_ASKED_LIFETIME, "").strip('"')
+    name = last.ttl or asked or next(iter(lifetimes), "")
+    return lifetimes.get(name, 0)
