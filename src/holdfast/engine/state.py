@@ -44,6 +44,8 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import head_of
 from holdfast.planning.explicit import KeptPrefix
+from holdfast.planning.ours import Memory, Sent, after_call, moved
+from holdfast.planning.truths import Belief
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -93,6 +95,8 @@ class State(msgspec.Struct, frozen=True):
     system_tail: LayerText | None = None
     links: tuple[Link, ...] = ()
     answered_links: int = 0
+    request: Sent | None = None
+    memory: Memory = Memory()
     turn: Turn | None = None
     turn_count: int = 0
     padding: str | None = None
@@ -143,7 +147,8 @@ def _apply(state: State, event: Event) -> State:
         case RequestPrepared() as it:
             links = (*state.links[: it.shared_blocks], *it.links)
             asked = SentCall(event.at, it.plan.marks[-1].ttl if it.plan.marks else None)
-            return change(state, links=links, sent=len(state.passages), call_sent=asked)
+            request = Sent(event.at, it.plan.marks, len(links))
+            return change(state, links=links, sent=len(state.passages), call_sent=asked, request=request)
         case ModelSwitched() as it:
             return _switch_model(state, it)
         case CacheKept() as it:
@@ -225,6 +230,8 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         first_ephemeral=next((at for at, passage in enumerate(sent + newer) if passage.ephemeral), None),
         links=(),
         answered_links=0,
+        # Another model's cache knows nothing of this one's entries; how long people think stays what it was.
+        memory=msgspec.structs.replace(moved(state.memory), belief=Belief()),
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         refused_prefix=None,
@@ -318,6 +325,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         call_open=None,
         last_call=state.call_sent and msgspec.structs.replace(state.call_sent, usage=call.usage),
         answered_links=len(state.links),
+        memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         usage=state.usage + call.usage,
         cost_usd=state.cost_usd + call.cost_usd,

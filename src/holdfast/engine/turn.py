@@ -49,6 +49,8 @@ from holdfast.events.payloads import (
 from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 from holdfast.planning.marks import plan_marks
+from holdfast.planning.ours import moved, plan_call
+from holdfast.planning.policy import Moment
 from holdfast.providers.capabilities import capabilities_of
 
 DRAIN_SECONDS_MAX = 0.2
@@ -151,14 +153,13 @@ async def _call_model(talk: Conversation, emit: Emit) -> Reply:
 async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> Reply:
     parts, state = talk.parts, talk.state
     scroll = talk.draft.scroll
-    caches = capabilities_of(parts.model).supports_prompt_caching
-    plan = plan_marks(scroll, parts.model.cache, profile=state.profile) if caches else Plan()
+    shared = shared_links(state.links, scroll.links)
+    plan = _plan(talk, shared)
     parameters = kept.parameters if kept else talk.parameters
     opening = parts.adapter.opening(parameters)
     body = scroll.render(opening, plan.marks, start=kept.pieces if kept else 0)
     estimated = state.calibration.corrected(scroll.tokens_total)
     talk.check_budget(estimated)
-    shared = shared_links(state.links, scroll.links)
     started_at = parts.clock()
     started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, parts.new_id(started_at))
     prepared = RequestPrepared(
@@ -191,6 +192,23 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     said = (MessageAppended(Message("assistant", content)),) if content else ()
     await talk.record("agent", completed, *said)
     return msgspec.structs.replace(reply, content=content)
+
+
+def _plan(talk: Conversation, shared: int) -> Plan:
+    """Where the marks go, and for how long; nothing where nothing is known to be kept.
+
+    `shared` blocks are those of the call before.
+    """
+    model, state, scroll = talk.parts.model, talk.state, talk.draft.scroll
+    if not capabilities_of(model).supports_prompt_caching:
+        return Plan()
+    if model.cache.kind != "marks" or state.profile == "seed" or not {"5m", "1h"} <= model.cache.ttls_seconds.keys():
+        return plan_marks(scroll, model.cache, profile=state.profile)
+    at, last = talk.parts.clock(), state.memory.last_at
+    idle = None if last is None else at - last
+    moment = Moment(scroll, model.cache, talk.price(scroll.tokens_total), at, idle)
+    memory = state.memory if shared >= len(state.links) else moved(state.memory)
+    return plan_call(moment, memory, keep_small=True).plan
 
 
 async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> tuple[Reply, int]:

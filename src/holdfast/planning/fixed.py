@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
-from holdfast.canonical.pieces import Piece
 from holdfast.canonical.prompt import Mark, Place, Ttl
 from holdfast.canonical.scroll import Scroll
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
+from holdfast.planning.marks import last_markable
 from holdfast.planning.policy import Moment, Ping
 
 UPGRADE_AFTER_SECONDS = 285.0
@@ -60,24 +60,12 @@ def legal(placed: Placed, rules: CacheRules) -> tuple[Mark, ...]:
 
 def last_of(scroll: Scroll, place: Place) -> int | None:
     """The last piece of the stable tools or system prompt that takes a mark."""
-    return last_markable(scroll.pieces, 0, scroll.stable_count, place)
+    return last_markable(scroll.pieces, 0, scroll.stable_count, place=place)
 
 
 def tail_of(scroll: Scroll) -> int | None:
     """The last block of the conversation that takes a mark."""
-    return last_markable(scroll.pieces, 0, len(scroll.pieces), "messages")
-
-
-def last_markable(pieces: "list[Piece]", start: int, stop: int, place: Place) -> int | None:
-    for index in range(stop - 1, start - 1, -1):
-        piece = pieces[index]
-        if piece.place != place:
-            if place == "messages":
-                return None
-            continue
-        if piece.markable and not piece.ephemeral:
-            return index
-    return None
+    return last_markable(scroll.pieces, 0, len(scroll.pieces), place="messages")
 
 
 def head_and_tail(head: Ttl, tail: Ttl) -> Placing:

@@ -56,7 +56,14 @@ def _chosen(wanted: Sequence[tuple[int | None, str]], rules: CacheRules, *, ttl:
 def last_markable(pieces: Sequence[Piece], start: int, stop: int, *, place: Place) -> int | None:
     """The last piece in [start, stop) of that place that may carry a mark."""
     for index in range(stop - 1, start - 1, -1):
-        piece = pieces[index]
-        if piece.place == place and piece.markable and piece.stability < Stability.VOLATILE and not piece.ephemeral:
+        if pieces[index].place == place and takes_mark(pieces, index):
             return index
     return None
+
+
+def takes_mark(pieces: Sequence[Piece], index: int) -> bool:
+    """Whether there is such a piece, the provider takes a mark on it, and it will still be there in the next call."""
+    if not 0 <= index < len(pieces):
+        return False
+    piece = pieces[index]
+    return piece.markable and piece.stability < Stability.VOLATILE and not piece.ephemeral

@@ -10,7 +10,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.economics.cost import multipliers
 from holdfast.planning.gaps import Gaps, expected
 from holdfast.planning.lifetimes import Choice, Odds, Stakes, choose
-from holdfast.planning.marks import last_markable
+from holdfast.planning.marks import last_markable, takes_mark
 from holdfast.planning.pings import LIFETIMES_SECONDS, Idle, plan_ping
 from holdfast.planning.policy import Moment, Ping
 from holdfast.planning.truths import Belief
@@ -40,6 +40,9 @@ class Learned(msgspec.Struct, frozen=True):
         return (self.calls + 2 * CALLS_EXPECTED) / (self.sessions + 2)
 
 
+NOTHING_LEARNED = Learned()
+
+
 class Anchor(msgspec.Struct, frozen=True):
     """The newest entry with the long lifetime: up to which piece it reaches, how many tokens that is, and when it was
     last used. It is `sound` if it was written for long from its first token on."""
@@ -63,14 +66,28 @@ class Memory(msgspec.Struct, frozen=True):
     belief: Belief = Belief()
 
 
+def moved(memory: Memory) -> Memory:
+    """What is left to know of a session whose prefix has moved: its rhythm, and nothing of what is cached."""
+    return Memory(calls=memory.calls, gaps=memory.gaps, last_at=memory.last_at, belief=memory.belief)
+
+
 class Planned(msgspec.Struct, frozen=True):
     plan: Plan
     choice: Choice
     stakes: Stakes
 
 
-def plan_call(moment: Moment, memory: Memory, learned: Learned) -> Planned:
-    """The marks of the next call. Looks at the head, at the end, and at what it remembers; not at the history."""
+def plan_call(
+    moment: Moment,
+    memory: Memory,
+    learned: Learned = NOTHING_LEARNED,
+    *,
+    keep_small: bool = False,
+) -> Planned:
+    """The marks of the next call. Looks at the head, at the end, and at what it remembers; not at the history.
+
+    With `keep_small` marks below the floor stay: they cost nothing, and a floor may be lower than anyone knows.
+    """
     scroll, rules = moment.scroll, moment.rules
     alive = _living(memory, moment.at)
     stakes = _stakes(moment, memory, alive)
@@ -87,7 +104,7 @@ def plan_call(moment: Moment, memory: Memory, learned: Learned) -> Planned:
     marks = tuple(
         Mark(piece, ttl, f"{reason}; {choice.reason}" if piece == places[-1][0] else reason)
         for (piece, reason), tokens in zip(places, counted, strict=True)
-        if tokens >= floor
+        if keep_small or tokens >= floor
     )
     return Planned(Plan(marks), choice, stakes)
 
@@ -105,7 +122,9 @@ def _stakes(moment: Moment, memory: Memory, anchor: Anchor | None) -> Stakes:
     warm = moment.idle_seconds is not None and moment.idle_seconds < LIFETIMES_SECONDS["5m"]
     held = anchor.tokens if anchor is not None and (anchor.sound or memory.belief.chance > 0.5) else 0
     hit = memory.tail_tokens if warm else held
-    return Stakes(prompt=prompt, written=max(0, prompt - hit), unanchored=max(0, prompt - held))
+    # Where anchors hold at all, the last one does: another is worth only what has come since.
+    anchored = anchor.tokens if anchor is not None else 0
+    return Stakes(prompt=prompt, written=max(0, prompt - hit), unanchored=max(0, prompt - anchored))
 
 
 def _odds(memory: Memory, learned: Learned) -> Odds:
@@ -136,7 +155,7 @@ def _places(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple
     wished.append((last_markable(scroll.pieces, 0, stable, place="tools"), "end of the tools"))
     chosen: dict[int, str] = {}
     for piece, reason in wished:
-        if piece is not None and piece < len(scroll.pieces) and len(chosen) < rules.marks_max:
+        if piece is not None and len(chosen) < rules.marks_max and takes_mark(scroll.pieces, piece):
             chosen.setdefault(piece, reason)
     return sorted(chosen.items())
 
@@ -199,7 +218,7 @@ class OurPolicy:
 
     name = "holdfast"
 
-    def __init__(self, learned: Learned = Learned(), *, keep_alive: bool = False) -> None:  # noqa: B008 - frozen
+    def __init__(self, learned: Learned = NOTHING_LEARNED, *, keep_alive: bool = False) -> None:
         self._learned = learned
         self._keep_alive = keep_alive
         self._memory = Memory(belief=learned.belief)

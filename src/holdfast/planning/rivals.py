@@ -14,11 +14,11 @@ from holdfast.planning.fixed import (
     Placing,
     fixed_schedules,
     head_and_tail,
-    last_markable,
     last_of,
     last_said_by_person,
     tail_of,
 )
+from holdfast.planning.marks import last_markable
 from holdfast.planning.policy import Moment, Policy
 
 GURU_ANCHOR_EVERY_MESSAGES = 19
@@ -43,14 +43,14 @@ def litellm_recipe(moment: Moment, calls: int) -> Placed:
     scroll = moment.scroll
     yield last_of(scroll, "system"), "1h"
     for start, stop in _messages_backwards(scroll, 2):
-        yield last_markable(scroll.pieces, start, stop, "messages"), "5m"
+        yield last_markable(scroll.pieces, start, stop, place="messages"), "5m"
 
 
 def inspect_ai(moment: Moment, calls: int) -> Placed:
     """Tools, system, the last block and the one before it."""
     scroll = moment.scroll
     tail = tail_of(scroll)
-    second = None if tail is None else last_markable(scroll.pieces, 0, tail, "messages")
+    second = None if tail is None else last_markable(scroll.pieces, 0, tail, place="messages")
     return ((last_of(scroll, "tools"), "5m"), (last_of(scroll, "system"), "5m"), (second, "5m"), (tail, "5m"))
 
 
@@ -72,7 +72,7 @@ def aider(moment: Moment, calls: int) -> Placed:
     """System and all that was done before the current exchange, which itself is never marked."""
     scroll = moment.scroll
     said = last_said_by_person(scroll)
-    done = None if said is None else last_markable(scroll.pieces, 0, said, "messages")
+    done = None if said is None else last_markable(scroll.pieces, 0, said, place="messages")
     return ((last_of(scroll, "system"), "5m"), (done, "5m"))
 
 
@@ -124,7 +124,7 @@ class ContextGuru(FixedPolicy):
         placed: list[tuple[int | None, Ttl]] = [(tail, "5m"), (before[0] if before and held else None, "5m")]
         ends = list(_message_ends(scroll))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
-            placed.append((last_markable(scroll.pieces, 0, end, "messages"), "5m"))
+            placed.append((last_markable(scroll.pieces, 0, end, place="messages"), "5m"))
         return placed
 
 
@@ -180,7 +180,7 @@ def _user_tails(scroll: Scroll) -> Iterator[int]:
     """Where the last two user messages end."""
     for start, stop in _messages_backwards(scroll, 4):
         if scroll.pieces[start].role == "user":
-            piece = last_markable(scroll.pieces, start, stop, "messages")
+            piece = last_markable(scroll.pieces, start, stop, place="messages")
             if piece is not None:
                 yield piece
 
