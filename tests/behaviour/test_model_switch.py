@@ -8,7 +8,7 @@ import pytest
 from holdfast.canonical.blocks import Base64Source, Image, Text, Thinking
 from holdfast.canonical.view import LayerText
 from holdfast.clock import ManualClock
-from holdfast.errors import StoreError, UserError
+from holdfast.errors import ProviderError, StoreError, UserError
 from holdfast.events.payloads import LlmCallCompleted, ModelSwitched
 from holdfast.ledger.calls import calls
 from holdfast.providers.pool import hosts_in_use
@@ -326,3 +326,19 @@ async def test_what_the_other_provider_cannot_be_told_as_it_is_is_counted(option
         await session.send("one")
         assert session.quote_switch("openai:gpt-6-luna").reworded == 1
         assert session.quote_switch(OPUS).reworded == 0
+
+
+@pytest.mark.parametrize("model", ["openai:gpt-4.1", "openai:gpt-4o-2024-05-13"])
+async def test_a_session_with_a_model_that_does_not_reason_is_taken(model: str) -> None:
+    provider = SimulatedProvider()
+    given: Options = {"model": model, "store": MemoryStore(), "wire": provider, "allow_uncached": True}
+    async with Session.create(**given) as session:
+        assert (await session.send("one")).text == "Echo: one"
+    refused: Options = {**given, "thinking": {"effort": "high"}}
+    async with Session.create(**refused) as session:
+        with pytest.raises(ProviderError, match=r"'reasoning\.effort' is not supported with this model"):
+            await session.send("one")
+    asked = provider.requests[0].body.replace(b'"include":[]', b'"include":["reasoning.encrypted_content"]')
+    answer = provider.answer("POST", "/v1/responses", headers={"authorization": "Bearer k"}, body=asked)
+    assert answer.status == 400
+    assert b"Encrypted content is not supported" in answer.body()

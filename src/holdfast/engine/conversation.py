@@ -23,7 +23,6 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, TurnStarted
 from holdfast.planning.explicit import Keeping
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.wire import Wire
 
 VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
@@ -67,8 +66,6 @@ class Conversation:
     def parameters(self) -> Parameters:
         """What was set, and what keeps this session on one cache."""
         given = self.parts.parameters
-        if not capabilities_of(self.parts.model).supports_prompt_caching:
-            return given
         fields = self.parts.adapter.session_fields(self.parts.model, self.state.session_id)
         return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
 

@@ -12,7 +12,7 @@ EXTENDED_RETENTION = "24h"
 def session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
     """One key a session; a long lifetime where it costs nothing, the default one where writes are paid for."""
     rules = model.cache
-    if rules.kind == "none":
+    if rules.kind == "none" or not model.supports_prompt_caching:
         return ()
     key = ("prompt_cache_key", quoted(fitting_key(session_id, CACHE_KEY_CHARS_MAX)).decode())
     if rules.kind == "breakpoints":

@@ -12,6 +12,8 @@ SESSION_ID_CHARS_MAX = 256
 
 def _session_fields(model: Model, session_id: str) -> Fields:
     """A session stays with the provider that has its cache, from its first call on."""
+    if not model.supports_prompt_caching:
+        return ()
     return (("session_id", quoted(fitting_key(session_id, SESSION_ID_CHARS_MAX)).decode()),)
 
 

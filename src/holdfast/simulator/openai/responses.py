@@ -6,6 +6,7 @@ from holdfast.canonical.blocks import Block
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.reply import Reply
+from holdfast.catalog.rows import Model
 from holdfast.errors import ProviderError
 from holdfast.providers.fields import extra_field
 from holdfast.providers.openai_responses import openai_responses
@@ -50,6 +51,7 @@ class ResponsesDialect:
         _check_state(wire.parameters)
         counting = asked.path == _COUNT
         understood = understand(wire, setting, _INTERFACE, counting=counting)
+        _check_reasoning_asked(wire.parameters, understood.model)
         if counting:
             return plain_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
         return understood
@@ -62,6 +64,17 @@ class ResponsesDialect:
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
         return reported(openai_responses, error)
+
+
+def _check_reasoning_asked(parameters: Parameters, model: Model) -> None:
+    """A model that does not reason can neither be told how much, nor give its reasoning away."""
+    if model.reasons:
+        return
+    if parameters.thinking_json is not None:
+        raise refuse("Unsupported parameter: 'reasoning.effort' is not supported with this model.")
+    # Where it is not among the extra fields, the request asks for what we always ask for.
+    if "reasoning.encrypted_content" in dict(parameters.extra).get("include", "reasoning.encrypted_content"):
+        raise refuse("Encrypted content is not supported with this model.")
 
 
 def _check_state(parameters: Parameters) -> None:
