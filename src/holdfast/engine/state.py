@@ -70,8 +70,8 @@ class SentCall(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
 
-    `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `call_sent` is the newest
-    request, `last_call` the newest one that was answered.
+    `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `request` is the newest
+    one, `last_call` the newest one that was answered.
     """
 
     session_id: str
@@ -101,7 +101,6 @@ class State(msgspec.Struct, frozen=True):
     turn_count: int = 0
     padding: str | None = None
     call_open: LlmCallStarted | None = None
-    call_sent: SentCall | None = None
     last_call: SentCall | None = None
     called_tools: bool = False
     usage: Usage = Usage()
@@ -146,9 +145,8 @@ def _apply(state: State, event: Event) -> State:
             return _inject(state, it)
         case RequestPrepared() as it:
             links = (*state.links[: it.shared_blocks], *it.links)
-            asked = SentCall(event.at, it.plan.marks[-1].ttl if it.plan.marks else None)
             request = Sent(event.at, it.plan.marks, len(links))
-            return change(state, links=links, sent=len(state.passages), call_sent=asked, request=request)
+            return change(state, links=links, sent=len(state.passages), request=request)
         case ModelSwitched() as it:
             return _switch_model(state, it)
         case CacheKept() as it:
@@ -309,6 +307,12 @@ def _inject(state: State, injected: ContextInjected) -> State:
     )
 
 
+def _answered(request: Sent | None, usage: Usage) -> SentCall | None:
+    if request is None:
+        return None
+    return SentCall(request.at, request.marks[-1].ttl if request.marks else None, usage)
+
+
 def _count_call(state: State, call: LlmCallCompleted) -> State:
     # The estimate on the log is corrected already; what is learned is the factor from the plain count.
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
@@ -323,7 +327,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         state,
         turn=turn,
         call_open=None,
-        last_call=state.call_sent and msgspec.structs.replace(state.call_sent, usage=call.usage),
+        last_call=_answered(state.request, call.usage),
         answered_links=len(state.links),
         memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),

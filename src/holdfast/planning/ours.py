@@ -99,12 +99,11 @@ def plan_call(
     )
     ttl: Ttl = "5m" if choice.reach == "short" else "1h"
     places = _places(moment, memory, alive)
-    counted = _tokens_at(scroll.tokens, places)
-    floor = rules.tokens_min * FLOOR_SHARE
+    first = 0 if keep_small else _first_above(scroll.tokens, rules.tokens_min * FLOOR_SHARE)
     marks = tuple(
         Mark(piece, ttl, f"{reason}; {choice.reason}" if piece == places[-1][0] else reason)
-        for (piece, reason), tokens in zip(places, counted, strict=True)
-        if keep_small or tokens >= floor
+        for piece, reason in places
+        if piece >= first
     )
     return Planned(Plan(marks), choice, stakes)
 
@@ -160,14 +159,14 @@ def _places(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple
     return sorted(chosen.items())
 
 
-def _tokens_at(tokens: Sequence[int], places: Sequence[tuple[int, str]]) -> list[int]:
-    """How many tokens the prompt has up to each of the places."""
-    found, done, total = [], 0, 0
-    for piece, _ in places:
-        total += sum(tokens[done : piece + 1])
-        done = piece + 1
-        found.append(total)
-    return found
+def _first_above(tokens: Sequence[int], floor: float) -> int:
+    """The first piece up to which the prompt has so many tokens; looks no further than that."""
+    total = 0
+    for piece, count in enumerate(tokens):
+        total += count
+        if total >= floor:
+            return piece
+    return len(tokens)
 
 
 class Sent(msgspec.Struct, frozen=True):
