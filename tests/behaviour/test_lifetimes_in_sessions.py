@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast import next_wake
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.events.payloads import LlmCallCompleted, RequestPrepared
@@ -89,3 +90,14 @@ async def test_a_resumed_session_knows_what_it_had_learned() -> None:
         await play.say(again, *pauses[4:])
     assert play.lifetimes == whole.lifetimes
     assert play.reads == whole.reads
+
+
+async def test_an_agent_that_waits_knows_how_long_its_last_call_is_kept() -> None:
+    play = Play()
+    async with Session.create(**play.created) as session:
+        await session.send("So?")
+        assert play.lifetimes[-1] == "5m"
+        assert next_wake(session).within_seconds == 285
+        await session.send("So?")
+        assert play.lifetimes[-1] == "1h"
+        assert next_wake(session).within_seconds == 3585

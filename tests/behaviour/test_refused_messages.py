@@ -33,6 +33,18 @@ async def test_what_was_refused_is_not_sent_again(agent: MakeAgent) -> None:
     assert all(record.prefix_held for record in calls(one.events))
 
 
+async def test_after_a_refusal_the_next_request_is_compared_with_the_last_answered_one(
+    agent: MakeAgent,
+) -> None:
+    one = agent(says("Hello."), REFUSED, system_prompt="Be brief.")
+    async with one.session as session:
+        await session.send("hi")
+        answered = fold(one.events, session.id).links
+        with pytest.raises(ProviderError):
+            await session.send("broken")
+    assert fold(one.events, session.id).links == answered
+
+
 async def test_a_refused_first_message_leaves_nothing_behind(agent: MakeAgent) -> None:
     one = agent(REFUSED, says("Yes."))
     async with one.session as session:

@@ -14,7 +14,7 @@ from holdfast.catalog.lookup import find_model, price_at
 from holdfast.economics.cost import multipliers
 from holdfast.planning.gaps import EDGES_SECONDS, Gaps, counted, expected, prior
 from holdfast.planning.lifetimes import Odds, Stakes, choose
-from holdfast.planning.ours import Learned, OurPolicy
+from holdfast.planning.ours import Learned, Memory, OurPolicy, plan_call
 from holdfast.planning.pings import Idle, plan_ping
 from holdfast.planning.policy import Moment
 from holdfast.planning.truths import Belief
@@ -176,3 +176,17 @@ def test_an_idle_cache_is_used_again_only_where_that_is_expected_to_pay(
         assert ping.after_seconds == 285
     # What an entry with the long lifetime holds already needs no ping.
     assert plan_ping(Idle(prompt, prompt, "5m", 0.0, upgrade), known, TIMES) is None
+
+
+def test_marks_that_are_surely_below_the_floor_are_left_out_unless_they_are_wanted() -> None:
+    floor = SONNET.cache.tokens_min
+    head = Piece("system", "system", Stability.EPOCH, b"x" * (floor // 2), markable=True)
+    said = Piece("history", "messages", Stability.GROWING, b"x" * floor, markable=True, role="user")
+    scroll = Scroll(Lines(), len)
+    scroll.extend([head])
+    moment = Moment(scroll, SONNET.cache, PRICE, 1_000.0)
+    assert plan_call(moment, Memory()).plan.marks == ()
+    assert [mark.piece for mark in plan_call(moment, Memory(), keep_small=True).plan.marks] == [0]
+    scroll.extend([said])
+    assert [mark.piece for mark in plan_call(moment, Memory()).plan.marks] == [1]
+    assert [mark.piece for mark in plan_call(moment, Memory(), keep_small=True).plan.marks] == [0, 1]
