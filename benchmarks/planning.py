@@ -12,7 +12,8 @@ import msgspec
 
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.fixed import FixedPolicy, head_and_tail, upgrade_once
-from holdfast.planning.ours import Learned, OurPolicy
+from holdfast.planning.memory import Learned
+from holdfast.planning.ours import OurPolicy
 from holdfast.planning.policy import Policy
 from holdfast.planning.rivals import compared
 from holdfast.replay.compare import compare

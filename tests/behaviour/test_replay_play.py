@@ -207,7 +207,7 @@ def test_policies_mark_as_many_places_as_they_are_known_for(name: str, places: i
         def __init__(self, policy: Policy) -> None:
             self._policy = policy
             self.name = policy.name
-            self.heard, self.ping = policy.heard, policy.ping
+            self.heard, self.ping, self.pinged = policy.heard, policy.ping, policy.pinged
 
         def marks(self, moment: Moment) -> tuple[Mark, ...]:
             found.append(len(marks := self._policy.marks(moment)))

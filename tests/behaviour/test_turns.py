@@ -138,7 +138,8 @@ async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent)
 
 
 async def test_marks_are_on_the_wire_and_not_in_the_chain(agent: MakeAgent) -> None:
-    one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
+    long = Usage(cache_write_5m=5_000, output=5)
+    one = agent(says(CALL, usage=long), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
     assert one.wire.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
@@ -146,6 +147,16 @@ async def test_marks_are_on_the_wire_and_not_in_the_chain(agent: MakeAgent) -> N
         block for message in one.bodies[1]["messages"] for block in message["content"] if "cache_control" in block
     ]
     assert [block["type"] for block in marked] == ["tool_result"]
+
+
+async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("1 + 2?")
+    assert b"cache_control" not in one.wire.bodies[1]
+    first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
+    assert (len(first.marks), second.marks) == (3, ())
+    assert "below the 512 tokens" in second.notes[0]
 
 
 async def test_volatile_text_is_sent_once_and_stays_where_it_was_sent(agent: MakeAgent) -> None:

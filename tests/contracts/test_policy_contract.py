@@ -12,7 +12,8 @@ from holdfast.cachemodel.marks import check_marks
 from holdfast.canonical.prompt import Mark
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
-from holdfast.planning.policy import Moment, Ping, Policy
+from holdfast.planning.gaps import Awaited
+from holdfast.planning.policy import Moment, Ping, Pinged, Policy
 from holdfast.planning.rivals import compared
 from holdfast.replay.compare import compare
 from holdfast.replay.play import Setting, setting_for
@@ -49,8 +50,11 @@ class Watched:
     def heard(self, moment: Moment, usage: Usage) -> None:
         self._policy.heard(moment, usage)
 
-    def ping(self, moment: Moment, pings_so_far: int) -> Ping | None:
-        return self._policy.ping(moment, pings_so_far)
+    def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
+        return self._policy.ping(moment, pings_so_far, waits_for)
+
+    def pinged(self, ping: Pinged) -> None:
+        self._policy.pinged(ping)
 
 
 @st.composite

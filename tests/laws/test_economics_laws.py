@@ -16,6 +16,7 @@ from holdfast.economics.breakeven import (
     Workload,
     anchor_pays,
     hour_pays,
+    hours_pay,
     mark_pays,
     named_cache_pays,
     sticky_pays,
@@ -99,7 +100,7 @@ def test_an_anchor_pays_by_the_mean_over_gaps_and_truths(
         anchored += tail * times.write_1h + (prefix + tail) * (times.read if alive else times.write_5m)
         plain += tail * times.write_5m + (prefix + tail) * (times.read if gap <= 5 else times.write_5m)
     cases = len(gaps) * 10
-    told = anchor_pays(prefix, tail, shares_of(gaps), upgrade_belief=Decimal(tenths) / 10, times=times)
+    told = anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_belief=Decimal(tenths) / 10, times=times)
     assert agrees(told, anchored / cases, plain / cases)
 
 
@@ -107,7 +108,20 @@ def test_an_anchor_pays_by_the_mean_over_gaps_and_truths(
 def test_an_anchor_never_pays_where_lifetimes_do_not_upgrade(
     price: Price, prefix: int, tail: int, gaps: list[int]
 ) -> None:
-    assert not anchor_pays(prefix, tail, shares_of(gaps), upgrade_belief=0, times=multipliers(price))
+    assert not anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_belief=0, times=multipliers(price))
+
+
+@given(prices, tokens, st.integers(0, 5_000), st.integers(0, 9), st.integers(0, 10))
+def test_hours_pay_by_the_mean_over_truths_pause_after_pause(
+    price: Price, held: int, dearer: int, pauses: int, tenths: int
+) -> None:
+    times = multipliers(price)
+    hours, short = dearer * times.write_1h, dearer * times.write_5m
+    for upgrades, _ in itertools.product(range(10), range(pauses)):
+        # Where lifetimes upgrade an anchor does as much: nothing is counted for either.
+        hours += Decimal(0) if upgrades < tenths else held * times.read / 10
+        short += Decimal(0) if upgrades < tenths else held * times.write_5m / 10
+    assert agrees(hours_pay(held, dearer, pauses, upgrade_belief=Decimal(tenths) / 10, times=times), hours, short)
 
 
 @given(prices, tokens, st.integers(0, 100), st.integers(0, 20))
@@ -123,17 +137,20 @@ def test_a_ping_pays_by_the_mean_over_returns(price: Price, prefix: int, percent
     assert agrees(told, pinged / 100, ignored / 100)
 
 
-@given(prices, tokens, st.integers(0, 5_000), st.integers(0, 20), st.integers(0, 10), st.integers(0, 20))
+@given(prices, tokens, st.integers(0, 5_000), st.integers(0, 20), st.integers(0, 10), st.integers(0, 20), st.data())
 def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
-    price: Price, prefix: int, reply: int, returns: int, tenths: int, closing: int
+    price: Price, prefix: int, reply: int, returns: int, tenths: int, closing: int, data: st.DataObject
 ) -> None:
     times = multipliers(price)
+    held = data.draw(st.integers(0, prefix))
     pinged = ignored = Decimal(0)
     for back, upgrades in itertools.product(range(20), range(10)):
         pinged += prefix * times.read + reply * times.write_1h + closing
         if back < returns:
-            pinged += (prefix + reply) * (times.read if upgrades < tenths else times.write_5m)
-            ignored += (prefix + reply) * times.write_5m
+            # What another entry holds is read either way.
+            lapsing = prefix + reply - held
+            pinged += lapsing * (times.read if upgrades < tenths else times.write_5m)
+            ignored += lapsing * times.write_5m
     told = upgrade_ping_pays(
         prefix,
         reply,
@@ -141,6 +158,7 @@ def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
         upgrade_belief=Decimal(tenths) / 10,
         times=times,
         closing_tokens=closing,
+        held_tokens=held,
     )
     assert agrees(told, pinged / 200, ignored / 200)
 
@@ -160,7 +178,21 @@ def test_no_other_number_of_pings_is_cheaper_than_the_one_at_which_to_stop(price
         return cost + never * pings * times.read
 
     stop = pings_worth(shares, read=times.read, write=times.write_5m)
-    assert close(bill(stop), min(bill(pings) for pings in range(len(weights) + 1)))
+    assert close(bill(stop.pings), min(bill(pings) for pings in range(len(weights) + 1)))
+    assert close(stop.saved_units * cases, bill(0) - bill(stop.pings))
+
+
+@given(prices, st.lists(st.integers(0, 12), min_size=1, max_size=8), tokens, st.data())
+def test_what_another_entry_holds_is_not_saved_by_pings(
+    price: Price, weights: list[int], prompt: int, data: st.DataObject
+) -> None:
+    times = multipliers(price)
+    shares = [weight / Decimal(100) for weight in weights]
+    held = data.draw(st.integers(0, prompt))
+    whole = pings_worth(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt)
+    partly = pings_worth(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt, held_tokens=held)
+    assert partly.saved_units <= whole.saved_units
+    assert pings_worth(shares, read=times.read, write=times.write_5m, held_tokens=1).pings == 0
 
 
 @pytest.mark.parametrize("price", MARKED)
@@ -177,9 +209,9 @@ def test_pings_that_cost_nothing_have_no_limit() -> None:
 
 def test_one_more_ping_is_worth_it_only_before_the_session_is_likely_gone() -> None:
     read, write = Decimal("0.1"), Decimal("1.25")
-    assert pings_worth([0.0, 0.0, 0.5], read=read, write=write) == 3
-    assert pings_worth([0.0, 0.0, 0.1], read=read, write=write) == 0
-    assert pings_worth([0.5, 0.0, 0.01], read=read, write=write) == 1
+    assert pings_worth([0.0, 0.0, 0.5], read=read, write=write).pings == 3
+    assert pings_worth([0.0, 0.0, 0.1], read=read, write=write).pings == 0
+    assert pings_worth([0.5, 0.0, 0.01], read=read, write=write).pings == 1
 
 
 @given(prices, st.integers(1, 6_000), st.integers(0, 3_000), st.integers(1, 4_096), few_calls, st.integers(0, 900))

@@ -1,6 +1,7 @@
 """What goes to a provider, before it is spelled: segments in wire order, marks, and parameters."""
 
 import enum
+from decimal import Decimal
 from typing import Literal
 
 import msgspec
@@ -74,18 +75,37 @@ Ttl = Literal["5m", "1h", "30m", "12h"]
 """Lifetimes that a mark can ask for; each provider takes two of them."""
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """A request to the provider to keep the prefix that ends with this piece."""
+class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request to the provider to keep the prefix that ends with this piece.
+
+    `saving_usd` is what it is expected to save by the next call, beside the marks in front of it; below 0 where it is
+    an investment.
+    """
 
     piece: int
     ttl: Ttl = "5m"
     reason: str = ""
+    saving_usd: Decimal = Decimal(0)
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Where the marks go; pieces are counted from the start of the prompt."""
+class Odds(msgspec.Struct, frozen=True):
+    """What was expected of the session when lifetimes were chosen.
+
+    `pause`: the next gap is longer than the short lifetime and no longer than the long one. `pauses_left`: how many
+    such gaps are still to come. `upgrade`: a long lifetime behind a warm prefix keeps that prefix too.
+    """
+
+    pause: float
+    pauses_left: float
+    upgrade: float
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the marks go; pieces are counted from the start of the prompt. `notes` say what was not done, and why."""
 
     marks: tuple[Mark, ...] = ()
+    odds: Odds | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Parameters(msgspec.Struct, frozen=True):

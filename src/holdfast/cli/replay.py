@@ -83,7 +83,8 @@ class _Roster:
 
     def __init__(self, wanted: str, *, keep_alive: bool) -> None:
         from holdfast.errors import UserError
-        from holdfast.planning.ours import Learned, OurPolicy
+        from holdfast.planning.memory import Learned
+        from holdfast.planning.ours import OurPolicy
         from holdfast.planning.rivals import compared
 
         known = (OurPolicy.name, *compared())

@@ -47,20 +47,40 @@ def hour_pays(prefix_tokens: int, new_tokens: int, gaps: GapShares, times: Multi
 
 
 def anchor_pays(
-    prefix_tokens: int, tail_tokens: int, gaps: GapShares, *, upgrade_belief: Amount, times: Multipliers
+    kept_tokens: int, written_tokens: int, gaps: GapShares, *, upgrade_belief: Amount, times: Multipliers
 ) -> Comparison:
     """To mark the tail for an hour behind a prefix that is warm for 5 minutes, against 5 minutes throughout.
 
-    Either way the prefix of T tokens is read now, and only the tail of t is written. With belief p lifetimes upgrade:
-    then a gap of 5 to 60 minutes leaves T + t readable; if they do not, the anchor rests on what has lapsed and all is
-    written again, as it is without the anchor. It pays if m p (w5 - r) (T + t) > (w1 - w5) t.
+    Either way this call writes the n tokens of the tail. With belief p lifetimes upgrade: then a gap of 5 to 60 minutes
+    leaves T tokens readable that no entry would hold without the anchor, the prefix and the tail behind what an earlier
+    anchor holds; if they do not, the anchor rests on what has lapsed and all is written again, as it is without it. It
+    pays if m p (w5 - r) T > (w1 - w5) n.
     """
     short, middle, long = exact(gaps.short), exact(gaps.middle), exact(gaps.long)
-    belief, whole = exact(upgrade_belief), prefix_tokens + tail_tokens
+    belief = exact(upgrade_belief)
     warm = belief * times.read + (_ONE - belief) * times.write_5m
-    anchored = times.write_1h * tail_tokens + (short * times.read + middle * warm + long * times.write_5m) * whole
-    plain = times.write_5m * tail_tokens + (short * times.read + (middle + long) * times.write_5m) * whole
-    return Comparison(anchored, plain)
+    after = short * times.read + middle * warm + long * times.write_5m
+    after_plain = short * times.read + (middle + long) * times.write_5m
+    return Comparison(
+        times.write_1h * written_tokens + after * kept_tokens,
+        times.write_5m * written_tokens + after_plain * kept_tokens,
+    )
+
+
+def hours_pay(
+    held_tokens: int, dearer_tokens: int, pauses: Amount, *, upgrade_belief: Amount, times: Multipliers
+) -> Comparison:
+    """To write a prompt for an hour from its first token on, against 5 minutes, over all pauses that are to come.
+
+    Of n tokens that are written dearer now, T in all outlive each of k pauses of 5 to 60 minutes, if lifetimes do not
+    upgrade (with probability 1 - p; if they do, an anchor does the same for less): w1 n + k r T against w5 n +
+    k w5 T. It pays if (1 - p) k (w5 - r) T > (w1 - w5) n.
+    """
+    counted = exact(pauses) * (_ONE - exact(upgrade_belief))
+    return Comparison(
+        times.write_1h * dearer_tokens + counted * times.read * held_tokens,
+        times.write_5m * dearer_tokens + counted * times.write_5m * held_tokens,
+    )
 
 
 def named_cache_pays(price: Price, *, reads_expected: Amount, hours: Amount, made: bool = False) -> Comparison:

@@ -44,7 +44,7 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import head_of
 from holdfast.planning.explicit import KeptPrefix
-from holdfast.planning.ours import Memory, Sent, after_call, moved
+from holdfast.planning.memory import Memory, Sent, after_call, moved
 from holdfast.planning.truths import Belief
 
 

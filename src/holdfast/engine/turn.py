@@ -49,7 +49,8 @@ from holdfast.events.payloads import (
 from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 from holdfast.planning.marks import plan_marks
-from holdfast.planning.ours import moved, plan_call
+from holdfast.planning.memory import moved
+from holdfast.planning.ours import plan_call
 from holdfast.planning.policy import Moment
 from holdfast.providers.capabilities import capabilities_of
 
@@ -208,7 +209,8 @@ def _plan(talk: Conversation, shared: int) -> Plan:
     idle = None if last is None else at - last
     moment = Moment(scroll, model.cache, talk.price(scroll.tokens_total), at, idle)
     memory = state.memory if shared >= len(state.links) else moved(state.memory)
-    return plan_call(moment, memory, keep_small=True).plan
+    # Until the provider has told how long this prompt is, its size is a guess.
+    return plan_call(moment, memory, keep_small=not memory.pieces).plan
 
 
 async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> tuple[Reply, int]:

@@ -6,8 +6,9 @@ from holdfast.canonical.prompt import Mark, Place, Ttl
 from holdfast.canonical.scroll import Scroll
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
+from holdfast.planning.gaps import Awaited
 from holdfast.planning.marks import last_markable
-from holdfast.planning.policy import Moment, Ping
+from holdfast.planning.policy import Moment, Ping, Pinged
 
 UPGRADE_AFTER_SECONDS = 285.0
 ANCHOR_EVERY_CALLS = 3
@@ -39,8 +40,11 @@ class FixedPolicy:
     def heard(self, moment: Moment, usage: Usage) -> None:
         """Nothing that is heard changes a fixed schedule."""
 
-    def ping(self, moment: Moment, pings_so_far: int) -> Ping | None:
+    def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
         return self._pinging(moment, pings_so_far) if self._pinging else None
+
+    def pinged(self, ping: Pinged) -> None:
+        """Nor does what came of a ping."""
 
 
 def legal(placed: Placed, rules: CacheRules) -> tuple[Mark, ...]:

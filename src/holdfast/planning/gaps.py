@@ -1,8 +1,11 @@
 """How long a session is silent between two calls: counted in steps of the logarithm, from few examples."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
+
+Awaited = Literal["tool", "person"]
 
 EDGES_SECONDS = (
     *(285.0, 300.0, 450.0, 600.0, 900.0, 1200.0, 1800.0, 2400.0, 3300.0, 3600.0),
@@ -67,6 +70,35 @@ def prior() -> Gaps:
 def expected(own: Gaps, others: Gaps) -> Gaps:
     """The gaps to expect of a session: its own, those of sessions before it, and a little of everything."""
     return own + others.scaled(SEED_CALLS_MAX) + prior()
+
+
+class Rhythm(msgspec.Struct, frozen=True):
+    """The gaps of a session, apart by what was waited for: a tool returns soon, a person when it suits."""
+
+    tool: Gaps = Gaps()
+    person: Gaps = Gaps()
+
+    @property
+    def all(self) -> Gaps:
+        return self.tool + self.person
+
+    def of(self, waits_for: Awaited) -> Gaps:
+        return self.tool if waits_for == "tool" else self.person
+
+    def add(self, seconds: float, waited_for: Awaited) -> "Rhythm":
+        if waited_for == "tool":
+            return Rhythm(self.tool.add(seconds), self.person)
+        return Rhythm(self.tool, self.person.add(seconds))
+
+    def scaled(self, total_max: float) -> "Rhythm":
+        """The same shares, but no more in all than so many."""
+        total = self.tool.total + self.person.total
+        if total <= total_max:
+            return self
+        return Rhythm(*(gaps.scaled(gaps.total * total_max / total) for gaps in (self.tool, self.person)))
+
+    def __add__(self, other: "Rhythm") -> "Rhythm":
+        return Rhythm(self.tool + other.tool, self.person + other.person)
 
 
 def counted(gaps: Iterable[float]) -> Gaps:

@@ -4,22 +4,12 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.canonical.prompt import Odds
+from holdfast.economics.breakeven import GapShares, anchor_pays, hours_pay
 from holdfast.economics.cost import Multipliers
 
 Reach = Literal["short", "anchor", "hour"]
 """`short`: the short lifetime. `anchor`: the long one, once, on what is new. `hour`: the long one from the start on."""
-
-
-class Odds(msgspec.Struct, frozen=True):
-    """What is expected of the session.
-
-    `pause`: the next gap is longer than the short lifetime and no longer than the long one. `pauses_left`: how many
-    such gaps are still to come. `upgrade`: a long lifetime behind a warm prefix keeps that prefix too.
-    """
-
-    pause: float
-    pauses_left: float
-    upgrade: float
 
 
 class Stakes(msgspec.Struct, frozen=True):
@@ -41,18 +31,16 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(stakes: Stakes, odds: Odds, times: Multipliers, *, hour_chain: bool) -> Choice:
     """The lifetime of the tail, by what each costs more now and saves after the next pauses.
 
-    A pause between the two lifetimes turns a read of the prompt into a write, at (write_5m - read) a token. An anchor
-    costs (write_1h - write_5m) for the tokens that this call writes anyway, and saves that difference for all
-    that was not anchored yet, if lifetimes upgrade and the very next gap is such a pause. Where they do not, only a
-    prompt that was written for the hour from its first token survives: that costs the same difference on
-    everything written, now and later, and saves it at each of the pauses to come.
+    An anchor is worth what the very next gap can bring. The hour from the start on is worth all pauses to come, but
+    only for a prompt that was written so from its first token (`hour_chain`), or is written as a whole now.
     """
-    dearer = float(times.write_1h - times.write_5m)
-    saved = float(times.write_5m - times.read)
-    cost = dearer * stakes.written
-    anchor = odds.upgrade * odds.pause * saved * stakes.unanchored - cost
+    next_gap = GapShares(1 - odds.pause, odds.pause, 0)
+    anchor = float(
+        anchor_pays(stakes.unanchored, stakes.written, next_gap, upgrade_belief=odds.upgrade, times=times).saved_units
+    )
     held = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
-    hour = (1 - odds.upgrade) * odds.pauses_left * saved * held - dearer * (held if not hour_chain else stakes.written)
+    dearer = stakes.written if hour_chain else held
+    hour = float(hours_pay(held, dearer, odds.pauses_left, upgrade_belief=odds.upgrade, times=times).saved_units)
     if hour > max(anchor, 0.0):
         return Choice("hour", hour, f"{odds.pauses_left:.1f} pauses of up to an hour are expected")
     if anchor > 0:

@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.canonical.prompt import Ttl
 from holdfast.economics.cost import Multipliers
+from holdfast.economics.pinging import pings_worth, upgrade_ping_pays
 from holdfast.planning.gaps import Gaps
 from holdfast.planning.policy import Ping
 
@@ -11,8 +12,11 @@ MARGIN_SECONDS = 15.0
 """How long before an entry lapses it is used again."""
 
 LIFETIMES_SECONDS: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
-SHORT_PINGS_MAX, LONG_PINGS_MAX = 12, 24
+PINGS_MAX: dict[Ttl, int] = {"5m": 12, "1h": 24}
 """How far ahead pings are thought through: an hour of short ones, a day of long ones."""
+
+CLOSING_TOKENS = 10
+"""What a ping says behind the reply that it keeps, with what stands around it; as input."""
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -45,28 +49,33 @@ def _ping(lifetime: Ttl, ttl: Ttl, gain: float) -> Ping:
 
 
 def _gain(idle: Idle, gaps: Gaps, times: Multipliers, *, lifetime: Ttl) -> float:
-    """What the best number of pings saves over none, in uncached tokens.
-
-    A ping reads the prompt: it costs `read` a token, if the session is still idle by then. It saves the
-    rewriting, (write_5m - read) a token, if the gap ends before the entry would lapse again.
-    """
+    """What the best number of pings saves over none, in uncached tokens."""
     step = LIFETIMES_SECONDS[lifetime] - MARGIN_SECONDS
-    read, saved = float(times.read), float(times.write_5m - times.read)
-    at_stake = idle.prompt_tokens - (idle.held_tokens if lifetime == "5m" else 0)
     first = idle.idle_seconds + step
-    best = gain = 0.0
-    for number in range(SHORT_PINGS_MAX if lifetime == "5m" else LONG_PINGS_MAX):
-        at = first + number * step
-        still_idle = gaps.chance(at, float("inf"), given_seconds=first)
-        back = gaps.chance(at + MARGIN_SECONDS, at + step + MARGIN_SECONDS, given_seconds=first)
-        gain += back * saved * at_stake - still_idle * read * idle.prompt_tokens
-        best = max(best, gain)
-    return best
+    starts = [first + number * step + MARGIN_SECONDS for number in range(PINGS_MAX[lifetime])]
+    return float(
+        pings_worth(
+            [gaps.chance(start, start + step, given_seconds=first) for start in starts],
+            read=times.read,
+            write=times.write_5m,
+            prompt_tokens=idle.prompt_tokens,
+            held_tokens=idle.held_tokens if lifetime == "5m" else 0,
+        ).saved_units
+    )
 
 
 def _upgrade_gain(idle: Idle, gaps: Gaps, times: Multipliers) -> float:
-    """One ping that asks for the long lifetime: it saves the rewriting at any return within that."""
+    """What one ping saves that asks for the long lifetime, at any return within that."""
     first = idle.idle_seconds + LIFETIMES_SECONDS["5m"] - MARGIN_SECONDS
     back = gaps.chance(first + MARGIN_SECONDS, first + LIFETIMES_SECONDS["1h"], given_seconds=first)
-    saved = float(times.write_5m - times.read) * (idle.prompt_tokens - idle.held_tokens)
-    return idle.upgrade * back * saved - float(times.read) * idle.prompt_tokens
+    return float(
+        upgrade_ping_pays(
+            idle.prompt_tokens,
+            0,
+            back,
+            upgrade_belief=idle.upgrade,
+            times=times,
+            closing_tokens=CLOSING_TOKENS,
+            held_tokens=idle.held_tokens,
+        ).saved_units
+    )

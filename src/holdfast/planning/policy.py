@@ -8,6 +8,7 @@ from holdfast.canonical.prompt import Mark, Ttl
 from holdfast.canonical.scroll import Scroll
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules, Price
+from holdfast.planning.gaps import Awaited
 
 WaitedFor = Literal["start", "tool", "person"]
 """Why time has passed since the call before: nothing has been sent yet, a tool ran, or a person thought."""
@@ -26,6 +27,21 @@ class Moment(msgspec.Struct, frozen=True):
     at: float
     idle_seconds: float | None = None
     waited_for: WaitedFor = "start"
+
+
+class Pinged(msgspec.Struct, frozen=True):
+    """A ping that was sent: when, with which lifetime, and what the provider reported.
+
+    `piece` is where its last mark stood and `pieces` how many the prompt had there: those of the last request, or
+    those of the reply behind it too. `marked_tokens` are all tokens up to the mark.
+    """
+
+    at: float
+    ttl: Ttl
+    usage: Usage
+    piece: int
+    pieces: int
+    marked_tokens: int
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -51,5 +67,8 @@ class Policy(Protocol):
     def heard(self, moment: Moment, usage: Usage) -> None:
         """What the provider reported for the call that was made at this moment."""
 
-    def ping(self, moment: Moment, pings_so_far: int) -> Ping | None:
+    def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
         """Whether to keep warm what this call, or the last ping, has left; asked after each of them."""
+
+    def pinged(self, ping: Pinged) -> None:
+        """A ping was sent, and this is what came of it."""

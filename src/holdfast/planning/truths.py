@@ -32,3 +32,8 @@ class Belief(msgspec.Struct, frozen=True):
         likely = (HIT_IF_TRUE, HIT_IF_FALSE) if read else (1 - HIT_IF_TRUE, 1 - HIT_IF_FALSE)
         odds = self.log_odds + math.log(likely[0] / likely[1])
         return Belief(max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, odds)), read=self.read + read, lost=self.lost + (not read))
+
+    def __add__(self, other: "Belief") -> "Belief":
+        """What both have seen, one after the other."""
+        odds = max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, self.log_odds + other.log_odds))
+        return Belief(odds, self.read + other.read, self.lost + other.lost)

@@ -15,7 +15,7 @@ from holdfast.catalog.rows import CacheRules, Model, Price
 from holdfast.economics.cost import cost_usd
 from holdfast.errors import UserError
 from holdfast.planning.optimum import Step
-from holdfast.planning.policy import Moment, Ping, Policy
+from holdfast.planning.policy import Moment, Pinged, Policy
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import adapter_for
 from holdfast.replay.recording import RecordedCall, Recording
@@ -95,6 +95,8 @@ class _Track:
         self.entries = Entries()
         self.calls: list[PlayedCall] = []
         self.last: Call | None = None
+        self.pieces = 0
+        """How many pieces of the last request are of the conversation; a ping may say a word behind them."""
         self.body = b""
 
     def send(self, prefixes: tuple[Prefix, ...], marks: tuple[Mark, ...], at: float, *, shared: int | None) -> Usage:
@@ -155,28 +157,27 @@ class Player:
         prefixes = tuple(prompt.prefixes)
         price = newest_price(setting.model, prefixes[-1].tokens)
         moment = Moment(prompt.scroll, setting.told, price, call.at, idle, call.waited_for)
-        wanted: list[tuple[_Track, Ping | None]] = []
         for track in tracks:
             marks = track.policy.marks(moment)
             if self._sent is not None:
                 track.body = prompt.scroll.render(b"", marks)
                 self._tell(track, call.at, OUTPUT_TOKENS_MAX)
             usage = track.send(prefixes, marks, call.at, shared=prompt.shared_tokens)
+            track.pieces = len(prefixes)
             track.policy.heard(moment, usage)
-            wanted.append((track, track.policy.ping(moment, 0) if setting.keep_alive else None))
         prompt.enter_reply()
-        for track, ping in wanted:
-            if ping is not None:
-                self._keep_warm(track, moment, ping, replied_at=call.replied_at, until=until)
+        for track in tracks if setting.keep_alive else ():
+            self._keep_warm(track, moment, call, until=until)
 
-    def _keep_warm(self, track: _Track, moment: Moment, ping: Ping | None, *, replied_at: float, until: float) -> None:
+    def _keep_warm(self, track: _Track, moment: Moment, call: RecordedCall, *, until: float) -> None:
         """A ping goes out while nothing else does: neither before the reply is there nor once the next call began."""
-        for count in range(1, PINGS_MAX + 1):
+        waits_for = call.waits_for
+        for count in range(PINGS_MAX):
+            ping = track.policy.ping(moment, count, waits_for)
             due = track.calls[-1].at + ping.after_seconds if ping is not None else until
-            if ping is None or due >= until or due < replied_at:
+            if ping is None or due >= until or due < call.replied_at:
                 return
             self._ping(track, ping.ttl, due)
-            ping = track.policy.ping(moment, count)
 
     def _ping(self, track: _Track, ttl: Ttl, at: float) -> None:
         """What was sent last once more, if its last mark has that lifetime; else with the reply and a mark on it."""
@@ -184,7 +185,9 @@ class Player:
         assert last is not None
         if last.marks and max(last.marks, key=lambda mark: mark.piece).ttl == ttl:
             self._tell(track, at, 0)
-            track.send(last.prefixes, last.marks, at, shared=None)
+            usage = track.send(last.prefixes, last.marks, at, shared=None)
+            tail = max(mark.piece for mark in last.marks)
+            track.policy.pinged(Pinged(at, ttl, usage, tail, track.pieces, last.prefixes[track.pieces - 1].tokens))
             return
         prefixes = self._prompt.prefixes
         place = next((index for index in range(len(prefixes) - 1, -1, -1) if self._may_mark(index)), None)
@@ -196,7 +199,9 @@ class Player:
         if self._sent is not None:
             track.body = self._prompt.closed(marks)
             self._tell(track, at, 0)
-        track.send((*prefixes, closing), marks, at, shared=None)
+        usage = track.send((*prefixes, closing), marks, at, shared=None)
+        track.pieces = len(prefixes)
+        track.policy.pinged(Pinged(at, ttl, usage, place, len(prefixes), prefixes[-1].tokens))
 
     def _may_mark(self, index: int) -> bool:
         piece = self._prompt.scroll.pieces[index]

@@ -2,9 +2,11 @@
 
 import msgspec
 
+from holdfast.canonical.blocks import ToolUse
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
+from holdfast.planning.gaps import Awaited
 from holdfast.planning.policy import WaitedFor
 
 
@@ -25,6 +27,12 @@ class RecordedCall(msgspec.Struct, frozen=True):
     model: str | None = None
     kept: int | None = None
     system_tail: str = ""
+
+    @property
+    def waits_for(self) -> Awaited:
+        """What the next call will have waited for: the tools that the reply asks for, or the person who reads it."""
+        asked = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
+        return "tool" if asked else "person"
 
 
 class Recording(msgspec.Struct, frozen=True):
