@@ -17,12 +17,13 @@ from click.testing import CliRunner, Result
 
 from holdfast import __version__
 from holdfast.canonical.blocks import user
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
 from holdfast.cli import scenario
 from holdfast.cli.main import COMMANDS, command
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import AnyPayload, MessageAppended, SessionStarted
+from holdfast.events.payloads import AnyPayload, CachePinged, MessageAppended, SessionStarted
 from holdfast.stores.sqlite import SqliteStore
 
 
@@ -309,6 +310,15 @@ def test_a_session_shows_its_calls() -> None:
     assert [line.split()[0] for line in rows] == ["call", *map(str, range(1, 13))]
     assert total == "12 calls, $0.032586; anthropic:claude-sonnet-5-5"
     assert output.count("held") == 12
+
+
+def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "pinged.db"
+    with SqliteStore(path) as log:
+        ping = CachePinged("warm", "anthropic:m", "5m", Usage(cache_write_5m=9), Decimal("0.25"), "v")
+        log.append([Event(id="1", at=0.0, session_id="s", actor="system", payload=ping)]).result()
+    total = run("sessions", "show", "s", "--db", str(path)).output.splitlines()[-1]
+    assert total == "0 calls, $0.250000, $0.250000 of it for requests that asked for nothing; none"
 
 
 @pytest.mark.parametrize("action", ["show", "delete"])

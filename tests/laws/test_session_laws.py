@@ -2,6 +2,7 @@
 
 import asyncio
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 from hypothesis import given, settings
@@ -15,11 +16,19 @@ from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import find_model
 from holdfast.engine.draft import Draft
-from holdfast.engine.state import fold, view_of
+from holdfast.engine.state import apply, fold, view_of
 from holdfast.errors import HoldfastError, ProviderError
-from holdfast.events.payloads import LlmCallCompleted, RequestPrepared, TurnCancelled, TurnCompleted, TurnStarted
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import (
+    CachePinged,
+    LlmCallCompleted,
+    RequestPrepared,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
 from holdfast.layers.assemble import assemble
-from holdfast.ledger.calls import bill, calls
+from holdfast.ledger.calls import bill, calls, pinging_cost_usd
 from holdfast.planning.marks import plan_marks
 from holdfast.providers.registry import adapter_for
 
@@ -169,3 +178,18 @@ def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
     assert state.usage == Usage(input=10, output=5)
     assert msgspec.structs.replace(state, sent=1).passages == state.passages
     assert ADAPTER.write_request(assemble(view), Plan(), Parameters("m", 1)).count(b'"role"') == 2
+
+
+@given(tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "warm"]))
+def test_a_request_that_asked_for_nothing_is_paid_for_and_changes_nothing_else(
+    tokens: int, cents: int, kind: Literal["refresh", "upgrade", "warm"]
+) -> None:
+    agent = make_agent(says("one", usage=Usage(cache_write_5m=5_000)))
+    asyncio.run(converse(agent, ["hi"]))
+    before = fold(agent.events, agent.session.id)
+    usage, cost = Usage(cache_read=tokens), Decimal(cents) / 100
+    ping = CachePinged(kind, MODEL.id, "5m", usage, cost, "v")
+    after = apply(before, Event("e", 9.0, before.session_id, "system", ping))
+    paid = {"usage": before.usage + usage, "cost_usd": before.cost_usd + cost, "last_event_id": "e"}
+    assert after == msgspec.structs.replace(before, **paid)
+    assert pinging_cost_usd([Event("e", 9.0, before.session_id, "system", ping)]) == cost

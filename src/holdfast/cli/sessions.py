@@ -56,7 +56,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
     import msgspec
 
-    from holdfast.ledger.calls import calls, keeping_cost_usd
+    from holdfast.ledger.calls import calls, keeping_cost_usd, pinging_cost_usd
 
     with _open(db) as log:
         events = _events(log, session_id)
@@ -69,10 +69,12 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix")
     show_table(headings, map(_call_row, records))
-    keeping = keeping_cost_usd(events)
+    keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
+    kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
+    total = sum((one.cost_usd for one in records), keeping + pinging)
     models = ", then ".join(dict.fromkeys(one.model for one in records))
-    click.echo(f"{len(records)} calls, ${sum(one.cost_usd for one in records) + keeping:.6f}{kept}; {models or 'none'}")
+    click.echo(f"{len(records)} calls, ${total:.6f}{kept}; {models or 'none'}")
 
 
 @command.command("delete")

@@ -17,6 +17,7 @@ from holdfast.engine.carry import call_in, carry
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
+    CachePinged,
     ContextInjected,
     EpochOpened,
     LlmCallCompleted,
@@ -151,6 +152,8 @@ def _apply(state: State, event: Event) -> State:
             return _switch_model(state, it)
         case CacheKept() as it:
             return _keep_cache(state, it)
+        case CachePinged() as it:
+            return _count_ping(state, it)
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
@@ -266,6 +269,11 @@ def _keep_cache(state: State, changed: CacheKept) -> State:
         refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
         cost_usd=state.cost_usd + cost,
     )
+
+
+def _count_ping(state: State, ping: CachePinged) -> State:
+    """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
+    return msgspec.structs.replace(state, usage=state.usage + ping.usage, cost_usd=state.cost_usd + ping.cost_usd)
 
 
 def provider_of(model: str) -> str:

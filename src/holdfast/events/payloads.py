@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.canonical.blocks import Message
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Plan
+from holdfast.canonical.prompt import Parameters, Plan, Ttl
 from holdfast.canonical.reply import StopReason
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
@@ -158,6 +158,21 @@ class CacheKept(Payload, frozen=True, tag="cache.kept"):
     reason: str = ""
 
 
+class CachePinged(Payload, frozen=True, tag="cache.pinged"):
+    """A request that asked for nothing.
+
+    It kept what is cached, gave it a longer life, or put the head there before it was needed.
+    """
+
+    kind: Literal["refresh", "upgrade", "warm"]
+    model: str
+    ttl: Ttl
+    usage: Usage
+    cost_usd: Decimal
+    pricing_version: str
+    reason: str = ""
+
+
 class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
     model: str
     provider: str
@@ -288,6 +303,7 @@ AnyPayload = (
     | RequestPrepared
     | ModelSwitched
     | CacheKept
+    | CachePinged
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed

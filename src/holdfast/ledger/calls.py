@@ -14,6 +14,7 @@ from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
+    CachePinged,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -106,6 +107,11 @@ def keeping_cost_usd(events: Iterable[Event]) -> Decimal:
     """What it cost to make caches under a name and to store them; no call's cost holds any of it."""
     kept = (event.payload for event in events)
     return sum((it.cost_usd + it.storage_cost_usd for it in kept if isinstance(it, CacheKept)), Decimal(0))
+
+
+def pinging_cost_usd(events: Iterable[Event]) -> Decimal:
+    """What requests cost that asked for nothing; they are no calls, and no call's cost holds any of it."""
+    return sum((event.payload.cost_usd for event in events if isinstance(event.payload, CachePinged)), Decimal(0))
 
 
 class Bill(msgspec.Struct, frozen=True):
