@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
     from holdfast.economics.waiting import NextWake as NextWake
+    from holdfast.engine.gate import Gate as Gate
     from holdfast.engine.switch import SwitchQuote as SwitchQuote
     from holdfast.engine.tools import Tool as Tool
     from holdfast.engine.tools import ToolError as ToolError
     from holdfast.engine.tools import tool as tool
     from holdfast.engine.turn import Answer as Answer
+    from holdfast.engine.warming import Prewarming as Prewarming
     from holdfast.errors import BudgetError as BudgetError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.errors import ProviderError as ProviderError
@@ -40,12 +42,14 @@ _HOMES = {
     "Answer": "holdfast.engine.turn",
     "BudgetError": "holdfast.errors",
     "Event": "holdfast.events.envelope",
+    "Gate": "holdfast.engine.gate",
     "HoldfastError": "holdfast.errors",
     "Image": "holdfast.canonical.blocks",
     "LayerText": "holdfast.canonical.view",
     "MemoryStore": "holdfast.stores.memory",
     "NextWake": "holdfast.economics.waiting",
     "Options": "holdfast.runtime.options",
+    "Prewarming": "holdfast.engine.warming",
     "ProviderError": "holdfast.errors",
     "Session": "holdfast.runtime.session",
     "SimulatedProvider": "holdfast.simulator.provider",

@@ -3,11 +3,14 @@
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from threading import Lock
 
 Clock = Callable[[], float]
 """Seconds since the epoch, UTC."""
+
+Sleep = Callable[[float], Awaitable[None]]
+"""Wait for so many seconds."""
 
 NewId = Callable[[float], str]
 """A fresh identifier for something that happens at the given time."""

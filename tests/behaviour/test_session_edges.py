@@ -261,6 +261,8 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
         ({"store": 5}, "store must be a path, a URL or a store, not int"),
         ({"wire": 5}, "wire must be a wire or a simulated provider, not int"),
         ({"wire": SimulatedProvider}, "wire must be a wire or a simulated provider, not type"),
+        ({"gate": "no"}, "gate must be a Gate, True or False, not str"),
+        ({"prewarm": 1}, "prewarm must be True or False, not int"),
         ({"clock": 5}, "clock must be a function that gives the time, not int"),
         ({"new_id": 5}, "new_id must be a function that gives an id, not int"),
     ],

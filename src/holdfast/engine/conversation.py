@@ -12,8 +12,9 @@ from holdfast.canonical.view import LayerText
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
-from holdfast.clock import Clock, NewId
+from holdfast.clock import Clock, NewId, Sleep
 from holdfast.engine.draft import Draft
+from holdfast.engine.gate import Gate
 from holdfast.engine.state import State, apply
 from holdfast.engine.tools import Toolbox
 from holdfast.errors import BudgetError
@@ -22,6 +23,8 @@ from holdfast.events.envelope import Actor, Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, TurnStarted
 from holdfast.planning.explicit import Keeping
+from holdfast.planning.lessons import Scene
+from holdfast.planning.memory import NOTHING_LEARNED, Learned
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire import Wire
 
@@ -34,8 +37,19 @@ ESTIMATE_MARGIN = 1.2
 """How much larger than estimated a prompt is taken to be where a limit must hold."""
 
 
+class KeepAlive(msgspec.Struct, frozen=True):
+    """That an idle session may use its cache again, and how much all of that may cost."""
+
+    usd_max: Decimal
+    sleep: Sleep
+
+
 class Parts(msgspec.Struct, frozen=True):
-    """Everything that a conversation needs and does not choose itself."""
+    """Everything that a conversation needs and does not choose itself.
+
+    `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
+    gate that all requests to it pass.
+    """
 
     log: Log
     wire: Wire
@@ -51,6 +65,11 @@ class Parts(msgspec.Struct, frozen=True):
     steps_max: int = STEPS_MAX
     keeping: Keeping = Keeping()
     spend_max_usd: Decimal | None = None
+    learned: Learned = NOTHING_LEARNED
+    scene: Scene = Scene("", "")
+    keep_alive: KeepAlive | None = None
+    gate: Gate | None = None
+    account: str = ""
 
 
 class Conversation:
@@ -60,7 +79,7 @@ class Conversation:
         self.parts = parts
         self.state = state
         self._recording = asyncio.Lock()
-        self.draft = self._new_draft()
+        self.draft = self.new_draft()
 
     @property
     def parameters(self) -> Parameters:
@@ -72,9 +91,10 @@ class Conversation:
     def speak_through(self, parts: Parts) -> None:
         """Go on with other parts; what was spelled for the ones before is forgotten."""
         self.parts = parts
-        self.draft = self._new_draft()
+        self.draft = self.new_draft()
 
-    def _new_draft(self) -> Draft:
+    def new_draft(self) -> Draft:
+        """A request in the making, in the words of the provider that is spoken to now."""
         factor = self.parts.model.tokens_factor
         return Draft(self.parts.adapter, lambda data: count_block(data, factor))
 
@@ -129,10 +149,13 @@ class Conversation:
 
     def worst_cost_usd(self, estimated_tokens: int) -> Decimal:
         """What a call costs that reads nothing from cache and is answered with as much as it allows."""
-        output_max = self.parts.parameters.output_tokens_max
+        return self.prompt_cost_usd_max(estimated_tokens, output_tokens=self.parts.parameters.output_tokens_max)
+
+    def prompt_cost_usd_max(self, estimated_tokens: int, *, output_tokens: int = 0) -> Decimal:
+        """What a prompt costs that reads nothing from cache, and the output with it."""
         tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
         # A prompt just below the size from which all of it costs more may really be above it.
         prices = (self.price(estimated_tokens), self.price(tokens_max))
         dearest = max(max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices)
         output = max(row.output for row in prices)
-        return (tokens_max * dearest + output_max * output) / Decimal(1_000_000)
+        return (tokens_max * dearest + output_tokens * output) / Decimal(1_000_000)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from holdfast.canonical.pieces import Piece
 from holdfast.canonical.prompt import Passage, Prompt, Segment, Stability
 from holdfast.canonical.scroll import Scroll
 from holdfast.providers.adapter import Adapter
@@ -32,8 +33,12 @@ class Draft:
             del self._starts[kept:]
         for passage in passages[kept:]:
             self._starts.append(len(self.scroll.pieces))
-            self.scroll.extend(self._adapter.spell(_segment_of(passage)))
+            self.scroll.extend(self.spelled(passage))
         self._passages = passages
+
+    def spelled(self, passage: Passage) -> tuple[Piece, ...]:
+        """A passage in the provider's words; it is not entered."""
+        return self._adapter.spell(_segment_of(passage))
 
     def _kept(self, passages: tuple[Passage, ...]) -> int:
         """How many leading passages are those of the call before."""

@@ -15,6 +15,7 @@ from holdfast.planning.explicit import Create, Extend, Keeping, KeptPrefix, Leav
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.keeping import KeepsCaches, NamedCache
+from holdfast.providers.wire import whole_answer
 
 ANSWER_BYTES_MAX = 1_000_000
 DELETE_SECONDS_MAX = 5.0
@@ -151,13 +152,8 @@ async def _delete(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, re
 
 
 async def _ask(talk: Conversation, adapter: KeepsCaches, endpoint: Endpoint, body: bytes) -> NamedCache:
-    answer = bytearray()
-    async with aclosing(talk.parts.wire.send(endpoint, body)) as chunks:
-        async for chunk in chunks:
-            answer += chunk
-            if len(answer) > ANSWER_BYTES_MAX:
-                raise ProviderError("server_error", f"the provider described a cache in over {ANSWER_BYTES_MAX} bytes")
-    return adapter.read_cache(bytes(answer))
+    answer = await whole_answer(talk.parts.wire.send(endpoint, body), bytes_max=ANSWER_BYTES_MAX)
+    return adapter.read_cache(answer)
 
 
 def _affordable(talk: Conversation, tokens: int) -> bool:

@@ -17,6 +17,7 @@ from holdfast.engine.carry import call_in, carry
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
+    CacheLearned,
     CachePinged,
     ContextInjected,
     EpochOpened,
@@ -45,7 +46,8 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import head_of
 from holdfast.planning.explicit import KeptPrefix
-from holdfast.planning.memory import Memory, Sent, after_call, moved
+from holdfast.planning.memory import Memory, Sent, after_call, after_ping, moved
+from holdfast.planning.policy import Pinged, WaitedFor
 from holdfast.planning.truths import Belief
 
 
@@ -98,6 +100,7 @@ class State(msgspec.Struct, frozen=True):
     answered_links: int = 0
     request: Sent | None = None
     memory: Memory = Memory()
+    taught: CacheLearned | None = None
     turn: Turn | None = None
     turn_count: int = 0
     padding: str | None = None
@@ -106,6 +109,7 @@ class State(msgspec.Struct, frozen=True):
     called_tools: bool = False
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
+    pinged_usd: Decimal = Decimal(0)
     calibration: Calibration = Calibration()
     uncached_calls: int = 0
     kept: KeptPrefix | None = None
@@ -146,7 +150,7 @@ def _apply(state: State, event: Event) -> State:
             return _inject(state, it)
         case RequestPrepared() as it:
             links = (*state.links[: it.shared_blocks], *it.links)
-            request = Sent(event.at, it.plan.marks, len(links))
+            request = Sent(event.at, it.plan.marks, len(links), waited_for(state))
             return change(state, links=links, sent=len(state.passages), request=request)
         case ModelSwitched() as it:
             return _switch_model(state, it)
@@ -154,6 +158,8 @@ def _apply(state: State, event: Event) -> State:
             return _keep_cache(state, it)
         case CachePinged() as it:
             return _count_ping(state, it)
+        case CacheLearned() as it:
+            return change(state, taught=it)
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
@@ -195,6 +201,13 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
     )
 
 
+def waited_for(state: State) -> WaitedFor:
+    """What has been waited for since the call before, if a call is made now."""
+    if state.memory.last_at is None:
+        return "start"
+    return "tool" if state.turn is not None and state.turn.llm_calls else "person"
+
+
 def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
     """The conversation as the layers see it; the log itself is never changed."""
     return View(
@@ -207,6 +220,12 @@ def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
         layout=state.layout,
         head=state.head,
     )
+
+
+def sent_view(state: State) -> View:
+    """What is sent next: in the seed layout the recorded text, so that a request is a function of the log alone."""
+    tail = state.system_tail
+    return view_of(state, (tail,) if state.layout == "seed" and tail else ())
 
 
 def open_calls(state: State) -> tuple[ToolUse, ...]:
@@ -273,7 +292,19 @@ def _keep_cache(state: State, changed: CacheKept) -> State:
 
 def _count_ping(state: State, ping: CachePinged) -> State:
     """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
-    return msgspec.structs.replace(state, usage=state.usage + ping.usage, cost_usd=state.cost_usd + ping.cost_usd)
+    paid = msgspec.structs.replace(state, usage=state.usage + ping.usage, cost_usd=state.cost_usd + ping.cost_usd)
+    last = state.memory.last_at
+    if ping.piece is None or last is None or ping.sent_at < last:
+        # It put the head there, or a call has come since and says more.
+        return paid
+    seen = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
+    kept = SentCall(ping.sent_at, ping.ttl, ping.usage)
+    return msgspec.structs.replace(
+        paid,
+        memory=after_ping(state.memory, seen),
+        last_call=kept,
+        pinged_usd=state.pinged_usd + ping.cost_usd,
+    )
 
 
 def provider_of(model: str) -> str:

@@ -21,16 +21,18 @@ from holdfast.canonical.blocks import (
 )
 from holdfast.canonical.encoding import ENCODING, canonical_json, digest
 from holdfast.canonical.pieces import shared_links
-from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import Delta, Reply, ReplyFinished, StopReason
 from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
-from holdfast.canonical.view import LayerText, View
+from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
+from holdfast.engine.gate import Crossing, cross
 from holdfast.engine.keeping import Reference, forget, reference
-from holdfast.engine.state import Turn, open_calls, view_of
+from holdfast.engine.planned import claim_of, plan_next
+from holdfast.engine.state import Turn, open_calls, sent_view, view_of
+from holdfast.engine.teaching import teach_news
 from holdfast.engine.tools import ToolsCancelledError, refusal
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.payloads import (
@@ -48,11 +50,6 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
-from holdfast.planning.marks import plan_marks
-from holdfast.planning.memory import moved
-from holdfast.planning.ours import plan_call
-from holdfast.planning.policy import Moment
-from holdfast.providers.capabilities import capabilities_of
 
 DRAIN_SECONDS_MAX = 0.2
 
@@ -137,7 +134,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
 
 async def _call_model(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
-    talk.draft.update(assemble(_view(talk)))
+    talk.draft.update(assemble(sent_view(talk.state)))
     kept = await reference(talk)
     if kept is None:
         return await _ask_model(talk, emit, None)
@@ -155,14 +152,12 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     parts, state = talk.parts, talk.state
     scroll = talk.draft.scroll
     shared = shared_links(state.links, scroll.links)
-    plan = _plan(talk, shared)
+    plan = plan_next(talk, scroll, shared)
     parameters = kept.parameters if kept else talk.parameters
     opening = parts.adapter.opening(parameters)
     body = scroll.render(opening, plan.marks, start=kept.pieces if kept else 0)
     estimated = state.calibration.corrected(scroll.tokens_total)
     talk.check_budget(estimated)
-    started_at = parts.clock()
-    started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, parts.new_id(started_at))
     prepared = RequestPrepared(
         plan=plan,
         encoding=ENCODING,
@@ -171,8 +166,13 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         parameters_digest=digest(parts.adapter.opening(talk.parameters) if kept else opening),
         body_bytes=len(body),
     )
-    await talk.record("agent", prepared, started)
-    reply, retries = await _exchange(talk, body, started_at, emit)
+    async with cross(parts.gate, claim_of(talk, scroll, plan), parts.clock) as crossing:
+        request_id = parts.new_id(crossing.started_at)
+        started = LlmCallStarted(
+            parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=crossing.waited_seconds
+        )
+        await talk.record("agent", prepared, started)
+        reply, retries = await _exchange(talk, body, crossing, emit)
     price = talk.price(reply.usage.tokens_sent)
     completed = LlmCallCompleted(
         model=parts.model.id,
@@ -180,11 +180,11 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         usage=reply.usage,
         cost_usd=cost_usd(reply.usage, price),
         pricing_version=parts.pricing_version,
-        latency_ms=_since(talk, started_at),
+        latency_ms=_since(talk, crossing.started_at),
         stop_reason=reply.stop_reason,
         produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
         produced_thinking_blocks=sum(map(is_thinking, reply.content)),
-        request_id=started.request_id,
+        request_id=request_id,
         response_id=reply.id,
         retry_count=retries,
     )
@@ -192,30 +192,13 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     content = sendable_content(reply.content)
     said = (MessageAppended(Message("assistant", content)),) if content else ()
     await talk.record("agent", completed, *said)
+    await teach_news(talk)
     return msgspec.structs.replace(reply, content=content)
 
 
-def _plan(talk: Conversation, shared: int) -> Plan:
-    """Where the marks go, and for how long; nothing where nothing is known to be kept.
-
-    `shared` blocks are those of the call before.
-    """
-    model, state, scroll = talk.parts.model, talk.state, talk.draft.scroll
-    if not capabilities_of(model).supports_prompt_caching:
-        return Plan()
-    if model.cache.kind != "marks" or state.profile == "seed" or not {"5m", "1h"} <= model.cache.ttls_seconds.keys():
-        return plan_marks(scroll, model.cache, profile=state.profile)
-    at, last = talk.parts.clock(), state.memory.last_at
-    idle = None if last is None else at - last
-    moment = Moment(scroll, model.cache, talk.price(scroll.tokens_total), at, idle)
-    memory = state.memory if shared >= len(state.links) else moved(state.memory)
-    # Until the provider has told how long this prompt is, its size is a guess.
-    return plan_call(moment, memory, keep_small=not memory.pieces).plan
-
-
-async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Emit) -> tuple[Reply, int]:
+async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: Emit) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
-    parts = talk.parts
+    parts, started_at = talk.parts, crossing.started_at
     reader = parts.adapter.stream_reader()
     retries = 0
 
@@ -228,6 +211,7 @@ async def _exchange(talk: Conversation, body: bytes, started_at: float, emit: Em
         async with aclosing(sending) as chunks:
             async for chunk in chunks:
                 for delta in reader.feed(chunk):
+                    crossing.begun()
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
@@ -316,13 +300,6 @@ async def _close_turn(talk: Conversation, last: Reply | None) -> Answer:
     await talk.record("system", completed)
     content = last.content if last else ()
     return Answer(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
-
-
-def _view(talk: Conversation) -> View:
-    # In the seed layout the recorded text is sent, so that the request is a function of the log alone.
-    tail = talk.state.system_tail
-    current = (tail,) if talk.state.layout == "seed" and tail else ()
-    return view_of(talk.state, current)
 
 
 def _injections(

@@ -31,6 +31,9 @@ class Log(Protocol):
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
         """Newest activity first."""
 
+    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+        """The newest `cache.learned` events of all sessions, oldest first; what cannot be read is passed over."""
+
     def delete(self, session_id: str) -> int:
         """Remove a session for good; how many events went."""
 

@@ -158,26 +158,60 @@ class CacheKept(Payload, frozen=True, tag="cache.kept"):
     reason: str = ""
 
 
+PingKind = Literal["refresh", "upgrade", "warm"]
+
+
 class CachePinged(Payload, frozen=True, tag="cache.pinged"):
     """A request that asked for nothing.
 
-    It kept what is cached, gave it a longer life, or put the head there before it was needed.
+    It kept what is cached, gave it a longer life, or put the head there before it was needed. `piece` is where its last
+    mark stood, `pieces` how many of the conversation it held, and `marked_tokens` how many tokens that is; it was sent
+    at `sent_at`.
     """
 
-    kind: Literal["refresh", "upgrade", "warm"]
+    kind: PingKind
     model: str
     ttl: Ttl
     usage: Usage
     cost_usd: Decimal
     pricing_version: str
     reason: str = ""
+    sent_at: float = 0.0
+    piece: int | None = None
+    pieces: int = 0
+    marked_tokens: int = 0
+
+
+class CacheLearned(Payload, frozen=True, tag="cache.learned"):
+    """What a session has seen so far: how long it waits, and what its provider's cache does. The newest one counts.
+
+    Gaps are counted by their length, those that waited for a tool and for a person apart. An anchor is a long lifetime
+    behind a warm prefix: read after a pause, or lost. A floor lies above the largest marked prompt of which nothing
+    was kept, and not above the smallest of which something was.
+    """
+
+    model: str
+    route: str
+    workspace_hash: str | None
+    calls: int
+    tool_gaps: tuple[float, ...]
+    person_gaps: tuple[float, ...]
+    anchors_read: int = 0
+    anchors_lost: int = 0
+    upgrade_log_odds: float = 0.0
+    floor_above_tokens: int = 0
+    floor_misses: int = 0
+    floor_upto_tokens: int | None = None
 
 
 class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
+    """`waited_seconds` passed before it was sent, for another request that was writing the same prefix."""
+
     model: str
     provider: str
     estimated_input_tokens: int
     request_id: str
+    waited_seconds: float = 0.0
 
 
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
@@ -304,6 +338,7 @@ AnyPayload = (
     | ModelSwitched
     | CacheKept
     | CachePinged
+    | CacheLearned
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed

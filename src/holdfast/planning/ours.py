@@ -57,7 +57,7 @@ def plan_call(
     places = _places(moment, memory, alive)
     floor = (learned.floor + memory.floor).corrected(rules.tokens_min)
     size = stakes.prompt / scroll.tokens_total if scroll.tokens_total and stakes.prompt else 1.0
-    first = 0 if keep_small else _first_above(scroll.tokens, floor * FLOOR_SHARE / size)
+    first = 0 if keep_small else first_above(scroll.tokens, floor * FLOOR_SHARE / size)
     marks = tuple(
         Mark(piece, ttl, f"{reason}; {choice.reason}" if piece == places[-1][0] else reason)
         for piece, reason in places
@@ -128,7 +128,7 @@ def _places(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple
     return sorted(chosen.items())
 
 
-def _first_above(tokens: Sequence[int], floor: float) -> int:
+def first_above(tokens: Sequence[int], floor: float) -> int:
     """The first piece up to which the prompt has so many tokens; looks no further than that."""
     total = 0
     for piece, count in enumerate(tokens):

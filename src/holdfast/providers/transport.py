@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from holdfast.canonical.encoding import digest
 from holdfast.clock import Chance, system_chance
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
@@ -148,6 +149,11 @@ class HttpWire:
         self._requests_max = requests_max
         self._host: Host | None = None
         self._closed = False
+
+    @property
+    def account(self) -> str:
+        """The same for all wires that lead to the same caches: one key at one address. Tells neither."""
+        return digest(f"{self._base_url}\n{self._api_key}".encode())
 
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None

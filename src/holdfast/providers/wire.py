@@ -1,6 +1,7 @@
 """How a request reaches a provider, seen by everything that only wants the answer."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Protocol
 
 from holdfast.errors import ProviderError
@@ -25,3 +26,14 @@ class Wire(Protocol):
 
     async def aclose(self) -> None:
         """Let go of all connections; nothing can be sent afterwards."""
+
+
+async def whole_answer(sending: AsyncGenerator[bytes, None], *, bytes_max: int) -> bytes:
+    """All bytes of an answer that is no stream; `ProviderError` where there are too many of them."""
+    answer = bytearray()
+    async with aclosing(sending) as chunks:
+        async for chunk in chunks:
+            answer += chunk
+            if len(answer) > bytes_max:
+                raise ProviderError("server_error", f"the provider sent an answer of over {bytes_max} bytes")
+    return bytes(answer)

@@ -180,14 +180,15 @@ class Player:
             self._ping(track, ping.ttl, due)
 
     def _ping(self, track: _Track, ttl: Ttl, at: float) -> None:
-        """What was sent last once more, if its last mark has that lifetime; else with the reply and a mark on it."""
+        """What was sent last once more, if its last mark lives as long; else with the reply and a longer mark on it."""
         last = track.last
         assert last is not None
-        if last.marks and max(last.marks, key=lambda mark: mark.piece).ttl == ttl:
+        newest = max(last.marks, key=lambda mark: mark.piece) if last.marks else None
+        if newest is not None and (newest.ttl == ttl or ttl == "5m"):
             self._tell(track, at, 0)
             usage = track.send(last.prefixes, last.marks, at, shared=None)
-            tail = max(mark.piece for mark in last.marks)
-            track.policy.pinged(Pinged(at, ttl, usage, tail, track.pieces, last.prefixes[track.pieces - 1].tokens))
+            tokens = last.prefixes[track.pieces - 1].tokens
+            track.policy.pinged(Pinged(at, newest.ttl, usage, newest.piece, track.pieces, tokens))
             return
         prefixes = self._prompt.prefixes
         place = next((index for index in range(len(prefixes) - 1, -1, -1) if self._may_mark(index)), None)

@@ -11,11 +11,9 @@ from holdfast.canonical.scroll import Scroll
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.tokens import count_block
 from holdfast.layers.assemble import head_of
+from holdfast.planning.closing import closing_behind
 from holdfast.providers.adapter import Adapter
 from holdfast.replay.recording import RecordedCall, Recording
-
-CLOSING = "Wait."
-"""What a ping says behind the reply that it keeps: a request may not end on the assistant."""
 
 
 class Unrolled:
@@ -138,9 +136,7 @@ class Unrolled:
 
     def closing(self) -> Passage:
         """What must stand behind the reply so that it can be sent: a word, or an answer to every open call."""
-        last = self.passages[-1].content if self.passages and self.passages[-1].role == "assistant" else ()
-        results = tuple(ToolResult(block.id, (Text(CLOSING),)) for block in last if isinstance(block, ToolUse))
-        return Passage("user", results or (Text(CLOSING),))
+        return closing_behind(self.passages[-1] if self.passages else None)
 
     def closed(self, marks: Sequence[Mark]) -> bytes:
         """The prompt as a ping sends it, behind the opening: with the closing message at its end."""

@@ -1,5 +1,6 @@
 """Which parts a session is made of, picked from what the caller gave and what is configured."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.padding import Outlook
-from holdfast.engine.conversation import Parts, VolatileTexts
+from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
 from holdfast.engine.state import State
 from holdfast.engine.tools import Toolbox
 from holdfast.errors import UserError
@@ -27,12 +28,15 @@ from holdfast.events.payloads import EpochOpened, SessionStarted
 from holdfast.layers.builder import split_at_boundary
 from holdfast.layers.render import render_instructions
 from holdfast.planning.explicit import Keeping
+from holdfast.planning.lessons import Scene
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.claude_code.command import CommandWire, split_command
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
+from holdfast.runtime.gates import account_of, gate_of
+from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
 from holdfast.runtime.volatile import sendable, volatile_texts
@@ -48,6 +52,8 @@ _SETTINGS = (
     "output_tokens_max",
     "steps_max",
     "spend_max_usd",
+    "keep_alive",
+    "keep_alive_usd_max",
     "cache_ttl_seconds",
     "cache_over_an_hour",
 )
@@ -90,12 +96,16 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     workspace = Path(folder) if folder else None
     toolbox = Toolbox(options.get("tools", ()), clock=options.get("clock", system_clock))
     _check_tools(state, toolbox)
+    scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
+    learned = learned_in(log, scene, session_id=state.session_id)
+    model = with_learned_floor(model, learned)
     given = options.get("wire")
     wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
     volatile_for = partial(volatile_texts, options, split_off, workspace=workspace)
+    speaks_through = wire or network(options, config, provider)
     parts = Parts(
         log=log,
-        wire=wire or network(options, config, provider),
+        wire=speaks_through,
         adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
@@ -108,6 +118,11 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         steps_max=config.steps_max,
         keeping=Keeping(config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"),
         spend_max_usd=_spend_max(options, config, state),
+        learned=learned,
+        scene=scene,
+        keep_alive=_keep_alive(options, config),
+        gate=gate_of(options),
+        account=account_of(speaks_through),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, Path(config.home))
@@ -127,11 +142,10 @@ def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, Epoc
     """What a new session records before anything else."""
     config, parts = pieces.config, pieces.parts
     workspace = options.get("workspace")
-    path = str(Path(workspace).resolve()) if workspace else None
     started = SessionStarted(
         model=parts.model.id,
-        workspace_path=path,
-        workspace_hash=digest(path.encode()) if path else None,
+        workspace_path=str(Path(workspace).resolve()) if workspace else None,
+        workspace_hash=parts.scene.workspace_hash,
         name=sendable(options["name"]) if "name" in options else None,
         profile=config.profile,
         layout="seed" if config.profile == "seed" else config.layout,
@@ -139,6 +153,10 @@ def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, Epoc
         parameters=parts.parameters,
     )
     return started, EpochOpened(1, pieces.pinned, parts.toolbox.specs, padding=pieces.padding)
+
+
+def workspace_hash(workspace: Path | None) -> str | None:
+    return digest(str(workspace.resolve()).encode()) if workspace else None
 
 
 def _check_unchanged(options: Options, state: State) -> None:
@@ -208,6 +226,12 @@ def _padding(options: Options, config: Config, parts: Parts, head: View) -> Deci
         at=parts.clock(),
     )
     return decide_padding(config.padding_rule, head, occasion, adapter=parts.adapter)
+
+
+def _keep_alive(options: Options, config: Config) -> KeepAlive | None:
+    if not config.keep_alive:
+        return None
+    return KeepAlive(config.keep_alive_usd_max, options.get("sleep", asyncio.sleep))
 
 
 def _spend_max(options: Options, config: Config, state: State) -> Decimal | None:

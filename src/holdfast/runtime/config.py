@@ -35,6 +35,8 @@ class Config(msgspec.Struct, frozen=True):
     output_tokens_max: int = 8192
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
+    keep_alive: bool = False
+    keep_alive_usd_max: Decimal = Decimal("0.50")
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
     claude_code_command: str = "claude -p --output-format stream-json --verbose --model {model}"
@@ -62,6 +64,8 @@ SETTINGS = {
     "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
     "steps_max": "HOLDFAST_STEPS_MAX",
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
+    "keep_alive": "HOLDFAST_KEEP_ALIVE",
+    "keep_alive_usd_max": "HOLDFAST_KEEP_ALIVE_USD_MAX",
     "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
     "claude_code_command": "HOLDFAST_CLAUDE_CODE_COMMAND",
@@ -71,7 +75,15 @@ SETTINGS = {
 """Every setting that has one value, and the environment variable that sets it."""
 
 HOME_ONLY = (
-    *("db", "spend_max_usd", "cache_ttl_seconds", "cache_over_an_hour", "claude_code_command"),
+    *(
+        "db",
+        "spend_max_usd",
+        "keep_alive",
+        "keep_alive_usd_max",
+        "cache_ttl_seconds",
+        "cache_over_an_hour",
+        "claude_code_command",
+    ),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """What a workspace's file may not set."""
@@ -196,23 +208,23 @@ def _checked(key: str, value: object, origin: str) -> object:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(f"{key} must be a whole number of at least {least}, not {value!r} (set by {origin})")
         return value
-    if key == "cache_over_an_hour":
+    if key in ("cache_over_an_hour", "keep_alive"):
         truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(truth, bool):
             raise UserError(f"{key} must be true or false, not {value!r} (set by {origin})")
         return truth
-    if key == "spend_max_usd":
-        return _dollars(value, origin)
+    if key in ("spend_max_usd", "keep_alive_usd_max"):
+        return _dollars(key, value, origin)
     if not isinstance(value, str):
         raise UserError(f"{key} must be text, not {value!r} (set by {origin})")
     return value
 
 
-def _dollars(value: object, origin: str) -> Decimal:
+def _dollars(key: str, value: object, origin: str) -> Decimal:
     try:
         amount = Decimal(str(value))
     except InvalidOperation:
         amount = Decimal(-1)
     if not amount.is_finite() or amount < 0:
-        raise UserError(f"spend_max_usd must be an amount such as 0.50, not {value!r} (set by {origin})")
+        raise UserError(f"{key} must be an amount such as 0.50, not {value!r} (set by {origin})")
     return amount

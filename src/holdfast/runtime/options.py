@@ -9,7 +9,8 @@ from typing import Protocol, TypedDict, cast, runtime_checkable
 from holdfast.canonical.blocks import Json
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.catalog.lookup import Models
-from holdfast.clock import Clock, NewId
+from holdfast.clock import Clock, NewId, Sleep
+from holdfast.engine.gate import Gate
 from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
 from holdfast.events.log import Log
@@ -36,7 +37,10 @@ class Options(TypedDict, total=False):
     cache is taken only with `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made
     longer, `models` which other models the session may use, `calls_expected` how many calls it is likely to make; all
     three matter only when a session is created. `wire` replaces the network, for example by a simulated provider;
-    `store` is a path, a URL or a store.
+    `store` is a path, a URL or a store. Sessions that start with the same head let one of them write it first;
+    `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
+    cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
+    pay, for `keep_alive_usd_max` at most.
     """
 
     model: str
@@ -51,6 +55,8 @@ class Options(TypedDict, total=False):
     layout: Layout
     allow_uncached: bool
     spend_max_usd: Decimal | str | float
+    keep_alive: bool
+    keep_alive_usd_max: Decimal | str | float
     cache_ttl_seconds: int
     cache_over_an_hour: bool
     padding: Padding
@@ -65,7 +71,10 @@ class Options(TypedDict, total=False):
     wire: Wire | ProvidesWire
     base_url: str
     api_key: str
+    gate: Gate | bool
+    prewarm: bool
     clock: Clock
+    sleep: Sleep
     new_id: NewId
 
 
@@ -113,9 +122,13 @@ def _misfit(key: str, value: object) -> str | None:
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "wire": (_is_wire(value), "a wire or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
+        "gate": (isinstance(value, Gate | bool), "a Gate, True or False"),
+        "prewarm": (isinstance(value, bool), "True or False"),
         "allow_uncached": (isinstance(value, bool), "True or False"),
         "cache_over_an_hour": (isinstance(value, bool), "True or False"),
+        "keep_alive": (isinstance(value, bool), "True or False"),
         "clock": (callable(value), "a function that gives the time"),
+        "sleep": (callable(value), "a function to await, such as asyncio.sleep"),
         "new_id": (callable(value), "a function that gives an id"),
     }.get(key, (True, ""))
     return None if fits else wanted

@@ -1,7 +1,9 @@
 """The public door: a session that is created or resumed, spoken to, and read."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
@@ -13,12 +15,15 @@ from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.waiting import NextWake
+from holdfast.engine.alive import Keeper
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.keeping import let_go
 from holdfast.engine.state import State, fold
 from holdfast.engine.switch import SwitchQuote
+from holdfast.engine.teaching import teach
 from holdfast.engine.turn import Answer, run_turn
-from holdfast.errors import UserError
+from holdfast.engine.warming import Prewarming, prewarm
+from holdfast.errors import StoreError, UserError
 from holdfast.events.bus import Bus, Listener
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
@@ -28,6 +33,8 @@ from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.switching import Reach, quote, switch
 from holdfast.runtime.waking import wake_of
 from holdfast.stores.open import open_store
+
+logger = logging.getLogger(__name__)
 
 StreamItem = Delta | Event
 
@@ -47,6 +54,7 @@ class Session:
         self._pieces: Pieces | None = None
         self._talk: Conversation | None = None
         self._turn: asyncio.Task[Answer] | None = None
+        self._keeper: Keeper | None = None
 
     @classmethod
     def create(cls, **options: Unpack[Options]) -> Self:
@@ -74,7 +82,20 @@ class Session:
                 log.close()
             raise
         self._pieces, self._talk = pieces, talk
+        if pieces.parts.keep_alive is not None:
+            self._keeper = Keeper(talk, pieces.parts.keep_alive)
+        if self._options.get("prewarm"):
+            await self._prewarm_or_close()
         return self
+
+    async def _prewarm_or_close(self) -> None:
+        try:
+            told = await self.prewarm()
+        except BaseException:
+            await self.aclose()
+            raise
+        if not told.sent:
+            logger.warning("the head was not put into the cache: %s", told.reason)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -85,10 +106,15 @@ class Session:
         """Cancel a turn that is under way, and close what this session opened."""
         if self._turn is not None:
             await _cancel(self._turn)
+        if self._keeper is not None:
+            await self._keeper.aclose()
         pieces = self._pieces
         try:
             if self._talk is not None:
                 await let_go(self._talk, "the session is closed")
+                with suppress(StoreError):
+                    # What is not learned now is learned by another session; it is no reason to fail.
+                    await teach(self._talk)
         finally:
             self._state = self._talk.state if self._talk is not None else self._state
             self._talk, self._pieces = None, None
@@ -118,6 +144,16 @@ class Session:
         finally:
             stop()
             await _cancel(turn)
+
+    async def prewarm(self) -> Prewarming:
+        """Put tools and system prompt into the cache now, so that the first message finds them there.
+
+        It costs what writing them costs, and is paid for even if no message follows. What cannot be done is told and
+        not raised.
+        """
+        if self._turn is not None and not self._turn.done():
+            raise UserError("a turn is under way in this session, which writes the head itself")
+        return await prewarm(self._open)
 
     def next_wake(self) -> NextWake:
         """When to come back, for an agent that is about to wait: in time or late enough, and the price of each."""

@@ -11,12 +11,16 @@ from holdfast.catalog.rows import Model
 from holdfast.engine.conversation import Conversation, Parts
 from holdfast.engine.keeping import let_go
 from holdfast.engine.switch import SwitchQuote, quote_switch
+from holdfast.engine.teaching import teach
 from holdfast.errors import UserError
 from holdfast.events.payloads import ModelSwitched
+from holdfast.planning.lessons import Scene
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.wire import Wire
 from holdfast.runtime.compose import Pieces, network
 from holdfast.runtime.config import Config
+from holdfast.runtime.gates import account_of
+from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 
 
@@ -49,12 +53,18 @@ async def switch(pieces: Pieces, talk: Conversation, model: str, *, options: Opt
     # Whatever the provider has no words for is refused now and not in the middle of a turn.
     provider.adapter.opening(parameters)
     wire, owned = _wire(options, pieces, provider)
+    route = route_of(options, pieces.config, provider) if wire else before.scene.route
+    scene = Scene(row.id, route, before.scene.workspace_hash)
+    learned = learned_in(before.log, scene, session_id=talk.state.session_id)
     parts: Parts = msgspec.structs.replace(
         before,
         adapter=provider.adapter,
-        model=row,
+        model=with_learned_floor(row, learned),
+        learned=learned,
+        scene=scene,
         parameters=parameters,
         wire=wire or before.wire,
+        account=account_of(wire) if wire else before.account,
         volatile=pieces.volatile_for(row),
     )
     switched = ModelSwitched(
@@ -68,6 +78,7 @@ async def switch(pieces: Pieces, talk: Conversation, model: str, *, options: Opt
     )
     try:
         await let_go(talk, f"{row.id} has another cache")
+        await teach(talk)
         await talk.record("user", switched)
     except BaseException:
         if wire is not None and owned:

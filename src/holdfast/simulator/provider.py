@@ -6,6 +6,7 @@ Output is never cut at `max_tokens`, and stop sequences are not looked for: a re
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 import msgspec
 
@@ -38,6 +39,7 @@ FAULT_HEADER = "x-holdfast-fault"
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
 FAILING_TURNS_MAX = 10_000
 PATH_CHARS_MAX = 80
+_numbers = count(1)
 
 
 class SimulatedProvider:
@@ -66,6 +68,7 @@ class SimulatedProvider:
         self._dialects = all_dialects()
         self._reply_ids = {each.reply_id_prefix: CountedIds(each.reply_id_prefix) for each in self._dialects}
         self._request_ids = CountedIds("req_sim")
+        self.account = f"simulator {next(_numbers)}"
 
     def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedWire:
         """A way to reach this provider without a socket; it knows these models, unless it was told its own."""

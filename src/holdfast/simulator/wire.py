@@ -14,6 +14,9 @@ from holdfast.simulator.answer import Answer, Cut, Pause
 
 
 class Answering(Protocol):
+    @property
+    def account(self) -> str: ...
+
     def answer(
         self, method: str, path: str, *, headers: Mapping[str, str], body: bytes, query: Mapping[str, str]
     ) -> Answer: ...
@@ -28,6 +31,11 @@ class SimulatedWire:
         self._prefix = provider.path_prefix
         self._credentials = provider.adapter.credentials(api_key)
         self._closed = False
+
+    @property
+    def account(self) -> str:
+        """All wires to one simulator have one key."""
+        return self._simulator.account
 
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None

@@ -8,6 +8,7 @@ from types import TracebackType
 from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
+from holdfast.events.payloads import CacheLearned
 from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, merge, rows_of, tallies
 
 
@@ -20,6 +21,7 @@ class MemoryStore:
         self._closed = False
         self._events: dict[str, list[Event]] = {}
         self._rows: dict[str, SessionRow] = {}
+        self._lessons: dict[str, Event] = {}
         self._places: dict[str, tuple[str, int]] = {}  # Where an event stands, by its id.
         self._steps: set[tuple[str, str | None]] = set()  # Which events of which sessions were continued.
 
@@ -55,6 +57,8 @@ class MemoryStore:
                 session = self._events.setdefault(event.session_id, [])
                 self._places[event.id] = (event.session_id, len(session))
                 session.append(event)
+                if isinstance(event.payload, CacheLearned):
+                    self._lessons[event.id] = event
             for added in tallies(events):
                 before = self._rows.get(added.id)
                 self._rows[added.id] = merge(before, added) if before else added
@@ -79,6 +83,11 @@ class MemoryStore:
             newest_first = sorted(self._rows.values(), key=lambda row: (row.last_event_at, row.id), reverse=True)
             return tuple(newest_first[:limit])
 
+    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+        with self._lock:
+            self._check_open()
+            return tuple(self._lessons.values())[-limit:] if limit > 0 else ()
+
     def delete(self, session_id: str) -> int:
         with self._lock:
             self._check_open()
@@ -86,6 +95,7 @@ class MemoryStore:
             self._rows.pop(session_id, None)
             for event in events:
                 del self._places[event.id]
+                self._lessons.pop(event.id, None)
             self._steps.difference_update(map(_step, events))
             return len(events)
 

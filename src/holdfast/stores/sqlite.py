@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,9 @@ SESSION = "SELECT 1 FROM sessions WHERE id = ?"
 SESSIONS = f"""
 SELECT {", ".join(SessionRow.__struct_fields__)} FROM sessions ORDER BY last_event_at DESC, id DESC LIMIT ?
 """
+
+# The type is spelled out: only then the index of such rows is used.
+LESSONS = f"SELECT {', '.join(COLUMNS)} FROM events WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT ?"
 
 
 class SqliteStore:
@@ -104,6 +108,14 @@ class SqliteStore:
         if limit is not None and limit < 0:
             raise UserError(f"a list cannot have {limit} sessions: give a limit of 0 or more, or none")
         return tuple(map(session_of, self._fetch(SESSIONS, (-1 if limit is None else limit,))))
+
+    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+        found = []
+        for columns in reversed(self._fetch(LESSONS, (max(limit, 0),))):
+            # A newer version's lesson is of no use to this one, and no reason to stop.
+            with suppress(StoreError):
+                found.append(event_of(columns))
+        return tuple(found)
 
     def delete(self, session_id: str) -> int:
         """Also overwrites what the file held of it."""

@@ -9,6 +9,7 @@ from holdfast.canonical.reply import Reply
 from holdfast.catalog.rows import Model
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.anthropic.emptying import conflict_with_empty, emptied
 from holdfast.providers.anthropic.errors import read_error, write_error
 from holdfast.providers.anthropic.read import read_request
 from holdfast.providers.anthropic.reply import write_reply, write_stream
@@ -58,6 +59,12 @@ class AnthropicAdapter:
     def credentials(self, api_key: str) -> Mapping[str, str]:
         """As the provider's own client sends it since the API version that we speak; `x-api-key` is older."""
         return {"authorization": f"Bearer {api_key}"}
+
+    def emptied(self, parameters: Parameters) -> Parameters:
+        return emptied(parameters)
+
+    def conflict_with_empty(self, parameters: Parameters) -> str | None:
+        return conflict_with_empty(parameters)
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return write_request(self, prompt, plan, parameters)

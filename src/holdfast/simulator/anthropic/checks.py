@@ -11,6 +11,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import TranscriptRules, messages_of, validate
 from holdfast.catalog.rows import CacheRules, Model
 from holdfast.errors import UserError
+from holdfast.providers.anthropic.emptying import conflict_with_empty
 from holdfast.providers.fields import extra_field, field_of
 from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
 from holdfast.simulator.dialect import refuse
@@ -66,26 +67,14 @@ def check_output(parameters: Parameters, model: Model) -> None:
         )
     thinking = _object(parameters.thinking_json, "thinking") or {}
     if parameters.output_tokens_max == 0:
-        _check_prewarming(parameters, thinking)
+        if conflict := conflict_with_empty(parameters):
+            raise refuse(f"max_tokens: 0 cannot be combined with {conflict}")
     elif thinking.get("type") == "enabled":
         budget = thinking.get("budget_tokens")
         if not isinstance(budget, int) or budget < THINKING_BUDGET_TOKENS_MIN:
             raise refuse(f"thinking.enabled.budget_tokens: must be an integer, at least {THINKING_BUDGET_TOKENS_MIN}")
         if budget >= parameters.output_tokens_max:
             raise refuse("`max_tokens` must be greater than `thinking.budget_tokens`")
-
-
-def _check_prewarming(parameters: Parameters, thinking: dict[str, object]) -> None:
-    choice = _object(parameters.tool_choice_json, "tool_choice") or {}
-    forbidden = {
-        "stream: true": parameters.stream,
-        'thinking.type "enabled"': thinking.get("type") == "enabled",
-        "output_config.format": field_of(extra_field(parameters, "output_config"), "format") is not None,
-        f"tool_choice.type {choice.get('type')!r}": choice.get("type") in ("any", "tool"),
-    }
-    for what, present in forbidden.items():
-        if present:
-            raise refuse(f"max_tokens: 0 cannot be combined with {what}")
 
 
 def drops_mismatches(parameters: Parameters) -> bool:

@@ -1,0 +1,52 @@
+"""What several sessions with one head cost that start at once, with and without the gate."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from decimal import Decimal
+
+from holdfast import Gate, MemoryStore, Session, SimulatedProvider
+from holdfast.simulator.http import serve
+
+MODEL = "anthropic:claude-sonnet-5-5"
+SESSIONS = 8
+HEAD = "You look after the harbour, its cranes and its lights, and you answer in short sentences. " * 600
+SCRIPT = '{"fault": "slow;seconds=0.2"}\n{"content": "The harbour is open."}\n'
+"""Replies begin after a while, as a model's do."""
+
+
+def run() -> Iterator[tuple[str, str]]:
+    without, with_gate, warmed = (asyncio.run(_cost_usd(**how)) for how in ({"gate": False}, {}, {"prewarm": True}))
+    yield f"{SESSIONS} sessions at once, without the gate", f"${without:.6f}"
+    yield f"{SESSIONS} sessions at once, with the gate", f"${with_gate:.6f}"
+    yield "with / without", f"{with_gate / without:.3f}"
+    yield "with the gate and a head that one has prewarmed / without", f"{warmed / without:.3f}"
+
+
+async def _cost_usd(*, gate: bool = True, prewarm: bool = False) -> Decimal:
+    async with _address() as url, AsyncExitStack() as stack:
+        shared: Gate | bool = Gate() if gate else False
+        sessions = [
+            await stack.enter_async_context(
+                Session.create(
+                    model=MODEL,
+                    system_prompt=HEAD,
+                    base_url=url,
+                    store=MemoryStore(),
+                    gate=shared,
+                    prewarm=prewarm and number == 0,
+                )
+            )
+            for number in range(SESSIONS)
+        ]
+        await asyncio.gather(*(one.send(f"What about crane {number}?") for number, one in enumerate(sessions)))
+        return sum((one.cost for one in sessions), Decimal(0))
+
+
+@asynccontextmanager
+async def _address() -> AsyncIterator[str]:
+    server = await serve(SimulatedProvider(script=SCRIPT))
+    try:
+        yield server.url
+    finally:
+        await server.aclose()

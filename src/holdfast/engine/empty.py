@@ -1,0 +1,98 @@
+"""Requests that ask for nothing: sent for what the provider keeps of them, paid for, recorded, and never missed."""
+
+import logging
+
+import msgspec
+
+from holdfast.canonical.prompt import Parameters, Ttl
+from holdfast.catalog.rows import Model
+from holdfast.economics.cost import cost_usd
+from holdfast.engine.conversation import Conversation
+from holdfast.errors import ProviderError
+from holdfast.events.payloads import CachePinged, PingKind
+from holdfast.providers.capabilities import capabilities_of
+from holdfast.providers.emptying import AsksForNothing
+from holdfast.providers.registry import adapter_for
+from holdfast.providers.wire import whole_answer
+
+ANSWER_BYTES_MAX = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+
+class Empty(msgspec.Struct, frozen=True):
+    """Why a request is sent that asks for nothing: how long its last mark lives, and the size of its prompt.
+
+    `piece` is where that mark stands, among `pieces` of the conversation; behind them it says `closing_tokens`.
+    """
+
+    kind: PingKind
+    ttl: Ttl
+    estimated_tokens: int
+    reason: str = ""
+    piece: int | None = None
+    pieces: int = 0
+    closing_tokens: int = 0
+
+
+def empty_parameters(parameters: Parameters, model: Model) -> Parameters | str:
+    """The parameters of such a request; or the reason why there can be none."""
+    adapter = adapter_for(model.provider)
+    match capabilities_of(model).caching:
+        case "none":
+            return f"{model.id} is not known to cache"
+        case "prefix":
+            return f"{model.id} keeps what it likes, and takes no marks"
+        case "marks" if not isinstance(adapter, AsksForNothing):
+            return f"no request to {model.provider} can ask for nothing through us"
+        case "marks":
+            emptied = adapter.emptied(parameters)
+            conflict = adapter.conflict_with_empty(emptied)
+            return f"{model.provider} refuses a request for nothing with {conflict}" if conflict else emptied
+
+
+def refusal_of(parameters: Parameters, model: Model) -> str | None:
+    """Why no request that asks for nothing can be sent with these parameters; None where one can.
+
+    Without what is in the way it would be another request, and another part of the cache.
+    """
+    made = empty_parameters(parameters, model)
+    return made if isinstance(made, str) else None
+
+
+async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinged | str:
+    """What was recorded of the request; or why it came to nothing, which is logged and is nobody's failure.
+
+    `body` is spelled with `empty_parameters`. It is not sent where it would not leave enough money for a call.
+    """
+    parts, limit = talk.parts, talk.parts.spend_max_usd
+    parameters = empty_parameters(talk.parameters, parts.model)
+    if isinstance(parameters, str):
+        return parameters
+    needed = talk.prompt_cost_usd_max(wish.estimated_tokens) + talk.worst_cost_usd(wish.estimated_tokens)
+    if limit is not None and talk.state.cost_usd + needed > limit:
+        return f"with it, too little of the ${limit:f} could be left for a call"
+    sent_at = parts.clock()
+    try:
+        sending = parts.wire.send(parts.adapter.endpoint(parameters), body)
+        answer = await whole_answer(sending, bytes_max=ANSWER_BYTES_MAX)
+        usage = parts.adapter.read_reply(answer).usage
+    except ProviderError as error:
+        logger.warning("a request that asks for nothing (%s) failed: %s", wish.kind, error)
+        return str(error)
+    price = talk.price(usage.tokens_sent)
+    pinged = CachePinged(
+        kind=wish.kind,
+        model=parts.model.id,
+        ttl=wish.ttl,
+        usage=usage,
+        cost_usd=cost_usd(usage, price),
+        pricing_version=parts.pricing_version,
+        reason=wish.reason,
+        sent_at=sent_at,
+        piece=wish.piece,
+        pieces=wish.pieces,
+        marked_tokens=max(0, usage.tokens_sent - wish.closing_tokens),
+    )
+    await talk.record("system", pinged)
+    return pinged

@@ -1,0 +1,64 @@
+"""Which marks the next request carries, and which prefixes it reads or writes with them."""
+
+import msgspec
+
+from holdfast.canonical.encoding import chain, digest
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.scroll import Scroll
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.empty import refusal_of
+from holdfast.engine.gate import Claim, MarkedPrefix
+from holdfast.engine.state import waited_for
+from holdfast.planning.memory import moved
+from holdfast.planning.ours import first_above
+from holdfast.planning.plan import plan
+from holdfast.planning.policy import Moment
+from holdfast.providers.capabilities import capabilities_of
+
+
+def plan_next(talk: Conversation, scroll: Scroll, shared: int) -> Plan:
+    """Where the marks go, and for how long; nothing where nothing is known to be kept.
+
+    `shared` blocks are those of the call before.
+    """
+    model, state = talk.parts.model, talk.state
+    if not capabilities_of(model).supports_prompt_caching:
+        return Plan()
+    memory = state.memory if shared >= len(state.links) else moved(state.memory)
+    # Until the provider has told how long this prompt is, its size is a guess.
+    made = plan(
+        moment_of(talk, scroll), memory, talk.parts.learned, profile=state.profile, keep_small=not memory.pieces
+    )
+    if talk.parts.keep_alive is not None and (refused := refusal_of(talk.parameters, model)):
+        return msgspec.structs.replace(made, notes=(*made.notes, f"the cache is not kept alive: {refused}"))
+    return made
+
+
+def moment_of(talk: Conversation, scroll: Scroll) -> Moment:
+    """Now, as a plan has to know it."""
+    state, at = talk.state, talk.parts.clock()
+    idle = None if state.memory.last_at is None else at - state.memory.last_at
+    price = talk.price(state.calibration.corrected(scroll.tokens_total))
+    return Moment(scroll, talk.parts.model.cache, price, at, idle, waited_for(state))
+
+
+def claim_of(talk: Conversation, scroll: Scroll, plan: Plan) -> Claim:
+    """The marked prefixes that are long enough to be cached; of the request no more is looked at than its floor."""
+    parts, rules = talk.parts, talk.parts.model.cache
+    first = first_above(scroll.tokens, rules.tokens_min / talk.state.calibration.factor)
+    prefixes = tuple(
+        MarkedPrefix(scroll.links[mark.piece].digest, scroll.links[mark.piece].end, rules.ttls_seconds[mark.ttl])
+        for mark in plan.marks
+        if mark.piece >= first
+    )
+    return Claim(_scope(talk, parts.account), prefixes) if prefixes else Claim("")
+
+
+def _scope(talk: Conversation, account: str) -> str:
+    """Whose cache it is, and everything that the request says besides its prompt, less what no cache depends on."""
+    parts = talk.parts
+    said = msgspec.structs.replace(
+        talk.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
+    )
+    headers = repr(parts.adapter.endpoint(said).headers).encode()
+    return chain(digest(f"{account}\n{parts.model.id}".encode()), parts.adapter.opening(said) + headers)

@@ -1,0 +1,29 @@
+"""What a session leaves behind for those that come after it."""
+
+from holdfast.engine.conversation import Conversation
+from holdfast.events.payloads import CacheLearned
+from holdfast.planning.lessons import lesson_of
+
+
+async def teach_news(talk: Conversation) -> None:
+    """Record at once what was seen of the provider's cache: it is seen rarely, and a session may end at any time."""
+    lesson = _lesson(talk)
+    if lesson is not None and _seen(lesson) != _seen(talk.state.taught):
+        await talk.record("system", lesson)
+
+
+async def teach(talk: Conversation) -> None:
+    """Record everything that was learned, unless it is on the log."""
+    lesson = _lesson(talk)
+    if lesson is not None and lesson != talk.state.taught:
+        await talk.record("system", lesson)
+
+
+def _lesson(talk: Conversation) -> CacheLearned | None:
+    memory = talk.state.memory
+    return lesson_of(memory, talk.parts.scene) if memory.calls else None
+
+
+def _seen(lesson: CacheLearned | None) -> tuple[int, int, int]:
+    """How often something was seen that says how the cache behaves; that prompts are kept is no news."""
+    return (lesson.anchors_read, lesson.anchors_lost, lesson.floor_misses) if lesson else (0, 0, 0)

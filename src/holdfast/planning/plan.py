@@ -1,0 +1,33 @@
+"""The plan of a call, for every kind of cache."""
+
+from holdfast.canonical.prompt import Plan
+from holdfast.planning.gaps import expected
+from holdfast.planning.marks import Profile, plan_marks
+from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory
+from holdfast.planning.ours import plan_call
+from holdfast.planning.policy import Moment
+from holdfast.planning.savings import Warmth, with_savings
+
+
+def plan(
+    moment: Moment,
+    memory: Memory,
+    learned: Learned = NOTHING_LEARNED,
+    *,
+    profile: Profile = "default",
+    keep_small: bool = False,
+) -> Plan:
+    """Which marks a call carries, for how long, why, and what they are expected to save.
+
+    Where a provider keeps what it likes there are none: there the session's key and a prefix that does not move are
+    the plan. `keep_small` is told in `plan_call`.
+    """
+    rules, scroll = moment.rules, moment.scroll
+    if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
+        return plan_call(moment, memory, learned, keep_small=keep_small).plan
+    placed = plan_marks(scroll, rules, profile=profile)
+    known = bool(memory.pieces) and memory.pieces <= len(scroll.tokens)
+    prompt = memory.tail_tokens + sum(scroll.tokens[memory.pieces :]) if known else scroll.tokens_total
+    gaps = expected(memory.gaps.all, learned.gaps.all)
+    warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if known else 0)
+    return Plan(with_savings(placed.marks, scroll, warmth, gaps, rules=rules, price=moment.price))
