@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
     from holdfast.economics.waiting import NextWake as NextWake
+    from holdfast.engine.confirm import ConfirmationRequest as ConfirmationRequest
+    from holdfast.engine.context import ToolContext as ToolContext
     from holdfast.engine.gate import Gate as Gate
     from holdfast.engine.switch import SwitchQuote as SwitchQuote
     from holdfast.engine.tools import Tool as Tool
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Answer": "holdfast.engine.turn",
     "BudgetError": "holdfast.errors",
+    "ConfirmationRequest": "holdfast.engine.confirm",
     "Event": "holdfast.events.envelope",
     "Gate": "holdfast.engine.gate",
     "HoldfastError": "holdfast.errors",
@@ -59,6 +62,7 @@ _HOMES = {
     "Text": "holdfast.canonical.blocks",
     "TextDelta": "holdfast.canonical.reply",
     "Tool": "holdfast.engine.tools",
+    "ToolContext": "holdfast.engine.context",
     "ToolError": "holdfast.engine.tools",
     "Usage": "holdfast.canonical.usage",
     "UserError": "holdfast.errors",

@@ -16,6 +16,7 @@ import pytest
 from agents import MakeAgent, says
 from holdfast import ToolError, tool
 from holdfast.canonical.blocks import Base64Source, Image, Json, Text, ToolResult, ToolUse, UrlSource
+from holdfast.engine.dispatch import Toolbox, ToolsCancelledError
 from holdfast.engine.output import (
     BLOCKS_MAX,
     IMAGE_BYTES_MAX,
@@ -24,7 +25,7 @@ from holdfast.engine.output import (
     shortened,
     tool_content,
 )
-from holdfast.engine.tools import Toolbox, ToolFunction, ToolsCancelledError
+from holdfast.engine.tools import ToolFunction
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads import AnyPayload, ToolCalled, ToolCompleted, ToolFailed
 
@@ -93,7 +94,7 @@ def test_a_tool_that_hangs_does_not_keep_the_interpreter_from_leaving() -> None:
 import asyncio, threading
 from holdfast import tool
 from holdfast.canonical.blocks import ToolUse
-from holdfast.engine.tools import Toolbox
+from holdfast.engine.dispatch import Toolbox
 async def record(payload): pass
 schema = {"type": "object"}
 hang = tool(threading.Event().wait, name="hang", description="Hang.", input_schema=schema, timeout_seconds=0.01)

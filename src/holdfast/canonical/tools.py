@@ -85,10 +85,10 @@ def _schema_of(schema_json: str) -> Schema:
         return {"type": "object"}
 
 
-def spec_from_function(function: Callable[..., object]) -> ToolSpec:
+def spec_from_function(function: Callable[..., object], *, hidden: str | None = None) -> ToolSpec:
     """Name, docstring and annotations of a function as a tool that is called with keyword arguments.
 
-    `Annotated[T, "text"]` gives a parameter its description.
+    `Annotated[T, "text"]` gives a parameter its description. A parameter that is `hidden` is not the model's to fill.
     """
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
@@ -103,6 +103,8 @@ def spec_from_function(function: Callable[..., object]) -> ToolSpec:
     properties: Schema = {}
     required: list[Json] = []
     for parameter in _parameters_of(name, function):
+        if parameter.name == hidden:
+            continue
         properties[parameter.name] = _parameter_schema(name, parameter, hints.get(parameter.name))
         if parameter.default is parameter.empty:
             required.append(parameter.name)

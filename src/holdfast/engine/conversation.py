@@ -13,10 +13,10 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.draft import Draft
 from holdfast.engine.gate import Gate
 from holdfast.engine.state import State, apply
-from holdfast.engine.tools import Toolbox
 from holdfast.errors import BudgetError
 from holdfast.events.bus import Bus
 from holdfast.events.envelope import Actor, Event

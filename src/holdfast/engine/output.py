@@ -1,6 +1,6 @@
 """What a tool returned, as blocks that a provider takes: never empty, bounded in length, in number and in size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -13,39 +13,52 @@ IMAGE_BYTES_MAX = 5 * 1024 * 1024
 
 NO_OUTPUT = "(no output)"
 
+KeepWhole = Callable[[str], str | None]
+"""Puts a text where it can be read whole, and says where; None if it cannot."""
 
-def tool_content(output: object) -> tuple[Text | Image, ...]:
+
+def tool_content(output: object, keep: KeepWhole | None = None) -> tuple[Text | Image, ...]:
+    """What is too long is shown by its head and tail, and kept whole where `keep` puts it."""
     match output:
         case Text() | Image():
-            return _bounded((output,))
+            return _bounded((output,), keep)
         case str():
-            return _bounded((Text(output),))
+            return _bounded((Text(output),), keep)
         case [*blocks] if blocks and all(isinstance(block, Text | Image) for block in blocks):
-            return _bounded([block for block in blocks if isinstance(block, Text | Image)])
+            return _bounded([block for block in blocks if isinstance(block, Text | Image)], keep)
         case None:
             return (Text(NO_OUTPUT),)
         case _:
-            return _bounded((Text(msgspec.json.encode(output, order="sorted").decode()),))
+            return _bounded((Text(msgspec.json.encode(output, order="sorted").decode()),), keep)
 
 
-def shortened(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX) -> str:
-    """The text that can be sent: its head and its tail if it is too long, and no lone surrogates."""
+def shortened(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX, *, whole: str = "") -> str:
+    """The text that can be sent: its head and its tail if it is too long, and no lone surrogates.
+
+    `whole` says, in the gap, where all of the text is.
+    """
     text = mend_surrogates(text)
     if len(text) <= characters_max:
         return text
-    room = max(0, characters_max - len(_gap(len(text))))
+    room = max(0, characters_max - len(gap(len(text), whole)))
     head = room * 3 // 4
-    return text[:head] + _gap(len(text) - room) + text[len(text) - room + head :]
+    return text[:head] + gap(len(text) - room, whole) + text[len(text) - room + head :]
 
 
-def _gap(characters: int) -> str:
-    return f"\n[... {characters} characters left out ...]\n"
+def gap(left_out: int, whole: str = "", *, unit: str = "characters") -> str:
+    return f"\n[... {left_out} {unit} left out{whole and '; ' + whole} ...]\n"
 
 
-def _bounded(blocks: Sequence[Text | Image]) -> tuple[Text | Image, ...]:
+def _bounded(blocks: Sequence[Text | Image], keep: KeepWhole | None) -> tuple[Text | Image, ...]:
     shown = [_sendable(block) for block in _counted(blocks)]
     share = _fair_share([len(block.text) for block in shown if isinstance(block, Text)])
-    return tuple(Text(shortened(block.text, share)) if isinstance(block, Text) else block for block in shown)
+    return tuple(_shortened(block, share, keep) if isinstance(block, Text) else block for block in shown)
+
+
+def _shortened(block: Text, characters_max: int, keep: KeepWhole | None) -> Text:
+    if keep is None or len(block.text) <= characters_max:
+        return Text(shortened(block.text, characters_max))
+    return Text(shortened(block.text, characters_max, whole=keep(block.text) or ""))
 
 
 def _counted(blocks: Sequence[Text | Image]) -> list[Text | Image]:

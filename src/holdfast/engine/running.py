@@ -20,10 +20,16 @@ class EscapedError(Exception):
 
 async def call_function(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
     """What the function returns, awaited to its end; whatever it raises is raised here."""
-    output = function(**arguments) if _is_asynchronous(function) else await _in_own_thread(function, arguments)
+    output = function(**arguments) if _is_asynchronous(function) else await in_own_thread(function, arguments)
     while isinstance(output, Awaitable):
         output = await output
     return output
+
+
+def asked_to_stop() -> bool:
+    """False for a cancellation that a function raised by itself, such as one of a task it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _is_asynchronous(function: Callable[..., object]) -> bool:
@@ -32,7 +38,7 @@ def _is_asynchronous(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-async def _in_own_thread(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
+async def in_own_thread(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
     """Not the loop's pool: a call that never returns would take a place there for good, and be waited for at exit."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Outcome] = loop.create_future()

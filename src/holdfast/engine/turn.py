@@ -28,12 +28,12 @@ from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
+from holdfast.engine.dispatch import ToolsCancelledError, refusal
 from holdfast.engine.gate import Crossing, cross
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
 from holdfast.engine.state import Turn, open_calls, sent_view, view_of
 from holdfast.engine.teaching import teach_news
-from holdfast.engine.tools import ToolsCancelledError, refusal
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.payloads import (
     AnyPayload,
@@ -248,7 +248,7 @@ async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
         await talk.record("tool", payload)
 
     try:
-        results = await talk.parts.toolbox.run(calls, record)
+        results = await talk.parts.toolbox.run(calls, record, turn_id=talk.state.turn.id if talk.state.turn else None)
     except ToolsCancelledError as stopped:
         await _append_results(talk, stopped.results)
         raise asyncio.CancelledError from None

@@ -38,7 +38,17 @@ PINNED = {
 }
 """System layers that an epoch pins, in wire order."""
 
-VOLATILE = ("metadata", "active_files", "file_details", "memory", "rag-context", "environment", "git", "volatile")
+VOLATILE = (
+    "metadata",
+    "active_files",
+    "file_details",
+    "user_memory",
+    "memory",
+    "rag-context",
+    "environment",
+    "git",
+    "volatile",
+)
 """Layers that may say something else on every call, in wire order; `volatile` is the caller's own text."""
 
 SYSTEM_TAIL = "volatile"

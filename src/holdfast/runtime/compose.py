@@ -19,8 +19,8 @@ from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.padding import Outlook
 from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
+from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.state import State
-from holdfast.engine.tools import Toolbox
 from holdfast.errors import UserError
 from holdfast.events.bus import Bus
 from holdfast.events.log import Log
@@ -39,6 +39,7 @@ from holdfast.runtime.gates import account_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
+from holdfast.runtime.toolbox import missing_tools_hint, toolbox_of
 from holdfast.runtime.volatile import sendable, volatile_texts
 from holdfast.sources.instructions import read_instructions
 
@@ -94,14 +95,15 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
     workspace = Path(folder) if folder else None
-    toolbox = Toolbox(options.get("tools", ()), clock=options.get("clock", system_clock))
+    home = Path(config.home)
+    toolbox = toolbox_of(options, session_id=state.session_id, workspace=workspace, home=home)
     _check_tools(state, toolbox)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
     given = options.get("wire")
     wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
-    volatile_for = partial(volatile_texts, options, split_off, workspace=workspace)
+    volatile_for = partial(volatile_texts, options, split_off, workspace=workspace, home=home)
     speaks_through = wire or network(options, config, provider)
     parts = Parts(
         log=log,
@@ -125,7 +127,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         account=account_of(speaks_through),
     )
     # What a stored session pinned stays pinned: its files are not read again.
-    pinned = () if state.model else _pinned(options, stable, workspace, Path(config.home))
+    pinned = () if state.model else _pinned(options, stable, workspace, home)
     padded = None if state.model else _padding(options, config, parts, View(tools=toolbox.specs, pinned=pinned))
     return Pieces(
         parts,
@@ -199,7 +201,9 @@ def _check_tools(state: State, toolbox: Toolbox) -> None:
     given = {spec.name: spec for spec in toolbox.specs}
     missing = sorted(spec.name for spec in state.tools if spec.name not in given)
     if missing:
-        raise UserError(f"this session has tools whose functions are missing: {', '.join(missing)}; give them as tools")
+        raise UserError(
+            f"this session has tools whose functions are missing: {', '.join(missing)}; {missing_tools_hint(missing)}"
+        )
     known = {spec.name for spec in state.tools}
     if state.model and (added := sorted(given.keys() - known)):
         logger.warning("the model does not know of tools that came after the session began: %s", ", ".join(added))

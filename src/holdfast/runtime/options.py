@@ -10,10 +10,12 @@ from holdfast.canonical.blocks import Json
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.catalog.lookup import Models
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.engine.confirm import Allowed, Confirm
 from holdfast.engine.gate import Gate
 from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
 from holdfast.events.log import Log
+from holdfast.events.payloads import SideEffects
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
@@ -41,6 +43,11 @@ class Options(TypedDict, total=False):
     `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
     cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
     pay, for `keep_alive_usd_max` at most.
+
+    `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
+    `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
+    USER.md of the user, and the tools to keep them. `confirm` is asked before a tool runs whose side effects are among
+    `confirm_for`, and has `confirm_seconds_max` to say yes; `allowed` gives the reason why a call may not run at all.
     """
 
     model: str
@@ -49,6 +56,13 @@ class Options(TypedDict, total=False):
     persona: str
     volatile: VolatileLayers
     tools: Sequence[Tool | ToolFunction]
+    builtin_tools: bool | Sequence[str]
+    memory: bool
+    read_roots: Sequence[str | Path]
+    allowed: Allowed
+    confirm: Confirm
+    confirm_for: Sequence[SideEffects]
+    confirm_seconds_max: float
     workspace: str | Path
     name: str
     profile: Profile
@@ -82,8 +96,8 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 """Names that a caller may look for here, and that are settings."""
 
 _TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "padding", "base_url", "api_key")
-_LISTS = ("tools", "betas", "stop_sequences", "models")
-_TEXT_LISTS = ("betas", "stop_sequences", "models")
+_LISTS = ("tools", "betas", "stop_sequences", "models", "confirm_for", "read_roots")
+_TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for")
 
 
 def checked(options: Options) -> Options:
@@ -111,8 +125,10 @@ def _misfit(key: str, value: object) -> str | None:
     if key in _LISTS:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             return "a list"
-        if key in _TEXT_LISTS and not all(isinstance(one, str) for one in value):
+        if key in _TEXT_LISTS and not _are_texts(value):
             return "a list of texts"
+        if key == "read_roots" and not all(isinstance(one, str | Path) for one in value):
+            return "a list of paths"
         return None
     fits, wanted = {
         "system_prompt_volatile": (isinstance(value, str) or callable(value), "text or a function that gives text"),
@@ -127,6 +143,11 @@ def _misfit(key: str, value: object) -> str | None:
         "allow_uncached": (isinstance(value, bool), "True or False"),
         "cache_over_an_hour": (isinstance(value, bool), "True or False"),
         "keep_alive": (isinstance(value, bool), "True or False"),
+        "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
+        "memory": (isinstance(value, bool), "True or False"),
+        "allowed": (callable(value), "a function from a call to the reason against it"),
+        "confirm": (callable(value), "a function that says whether a call may run"),
+        "confirm_seconds_max": (_is_duration(value), "a number of seconds above 0"),
         "clock": (callable(value), "a function that gives the time"),
         "sleep": (callable(value), "a function to await, such as asyncio.sleep"),
         "new_id": (callable(value), "a function that gives an id"),
@@ -140,6 +161,16 @@ def _is_wire(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _are_texts(value: object) -> bool:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        return False
+    return all(isinstance(one, str) for one in value)
 
 
 def _are_layers(value: object) -> bool:

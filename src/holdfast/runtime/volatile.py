@@ -16,16 +16,23 @@ from holdfast.layers.builder import without_boundary
 from holdfast.layers.render import render_environment, render_project_context
 from holdfast.layers.standard import VOLATILE
 from holdfast.runtime.options import Options
+from holdfast.runtime.toolbox import memory_files
 from holdfast.sources.environment import read_environment
 from holdfast.sources.git import read_git_state
+from holdfast.sources.memory import MemoryFile, render_memory
+
+_MEMORY_LAYERS = {"USER.md": "user_memory", "MEMORY.md": "memory"}
 
 
-def volatile_texts(options: Options, split_off: str, model: Model, *, workspace: Path | None) -> VolatileTexts:
+def volatile_texts(
+    options: Options, split_off: str, model: Model, *, workspace: Path | None, home: Path
+) -> VolatileTexts:
     """`split_off` is what stood behind the boundary of the caller's system prompt.
 
     A layer of which nothing was given is left out, and then says neither something new nor that it is empty.
     """
     clock = options.get("clock", system_clock)
+    remembered = memory_files(workspace, home) if options.get("memory") else ()
 
     async def ask() -> tuple[LayerText, ...]:
         texts = []
@@ -34,6 +41,8 @@ def volatile_texts(options: Options, split_off: str, model: Model, *, workspace:
             texts.append(LayerText("volatile", "\n\n".join(part for part in (split_off, own) if part.strip())))
         if workspace is not None:
             texts += await asyncio.to_thread(_project, model, workspace, clock)
+        if remembered:
+            texts += await asyncio.to_thread(_memory, remembered)
         texts += await _own_layers(options)
         return tuple(LayerText(one.layer, sendable(one.text), one.ephemeral) for one in texts)
 
@@ -56,6 +65,10 @@ def _project(model: Model, workspace: Path, clock: Clock) -> list[LayerText]:
     ]
 
 
+def _memory(files: Sequence[MemoryFile]) -> list[LayerText]:
+    return [LayerText(_MEMORY_LAYERS[file.name], render_memory(file)) for file in files]
+
+
 async def _own_text(options: Options) -> str:
     given = options.get("system_prompt_volatile", "")
     said = given() if callable(given) else given
@@ -73,4 +86,8 @@ async def _own_layers(options: Options) -> Sequence[LayerText]:
         raise UserError("volatile must give a list of LayerText")
     if strange := next((one.layer for one in layers if one.layer not in VOLATILE), None):
         raise UserError(f"unknown volatile layer {strange!r}; known layers: {', '.join(VOLATILE)}")
+    if options.get("memory") and (
+        twice := next((one.layer for one in layers if one.layer in _MEMORY_LAYERS.values()), "")
+    ):
+        raise UserError(f"the layer {twice!r} is that of the memory files; leave it out, or leave out memory=True")
     return layers

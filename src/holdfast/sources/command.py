@@ -5,10 +5,11 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -33,15 +34,19 @@ def run_bounded(
     seconds_max: float,
     bytes_max: int,
     monotonic: Clock = time.monotonic,
+    fed: Iterable[bytes] | None = None,
 ) -> Printed:
-    """Never raises and never outlives its bounds: what still runs then is killed, with all it started."""
+    """Never raises and never outlives its bounds: what still runs then is killed, with all it started.
+
+    What it is `fed` comes on its standard input, asked for in another thread as the command reads it.
+    """
     deadline = monotonic() + seconds_max
     try:
         child = subprocess.Popen(
             command,
             cwd=cwd,
             env=dict(environ),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if fed is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -49,6 +54,8 @@ def run_bounded(
     except (OSError, ValueError):
         return Printed(b"", "not_started")
     assert child.stdout is not None
+    if fed is not None and child.stdin is not None:
+        threading.Thread(target=_feed, args=(child.stdin, fed), name="holdfast-feed", daemon=True).start()
     with child.stdout as pipe:
         try:
             output, ended = _read_until(pipe.fileno(), deadline, bytes_max, monotonic)
@@ -63,6 +70,13 @@ def run_bounded(
                     os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     return Printed(output[:bytes_max], ended, child.returncode if ended == "exited" else None)
+
+
+def _feed(pipe: IO[bytes], fed: Iterable[bytes]) -> None:
+    # A command that ends before it has read everything closes the pipe: nothing is wrong with that.
+    with contextlib.suppress(OSError, ValueError), pipe:
+        for part in fed:
+            pipe.write(part)
 
 
 def _read_until(pipe: int, deadline: float, bytes_max: int, monotonic: Clock) -> tuple[bytes, Ended]:

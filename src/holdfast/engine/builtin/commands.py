@@ -1,0 +1,249 @@
+"""The tool that runs a command in the workspace: bounded in time and output, and ended with all it started."""
+
+import asyncio
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Literal
+
+import msgspec
+
+from holdfast.canonical.blocks import mend_surrogates
+from holdfast.engine.builtin.places import roots_of_call
+from holdfast.engine.context import ToolContext
+from holdfast.engine.output import gap
+from holdfast.engine.outputs import OUTPUT_FILE_BYTES_MAX, create_output, where_kept
+from holdfast.engine.running import in_own_thread
+from holdfast.engine.tools import ToolError
+from holdfast.sources.text import read_text
+
+COMMAND_SECONDS = 120
+COMMAND_SECONDS_MAX = 600
+GRACE_SECONDS = 5.0
+HEAD_BYTES_MAX = 20_000
+TAIL_BYTES_MAX = 10_000
+
+_POLL_SECONDS = 0.02
+_QUIET_SECONDS = 0.2
+_REST_SECONDS_MAX = 1.0
+_SECRET = re.compile(r"API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+Ended = Literal["exited", "timed_out", "stopped"]
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is named like a key, a token, a secret or a password."""
+    return {name: value for name, value in environ.items() if not _SECRET.search(name)}
+
+
+def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SECONDS) -> Callable[..., Awaitable[str]]:
+    """`run_command`; a command that is told to end has so many seconds to do so."""
+    shown = without_secrets(environ)
+
+    async def run_command(
+        command: Annotated[str, "A command line for sh."],
+        context: ToolContext,
+        seconds_max: Annotated[int, "After how many seconds to stop it, 600 at most."] = COMMAND_SECONDS,
+    ) -> str:
+        """Run a command in the workspace and show what it prints. Nothing that it starts outlives it."""
+        if not 1 <= seconds_max <= COMMAND_SECONDS_MAX:
+            raise ToolError(f"seconds_max must be between 1 and {COMMAND_SECONDS_MAX}.")
+        command = mend_surrogates(command)
+        if "\0" in command or not command.strip():
+            raise ToolError("The command is empty or holds a NUL character.")
+        context.command_executed = command
+        captured = Captured(context.output_folder, context.tool_use_id)
+        order = Order(command, roots_of_call(context).workspace, shown, seconds_max, grace_seconds)
+        running = asyncio.ensure_future(
+            in_own_thread(run_order, {"order": order, "into": captured, "stop": context.stopped})
+        )
+        try:
+            ended = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # The call is over only when the command is.
+            context.stopped.set()
+            await asyncio.wait([running])
+            # Asked for, so that Python does not report as unheard what failed while it was being stopped.
+            running.exception()
+            raise
+        return _told(ended, captured, context)
+
+    return run_command
+
+
+class Order(msgspec.Struct, frozen=True):
+    command: str
+    folder: Path
+    environ: Mapping[str, str]
+    seconds_max: float
+    grace_seconds: float = GRACE_SECONDS
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a command ended; `code` is negative for a signal."""
+
+    ended: Ended
+    code: int
+
+
+class Captured:
+    """What a command prints: its head and tail in memory, all of it in a file once it is long."""
+
+    def __init__(self, folder: Path | None, tool_use_id: str) -> None:
+        self._folder = folder
+        self._tool_use_id = tool_use_id
+        self._start = bytearray()
+        self._tail = bytearray()
+        self._file: int | None = None
+        self._path: Path | None = None
+        self.size = 0
+
+    def take(self, chunk: bytes) -> None:
+        before, self.size = self.size, self.size + len(chunk)
+        room = HEAD_BYTES_MAX + TAIL_BYTES_MAX - before
+        self._start += chunk[: max(0, room)]
+        self._tail = (self._tail + chunk)[-TAIL_BYTES_MAX:]
+        if self.size <= HEAD_BYTES_MAX + TAIL_BYTES_MAX:
+            return
+        if before <= HEAD_BYTES_MAX + TAIL_BYTES_MAX:
+            self._begin_file(bytes(self._start[:before]))
+        self._write(chunk[: max(0, OUTPUT_FILE_BYTES_MAX - before)])
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def text(self) -> str:
+        if self.size <= HEAD_BYTES_MAX + TAIL_BYTES_MAX:
+            return read_text(bytes(self._start))
+        head = read_text(bytes(self._start[:HEAD_BYTES_MAX]), whole=False)
+        tail = read_text(bytes(self._tail).lstrip(bytes(range(0x80, 0xC0))))
+        cut = self.size > OUTPUT_FILE_BYTES_MAX
+        where = where_kept(self._path, self.size, cut=cut) if self._path else f"there were {self.size} bytes"
+        return head + gap(self.size - HEAD_BYTES_MAX - TAIL_BYTES_MAX, where, unit="bytes") + tail
+
+    def _begin_file(self, printed: bytes) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._file, self._path = create_output(self._folder, self._tool_use_id)
+        self._write(printed)
+
+    def _write(self, printed: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            while printed:
+                printed = printed[os.write(self._file, printed) :]
+        except OSError:
+            # A full disk ends the file, not the command.
+            self.close()
+            self._path = None
+
+
+def run_order(order: Order, into: Captured, stop: Event) -> Exit:
+    """Run a command to its end, or to the end of its time; whatever it started and left behind is killed."""
+    child = subprocess.Popen(
+        ("/bin/sh", "-c", order.command),
+        cwd=order.folder,
+        env=dict(order.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    with child.stdout as pipe:
+        reading = _Reading(child.pid, pipe.fileno(), into)
+        try:
+            ended = reading.until_exit(time.monotonic() + order.seconds_max, stop)
+            if ended != "exited":
+                _signal_group(child.pid, signal.SIGTERM)
+                reading.until_exit(time.monotonic() + order.grace_seconds, Event())
+        finally:
+            # Not yet waited for, so the number of the group is still its own.
+            _signal_group(child.pid, signal.SIGKILL)
+            reading.rest()
+            reading.close()
+            child.wait()
+            into.close()
+    return Exit(ended, child.returncode)
+
+
+class _Reading:
+    """Reads what a process group prints until its leader has ended."""
+
+    def __init__(self, pid: int, pipe: int, into: Captured) -> None:
+        self._pid = pid
+        self._pipe = pipe
+        self._into = into
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(pipe, selectors.EVENT_READ)
+        self._at_end = False
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def until_exit(self, deadline: float, stop: Event) -> Ended:
+        while not _has_ended(self._pid):
+            if stop.is_set():
+                return "stopped"
+            if time.monotonic() >= deadline:
+                return "timed_out"
+            self._read(_POLL_SECONDS)
+        return "exited"
+
+    def rest(self) -> None:
+        """What was printed before the end and is still in the pipe; nobody is waited for who holds it open."""
+        deadline = time.monotonic() + _REST_SECONDS_MAX
+        while self._read(_QUIET_SECONDS) and time.monotonic() < deadline:
+            pass
+
+    def _read(self, seconds: float) -> bool:
+        """Whether something was there to be read within the time."""
+        if self._at_end:
+            time.sleep(_POLL_SECONDS / 4)
+            return False
+        if not self._selector.select(seconds):
+            return False
+        chunk = os.read(self._pipe, 65_536)
+        if not chunk:
+            self._at_end = True
+            self._selector.unregister(self._pipe)
+            return False
+        self._into.take(chunk)
+        return True
+
+
+def _has_ended(pid: int) -> bool:
+    # Looked at but not reaped: until it is, no other process can have its number.
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        # The program around us lets the system reap its children.
+        return True
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _told(ended: object, captured: Captured, context: ToolContext) -> str:
+    assert isinstance(ended, Exit)
+    printed = captured.text()
+    if ended.ended != "exited":
+        context.success = False
+        raise ToolError(f"{printed}\n[stopped: the time was up]".lstrip(), kind="timeout")
+    if ended.code == 0:
+        return printed
+    context.success = False
+    how = f"exit code {ended.code}" if ended.code > 0 else f"ended by signal {-ended.code}"
+    return f"{printed.rstrip()}\n[{how}]".lstrip()

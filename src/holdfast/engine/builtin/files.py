@@ -1,0 +1,170 @@
+"""Tools that read, write, edit and list files of a workspace."""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from typing import Annotated
+
+from holdfast.canonical.blocks import mend_surrogates
+from holdfast.engine.builtin.places import placed
+from holdfast.engine.builtin.texts import FileText, as_crlf, as_lf, file_text
+from holdfast.engine.context import ToolContext
+from holdfast.engine.tools import ToolError
+from holdfast.sources.confined import opened_folder, read_regular, write_atomically
+from holdfast.sources.text import path_text
+
+FILE_BYTES_MAX = 20_000_000
+SHOWN_CHARACTERS_MAX = 60_000
+LINE_CHARACTERS_MAX = 10_000
+LINES_SHOWN = 2_000
+ENTRIES_SHOWN_MAX = 1_000
+ENTRIES_READ_MAX = 100_000
+
+
+def read_file(
+    path: Annotated[str, "The file, relative to the workspace."],
+    context: ToolContext,
+    offset: Annotated[int, "The first line to show, counted from 1."] = 1,
+    limit: Annotated[int, "How many lines to show at most."] = LINES_SHOWN,
+) -> str:
+    """Read a text file. Long files are shown in part; the last line then says how to go on."""
+    if offset < 1 or limit < 1:
+        raise ToolError("offset and limit are counted from 1.")
+    found = _read(context, path)
+    text = found.text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    lines = as_lf(text).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        return "(the file is empty)"
+    if offset > len(lines):
+        raise ToolError(f"{path_text(path)!r} has {len(lines)} lines; there is no line {offset}.")
+    shown: list[str] = []
+    characters = 0
+    for line in itertools.islice(lines, offset - 1, offset - 1 + limit):
+        line = _bounded_line(line)
+        characters += len(line) + 1
+        if shown and characters > SHOWN_CHARACTERS_MAX:
+            break
+        shown.append(line)
+    last = offset - 1 + len(shown)
+    if last < len(lines):
+        shown.append(f"[lines {offset} to {last} of {len(lines)}; offset={last + 1} shows more]")
+    return "\n".join(shown)
+
+
+def list_dir(context: ToolContext, path: Annotated[str, "The folder, relative to the workspace."] = ".") -> str:
+    """List a folder by name. Folders end in a slash; links show where they lead."""
+    with placed(context, path) as (folder, name), opened_folder(folder, name) as opened:
+        with os.scandir(opened) as found:
+            entries = list(itertools.islice(found, ENTRIES_READ_MAX + 1))
+        # By raw bytes: the order must not depend on the locale nor on the file system.
+        entries.sort(key=lambda entry: os.fsencode(entry.name))
+        lines = [_entry_line(entry, opened) for entry in entries[:ENTRIES_SHOWN_MAX]]
+    left_out = len(entries) - len(lines)
+    if left_out:
+        more = "or more " if len(entries) > ENTRIES_READ_MAX else ""
+        lines.append(f"[{left_out} {more}further entries left out]")
+    return "\n".join(lines) or "(the folder is empty)"
+
+
+def editing_tools() -> tuple[Callable[..., str], Callable[..., str]]:
+    """`write_file` and `edit_file`, which wait for each other: two edits of one file at once must both survive."""
+    lock = threading.Lock()
+
+    def write_file(
+        path: Annotated[str, "The file, relative to the workspace. Missing folders are made."],
+        content: Annotated[str, "The whole new content."],
+        context: ToolContext,
+    ) -> str:
+        """Write a file, or replace what is in it. To change a part of a file use edit_file."""
+        content = mend_surrogates(content)
+        with lock, placed(context, path, writing=True, make_folders=True) as (folder, name):
+            before = _text_there(folder, name)
+            if before is not None and before.has_crlf:
+                content = as_crlf(content)
+            _check_not_stopped(context)
+            raw = (before or FileText("")).with_text(content)
+            write_atomically(folder, name, raw)
+        context.files_modified.append(path_text(path))
+        return f"{'Wrote' if before is None else 'Replaced'} {path_text(path)} ({len(raw)} bytes)."
+
+    def edit_file(
+        path: Annotated[str, "The file, relative to the workspace."],
+        old_text: Annotated[str, "What to replace, exactly as it stands there; it must occur once."],
+        new_text: Annotated[str, "What to put in its place."],
+        context: ToolContext,
+    ) -> str:
+        """Replace one passage of a text file. Give enough of its surroundings that it occurs only once."""
+        with lock, placed(context, path, writing=True) as (folder, name):
+            found = _checked_text(read_regular(folder, name, FILE_BYTES_MAX + 1), path)
+            text, line = _replaced(found, old_text, mend_surrogates(new_text), path_text(path))
+            _check_not_stopped(context)
+            write_atomically(folder, name, found.with_text(text))
+        context.files_modified.append(path_text(path))
+        return f"Replaced the passage at line {line} of {path_text(path)}."
+
+    return write_file, edit_file
+
+
+def _read(context: ToolContext, path: str) -> FileText:
+    with placed(context, path) as (folder, name):
+        raw = read_regular(folder, name, FILE_BYTES_MAX + 1)
+    return _checked_text(raw, path)
+
+
+def _checked_text(raw: bytes, path: str) -> FileText:
+    if len(raw) > FILE_BYTES_MAX:
+        raise ToolError(f"{path_text(path)!r} has more than {FILE_BYTES_MAX} bytes, too many for this tool.")
+    found = file_text(raw)
+    if found is None:
+        raise ToolError(f"{path_text(path)!r} is not a text file.")
+    return found
+
+
+def _text_there(folder: int, name: str) -> FileText | None:
+    """What a file holds that is about to be replaced; a new file's text where there is none, or none to heed."""
+    try:
+        raw = read_regular(folder, name, FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    found = file_text(raw) if len(raw) <= FILE_BYTES_MAX else None
+    return found or FileText("")
+
+
+def _replaced(found: FileText, old: str, new: str, shown: str) -> tuple[str, int]:
+    """The text with one passage replaced, and the line it begins on."""
+    if not old:
+        raise ToolError("old_text is empty; to fill a file use write_file.")
+    if found.has_crlf:
+        old, new = as_crlf(old), as_crlf(new)
+    if old == new:
+        raise ToolError("old_text and new_text are the same; nothing would change.")
+    at = found.text.find(old)
+    if at < 0:
+        raise ToolError(f"old_text does not occur in {shown!r}; read the file and give it exactly as it stands there.")
+    if found.text.find(old, at + 1) >= 0:
+        raise ToolError(f"old_text occurs more than once in {shown!r}; give more of what surrounds it.")
+    return found.text[:at] + new + found.text[at + len(old) :], found.text.count("\n", 0, at) + 1
+
+
+def _check_not_stopped(context: ToolContext) -> None:
+    # Whoever asked was told that the call is over: nothing may change behind their back.
+    if context.stopped.is_set():
+        raise ToolError("The call was stopped before anything was written.", kind="cancelled")
+
+
+def _bounded_line(line: str) -> str:
+    if len(line) <= LINE_CHARACTERS_MAX:
+        return line
+    return f"{line[:LINE_CHARACTERS_MAX]} [... {len(line) - LINE_CHARACTERS_MAX} characters of this line left out ...]"
+
+
+def _entry_line(entry: os.DirEntry[str], folder: int) -> str:
+    if entry.is_symlink():
+        try:
+            return f"{path_text(entry.name)} -> {path_text(os.readlink(entry.name, dir_fd=folder))}"
+        except OSError:
+            return path_text(entry.name)
+    return path_text(entry.name) + ("/" if entry.is_dir(follow_symlinks=False) else "")

@@ -1,0 +1,169 @@
+"""The tool that searches the files of a workspace, in a fixed order and within a fixed time."""
+
+import contextlib
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from holdfast.engine.builtin.places import placed
+from holdfast.engine.context import ToolContext
+from holdfast.engine.tools import ToolError
+from holdfast.sources.command import Printed, run_bounded
+from holdfast.sources.confined import opened_folder, read_regular
+from holdfast.sources.text import path_text
+
+MATCHES_SHOWN = 50
+MATCHES_SHOWN_MAX = 200
+PATTERN_CHARACTERS_MAX = 1_000
+SEARCHED_FILE_BYTES_MAX = 5_000_000
+SEARCH_SECONDS_MAX = 10
+DEPTH_MAX = 50
+SKIPPED_FOLDERS = (".git", "node_modules", "__pycache__", ".venv")
+
+_CHILD = Path(__file__).with_name("grep_child.py")
+_PRINTED_BYTES_MAX = 2_000_000
+_BINARY_SAMPLE_BYTES = 8_192
+
+
+class _Counts(msgspec.Struct, frozen=True, tag="counts"):
+    matches: int
+    files: int
+    searched: int
+
+
+class _Bad(msgspec.Struct, frozen=True, tag="bad"):
+    error: str
+
+
+_Line = tuple[int, int, str] | _Counts | _Bad
+_lines: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+
+
+class _Search:
+    """One search: the files that were given to it, by number, and what was passed over."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self.context = context
+        self.over = threading.Event()
+        self.names: list[str] = []
+        self.too_large = 0
+        self.unreadable = 0
+
+    def frames(self, path: str, asked: Mapping[str, object]) -> Iterator[bytes]:
+        yield json.dumps(asked).encode() + b"\n"
+        # It was there a moment ago; if it is not any more, there is nothing to search.
+        with contextlib.suppress(ToolError), placed(self.context, path) as (folder, name):
+            yield from self._below(folder, name, Path(path), 0)
+
+    def _below(self, folder: int, name: str, shown: Path, depth: int) -> Iterator[bytes]:
+        if self.context.stopped.is_set() or self.over.is_set():
+            return
+        try:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):
+                yield from self._file(folder, name, shown)
+            elif stat.S_ISDIR(mode) and depth < DEPTH_MAX:
+                yield from self._folder(folder, name, shown, depth)
+        except OSError:
+            self.unreadable += 1
+
+    def _folder(self, folder: int, name: str, shown: Path, depth: int) -> Iterator[bytes]:
+        with opened_folder(folder, name) as opened:
+            for inner in sorted(os.listdir(opened), key=os.fsencode):
+                if inner not in SKIPPED_FOLDERS:
+                    yield from self._below(opened, inner, shown / inner, depth + 1)
+
+    def _file(self, folder: int, name: str, shown: Path) -> Iterator[bytes]:
+        raw = read_regular(folder, name, SEARCHED_FILE_BYTES_MAX + 1)
+        if len(raw) > SEARCHED_FILE_BYTES_MAX:
+            self.too_large += 1
+        elif b"\0" not in raw[:_BINARY_SAMPLE_BYTES]:
+            self.names.append(path_text(shown))
+            yield b"%d %d\n" % (len(self.names) - 1, len(raw))
+            yield raw
+
+
+def searching_tool(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SECONDS_MAX) -> Callable[..., str]:
+    """`grep_files`; the environment is that of the program that searches."""
+
+    def grep_files(
+        pattern: Annotated[str, "A regular expression of Python, matched against each line."],
+        context: ToolContext,
+        path: Annotated[str, "The folder or file to search, relative to the workspace."] = ".",
+        *,
+        ignore_case: Annotated[bool, "Whether capital and small letters are the same."] = False,
+        limit: Annotated[int, "How many matches to show, 200 at most."] = MATCHES_SHOWN,
+    ) -> str:
+        """Search text files for a pattern; every match is shown as path:line: text, in order of path and line."""
+        if not pattern or len(pattern) > PATTERN_CHARACTERS_MAX:
+            raise ToolError(f"The pattern must have 1 to {PATTERN_CHARACTERS_MAX} characters.")
+        if not 1 <= limit <= MATCHES_SHOWN_MAX:
+            raise ToolError(f"limit must be between 1 and {MATCHES_SHOWN_MAX}.")
+        with placed(context, path) as (folder, name):
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        search = _Search(context)
+        # Matching cannot be interrupted within a process, and some patterns never end: another process does it.
+        printed = run_bounded(
+            (sys.executable, "-I", "-S", str(_CHILD)),
+            Path(os.sep),
+            environ,
+            seconds_max=seconds_max,
+            bytes_max=_PRINTED_BYTES_MAX,
+            fed=search.frames(
+                path,
+                {"pattern": pattern, "ignore_case": ignore_case, "limit": limit, "seconds": seconds_max + 1},
+            ),
+        )
+        search.over.set()
+        return _told(printed, search, seconds_max)
+
+    return grep_files
+
+
+def _told(printed: Printed, search: _Search, seconds_max: int) -> str:
+    lines: list[str] = []
+    counts: _Counts | None = None
+    for line in printed.output.splitlines():
+        match _read_line(line):
+            case (number, at, text):
+                lines.append(f"{search.names[number]}:{at}: {text}")
+            case _Counts() as counts:
+                pass
+            case _Bad(error):
+                raise ToolError(f"The pattern is not valid: {error}.")
+            case None:
+                pass
+    notes = _notes(len(lines), counts, search)
+    if counts is None:
+        if printed.ended not in ("timed_out", "cut"):
+            raise ToolError("The search failed.")
+        notes.append(
+            f"[the search was stopped after {seconds_max} s; a simpler pattern or a smaller folder takes less]"
+        )
+    return "\n".join((*lines, *notes)) or "(no matches)"
+
+
+def _notes(shown: int, counts: _Counts | None, search: _Search) -> list[str]:
+    notes = []
+    if counts is not None and counts.matches > shown:
+        notes.append(f"[{counts.matches - shown} more matches left out; {counts.matches} in {counts.files} files]")
+    if search.too_large:
+        notes.append(f"[{search.too_large} files of more than {SEARCHED_FILE_BYTES_MAX} bytes not searched]")
+    if search.unreadable:
+        notes.append(f"[{search.unreadable} files or folders could not be read]")
+    return notes
+
+
+def _read_line(line: bytes) -> _Line | None:
+    """A line of what the search printed; None for the half of one that a stopped search leaves."""
+    try:
+        return _lines.decode(line)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,187 @@
+"""What is remembered from session to session: MEMORY.md of a workspace and USER.md of a user, small and kept whole.
+
+Edits are made under a lock between processes and written in one step, so that no edit of another session is lost.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import UserError
+from holdfast.sources.confined import (
+    EscapeError,
+    Located,
+    PathError,
+    opened_place,
+    read_regular,
+    reason_of,
+    roots_of,
+    write_atomically,
+)
+from holdfast.sources.text import cut_utf8, read_text
+
+LOCK_SECONDS_MAX = 5.0
+
+Operation = Literal["add", "replace", "consolidate"]
+
+_LOCK_POLL_SECONDS = 0.01
+_READ_BYTES_MAX = 1_000_000
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class MemoryFile(msgspec.Struct, frozen=True):
+    """A file, what it is called in the prompt, and how large it should and may get.
+
+    `makes_root`: the folder it is in is ours to make.
+    """
+
+    name: str
+    heading: str
+    located: Located
+    soft_bytes_max: int
+    hard_bytes_max: int
+    makes_root: bool = False
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """What a file held before and after."""
+
+    operation: Operation
+    before: bytes
+    after: bytes
+
+    @property
+    def entries_evicted(self) -> int:
+        """By how many lines a file became shorter."""
+        return max(0, _entries(self.before) - _entries(self.after))
+
+
+def workspace_memory(workspace: Path) -> MemoryFile:
+    """A workspace is not trusted: a link in it that leads out is not followed."""
+    located = Located(roots_of(workspace).workspace, (".holdfast", "MEMORY.md"), ".holdfast/MEMORY.md")
+    return MemoryFile("MEMORY.md", "## Workspace memory (MEMORY.md)", located, 2048, 4096)
+
+
+def user_memory(home: Path) -> MemoryFile:
+    """A link in the user's own folder is followed wherever it leads."""
+    real = Path(os.path.realpath(home / "USER.md"))
+    located = Located(real.parent, (real.name,), "USER.md")
+    return MemoryFile("USER.md", "## User context (USER.md)", located, 1536, 3072, makes_root=True)
+
+
+def render_memory(file: MemoryFile) -> str:
+    """The file under its heading; nothing where it is empty, missing or cannot be read."""
+    try:
+        with opened_place(file.located) as (folder, name):
+            raw = read_regular(folder, name, _READ_BYTES_MAX)
+    except (EscapeError, PathError):
+        return ""
+    text, cut = cut_utf8(read_text(raw).strip(), file.hard_bytes_max)
+    if not text:
+        return ""
+    note = f"\n[{file.name} is longer than {file.hard_bytes_max} bytes; the rest is left out]" if cut else ""
+    return f"{file.heading}\n{text.rstrip()}{note}"
+
+
+def add_entry(file: MemoryFile, text: str) -> Edit:
+    """One more line, unless it is there already."""
+    line = " ".join(text.split())
+    if not line:
+        raise UserError("there is nothing to add: the text is empty")
+
+    def change(before: str) -> str:
+        if line in before.split("\n"):
+            return before
+        gap = "" if not before or before.endswith("\n") else "\n"
+        return f"{before}{gap}{line}\n"
+
+    return _edit(file, "add", change)
+
+
+def replace_entry(file: MemoryFile, old: str, new: str) -> Edit:
+    """Another text in the place of one that occurs exactly once."""
+    if not old:
+        raise UserError("there is nothing to replace: the old text is empty")
+
+    def change(before: str) -> str:
+        at = before.find(old)
+        if at < 0:
+            raise UserError(f"the old text does not occur in {file.name}; give it exactly as it stands there")
+        if before.find(old, at + 1) >= 0:
+            raise UserError(f"the old text occurs more than once in {file.name}; give more of what surrounds it")
+        return before[:at] + new + before[at + len(old) :]
+
+    return _edit(file, "replace", change)
+
+
+def consolidate(file: MemoryFile, text: str) -> Edit:
+    """A whole new content."""
+    return _edit(file, "consolidate", lambda before: f"{text.strip()}\n" if text.strip() else "")
+
+
+def _edit(file: MemoryFile, operation: Operation, change: Callable[[str], str]) -> Edit:
+    """Read, change and write under the lock; a change that would pass the hard cap leaves the file as it was."""
+    try:
+        if file.makes_root:
+            _make_root(file)
+        with opened_place(file.located, make_folders=True) as (folder, name), _locked(folder, f"{name}.lock", file):
+            before = _raw(folder, name)
+            text = change(before.decode("utf-8", "surrogateescape").replace("\r\n", "\n"))
+            after = text.encode("utf-8", "surrogateescape")
+            if len(after) > file.hard_bytes_max:
+                raise UserError(
+                    f"{file.name} may have {file.hard_bytes_max} bytes and would have {len(after)}; nothing was "
+                    "written: consolidate it first"
+                )
+            if after != before:
+                write_atomically(folder, name, after)
+    except EscapeError as error:
+        raise UserError(f"{file.name} is not written: {error}") from None
+    except PathError as error:
+        raise UserError(f"{file.name} cannot be written: {error}") from None
+    return Edit(operation, before, after)
+
+
+def _make_root(file: MemoryFile) -> None:
+    """On the first day a user's folder may be missing."""
+    try:
+        file.located.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PathError(f"its folder {reason_of(error)}") from None
+
+
+def _raw(folder: int, name: str) -> bytes:
+    try:
+        return read_regular(folder, name, _READ_BYTES_MAX)
+    except FileNotFoundError:
+        return b""
+
+
+@contextlib.contextmanager
+def _locked(folder: int, name: str, file: MemoryFile, monotonic: Clock = time.monotonic) -> Iterator[None]:
+    """Held by one edit at a time, of whatever process; who dies lets go of it."""
+    opened = os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
+    try:
+        deadline = monotonic() + LOCK_SECONDS_MAX
+        while True:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() >= deadline:
+                    raise UserError(f"{file.name} is being written by somebody else; try again later") from None
+                time.sleep(_LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _entries(raw: bytes) -> int:
+    return sum(bool(line.strip()) for line in raw.splitlines())
