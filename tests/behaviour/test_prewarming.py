@@ -94,7 +94,7 @@ async def test_what_is_sent_to_prewarm_is_the_head_of_the_first_request(layout: 
     assert empty["tools"] == first["tools"]
     assert empty["system"] == first["system"][: len(empty["system"])]
     assert empty["system"][-1]["cache_control"] == {"type": "ephemeral"}
-    assert empty["messages"] == [{"role": "user", "content": [{"type": "text", "text": "."}]}]
+    assert empty["messages"] == [{"role": "user", "content": [{"type": "text", "text": "Wait."}]}]
 
 
 async def test_sessions_that_prewarm_one_head_at_once_send_it_once() -> None:

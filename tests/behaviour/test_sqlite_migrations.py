@@ -12,8 +12,8 @@ from holdfast.stores.migrate import Migration, bring_forward, in_sequence, load,
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import said, talk
 
-MOOD = Migration(2, "mood", "ALTER TABLE sessions ADD COLUMN mood TEXT;\nUPDATE sessions SET mood = 'fine';\n")
-BROKEN = Migration(2, "broken", "CREATE TABLE moods (name TEXT);\nINSERT INTO nowhere VALUES (1);\n")
+MOOD = Migration(3, "mood", "ALTER TABLE sessions ADD COLUMN mood TEXT;\nUPDATE sessions SET mood = 'fine';\n")
+BROKEN = Migration(3, "broken", "CREATE TABLE moods (name TEXT);\nINSERT INTO nowhere VALUES (1);\n")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def tables(connection: sqlite3.Connection) -> set[str]:
 
 def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
     shipped = load("sqlite")
-    assert [(migration.version, migration.name) for migration in shipped] == [(1, "events")]
+    assert [(migration.version, migration.name) for migration in shipped] == [(1, "events"), (2, "lessons")]
     assert "CREATE TABLE events" in shipped[0].sql
 
 
@@ -51,7 +51,7 @@ def test_migrations_in_order_are_taken_as_they_are() -> None:
 
 def test_an_older_database_is_brought_forward_with_what_it_holds(connection: sqlite3.Connection) -> None:
     bring_forward(connection, [*load("sqlite"), MOOD])
-    assert version_of(connection) == 2
+    assert version_of(connection) == 3
     assert connection.execute("SELECT id, event_count, mood FROM sessions").fetchall() == [("s", 3, "fine")]
 
 
@@ -65,14 +65,14 @@ def test_a_migration_runs_once(connection: sqlite3.Connection) -> None:
 def test_an_empty_database_gets_every_migration_in_order(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
         bring_forward(connection, [*load("sqlite"), MOOD])
-        assert version_of(connection) == 2
+        assert version_of(connection) == 3
         assert tables(connection) == {"events", "sessions", "sqlite_sequence"}
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite3.Connection, path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError, match="nowhere"):
         bring_forward(connection, [*load("sqlite"), BROKEN])
-    assert version_of(connection) == 1
+    assert version_of(connection) == 2
     assert "moods" not in tables(connection)
     with SqliteStore(path) as store:
         store.append([said(3)]).result(10)
@@ -83,7 +83,7 @@ def test_what_went_well_before_a_migration_that_fails_is_kept(tmp_path: Path) ->
     with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             bring_forward(connection, [*load("sqlite"), BROKEN])
-        assert version_of(connection) == 1
+        assert version_of(connection) == 2
         assert "events" in tables(connection)
 
 

@@ -21,6 +21,7 @@ from holdfast.engine.state import fold
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.envelope import Event, type_of
 from holdfast.events.payloads import (
+    CacheLearned,
     ContextInjected,
     LlmCallCompleted,
     LlmCallFailed,
@@ -85,11 +86,12 @@ async def test_everything_that_happens_is_on_the_log_in_order(agent: MakeAgent) 
         "llm.call_completed",
         "message.appended",
         "turn.completed",
+        "cache.learned",
     ]
     ids = [event.id for event in one.events]
     assert [event.parent_event_id for event in one.events] == [None, *ids[:-1]]
     turn = one.events[2].id
-    assert {event.turn_id for event in one.events[2:]} == {turn}
+    assert {event.turn_id for event in one.events[2:-1]} == {turn}
     assert one.events[0].turn_id is None
 
 
@@ -402,7 +404,7 @@ async def test_a_turn_ends_when_it_has_had_its_calls(agent: MakeAgent) -> None:
         last = session.history[-1].content[0]
         assert validate(session.history) == ()
     assert (answer.stop_reason, answer.llm_calls, answer.tool_calls) == ("step_limit", 2, 1)
-    assert one.payloads[-1] == TurnCancelled("step_limit", 2, 1)
+    assert one.payloads[-2] == TurnCancelled("step_limit", 2, 1)
     assert isinstance(last, ToolResult)
     assert last.is_error
     assert "limit of model calls" in last.content[0].text  # type: ignore[union-attr]
@@ -428,7 +430,7 @@ async def test_a_session_stops_before_the_call_that_could_pass_its_limit(agent: 
             await session.send("again " * 300)
         assert session.cost == Decimal("0.009")
     assert len(one.wire.bodies) == 1
-    assert one.payloads[-1] == TurnCancelled("budget", 0, 0)
+    assert one.payloads[-2] == TurnCancelled("budget", 0, 0)
 
 
 async def test_a_call_that_just_fits_the_limit_is_made(agent: MakeAgent) -> None:
@@ -611,7 +613,8 @@ async def test_a_stream_shows_deltas_and_events_as_they_happen(agent: MakeAgent)
     text = "".join(item.text for item in items if isinstance(item, TextDelta))
     assert text == "three"
     events = [item for item in items if isinstance(item, Event)]
-    assert events == one.events[2:]
+    assert events == one.events[2:-1]
+    assert isinstance(one.payloads[-1], CacheLearned)
 
 
 async def test_leaving_a_stream_early_cancels_the_turn(agent: MakeAgent) -> None:

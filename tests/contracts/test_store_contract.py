@@ -15,7 +15,7 @@ from holdfast.canonical.blocks import user
 from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log, SessionRow
-from holdfast.events.payloads import MessageAppended, SessionEnded, TurnStarted
+from holdfast.events.payloads import CacheLearned, MessageAppended, SessionEnded, TurnStarted
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import event, opened, said, talk
@@ -221,6 +221,28 @@ def test_sessions_are_listed_with_the_newest_activity_first(store: Log) -> None:
 def test_a_list_of_fewer_than_no_sessions_is_refused(store: Log) -> None:
     with pytest.raises(UserError, match="a list cannot have -1 sessions: give a limit of 0 or more"):
         store.sessions(limit=-1)
+
+
+def lesson(session: str, number: int, *, calls: int = 1) -> Event:
+    learned = CacheLearned("anthropic:x", "direct", None, calls, (1.0, 2.5), (0.0, 1.0))
+    return event(f"lesson-{number}", learned, session=session)
+
+
+def test_lessons_of_all_sessions_are_read_oldest_first(store: Log) -> None:
+    kept = [lesson(f"s{number % 2}", number, calls=number) for number in range(1, 6)]
+    for one in kept:
+        store.append([one]).result(10)
+    store.append(talk(5, start=50)).result(10)
+    assert store.lessons(limit=10) == tuple(kept)
+    assert store.lessons(limit=2) == tuple(kept[-2:])
+    assert store.lessons(limit=0) == ()
+
+
+def test_a_deleted_session_has_taught_nothing(store: Log) -> None:
+    store.append([lesson("s1", 1)]).result(10)
+    store.append([other := lesson("s2", 2)]).result(10)
+    store.delete("s1")
+    assert store.lessons(limit=10) == (other,)
 
 
 def test_a_deleted_session_is_gone_and_the_others_stay(store: Log) -> None:

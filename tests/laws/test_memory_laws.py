@@ -53,15 +53,17 @@ def test_waiting_for_tools_and_for_people_is_counted_apart(waits: list[tuple[flo
 
 
 @given(st.floats(300, 3599), st.booleans(), st.booleans())
-def test_only_an_anchor_on_a_warm_prefix_says_whether_lifetimes_upgrade(gap: float, sound: bool, read: bool) -> None:
-    anchored = Memory(calls=1, last_at=0.0, used_at=0.0, anchor=Anchor(9, 50_000, 0.0, sound=sound))
+def test_only_an_anchor_on_a_warm_prefix_says_whether_lifetimes_upgrade(gap: float, telling: bool, read: bool) -> None:
+    anchor = Anchor(9, 50_000, 0.0, sound=not telling, telling=telling)
+    anchored = Memory(calls=1, last_at=0.0, used_at=0.0, anchor=anchor)
     later = after_call(anchored, Sent(gap, MARK, 12), Usage(cache_read=50_000 if read else 0, cache_write_5m=10))
-    assert (later.belief.read, later.belief.lost) == ((0, 0) if sound else (int(read), int(not read)))
+    assert (later.belief.read, later.belief.lost) == ((int(read), int(not read)) if telling else (0, 0))
     assert (later.anchor is not None) == read
 
 
 def test_a_call_in_time_or_far_too_late_says_nothing_of_upgrades() -> None:
-    anchored = Memory(calls=1, last_at=0.0, used_at=0.0, anchor=Anchor(9, 50_000, 0.0, sound=False))
+    anchor = Anchor(9, 50_000, 0.0, sound=False, telling=True)
+    anchored = Memory(calls=1, last_at=0.0, used_at=0.0, anchor=anchor)
     for gap in (299.0, 3600.0):
         later = after_call(anchored, Sent(gap, MARK, 12), Usage(cache_write_5m=50_000))
         assert later.belief == Belief()
@@ -73,7 +75,7 @@ def test_a_ping_for_the_hour_leaves_an_anchor_that_the_next_call_judges() -> Non
     memory = after_call(Memory(), Sent(0.0, MARK, 10), Usage(cache_write_5m=50_000))
     ping = Pinged(285.0, "1h", Usage(cache_read=50_000, cache_write_1h=400, input=8), 11, 12, 50_400)
     pinged = after_ping(memory, ping)
-    assert pinged.anchor == Anchor(11, 50_400, 285.0, sound=False)
+    assert pinged.anchor == Anchor(11, 50_400, 285.0, sound=False, telling=True)
     assert (pinged.tail_piece, pinged.tail_tokens, pinged.pieces) == (11, 50_400, 12)
     for read in (True, False):
         usage = Usage(cache_read=50_400 * read, cache_write_5m=100)
@@ -91,6 +93,27 @@ def test_what_is_written_for_the_hour_from_its_first_token_is_sound() -> None:
     mixed = after_call(short, Sent(10.0, HOUR, 12), Usage(cache_read=5_000, cache_write_1h=500))
     assert mixed.anchor is not None
     assert not mixed.anchor.sound
+
+
+def test_an_anchor_behind_what_others_wrote_or_what_was_partly_written_for_long_tells_nothing() -> None:
+    found = after_call(Memory(), Sent(0.0, MARK, 10), Usage(cache_read=20_000, cache_write_5m=50))
+    behind = after_call(found, Sent(10.0, HOUR, 12), Usage(cache_read=20_050, cache_write_1h=50))
+    long = after_call(Memory(), Sent(0.0, HOUR, 10), Usage(cache_write_1h=20_000))
+    mixed = after_call(long, Sent(10.0, MARK, 12), Usage(cache_read=20_000, cache_write_5m=9_000))
+    anchored = after_call(mixed, Sent(20.0, HOUR, 14), Usage(cache_read=29_000, cache_write_1h=50))
+    for memory in (behind, anchored):
+        assert memory.anchor is not None
+        assert (memory.anchor.sound, memory.anchor.telling) == (False, False)
+        later = after_call(memory, Sent(1_500.0, MARK, 16), Usage(cache_read=29_050))
+        assert later.belief == Belief()
+
+
+def test_what_is_found_of_others_after_a_pause_is_no_beginning_that_we_know() -> None:
+    memory = after_call(Memory(), Sent(0.0, MARK, 10), Usage(cache_write_5m=20_000))
+    assert memory.base == "short"
+    later = after_call(memory, Sent(1_500.0, MARK, 12), Usage(cache_read=5_000, cache_write_5m=15_050))
+    assert later.base == "unknown"
+    assert after_call(later, Sent(9_000.0, HOUR, 14), Usage(cache_write_1h=20_100)).base == "long"
 
 
 @given(st.builds(Belief, st.floats(-6, 6)), st.builds(Belief, st.floats(-6, 6)))
@@ -141,10 +164,14 @@ def test_what_two_sessions_saw_of_a_floor_adds_up(one: list[tuple[int, bool]], t
 
 
 def test_a_prompt_without_a_mark_at_its_end_says_nothing_of_the_floor() -> None:
-    plain = after_call(Memory(), Sent(0.0, (), 10), Usage(input=5_000))
-    early = after_call(Memory(), Sent(0.0, (Mark(3),), 10), Usage(input=5_000))
+    plain = after_call(Memory(), Sent(0.0, (), 10, floor_tokens=1_000), Usage(input=5_000))
+    early = after_call(Memory(), Sent(0.0, (Mark(3),), 10, floor_tokens=1_000), Usage(input=5_000))
     assert plain.floor == early.floor == Floor()
-    assert after_call(Memory(), Sent(0.0, MARK, 10), Usage(input=5_000)).floor == Floor(5_000, 1)
+    late = Sent(0.0, MARK, 10, floor_tokens=1_000)
+    assert after_call(Memory(), late, Usage(input=5_000)).floor == Floor(5_000, 1)
+    assert after_call(Memory(), late, Usage(input=900)).floor == Floor()
+    assert after_call(Memory(), late, Usage(cache_write_5m=1_000)).floor == Floor()
+    assert after_call(Memory(), late, Usage(cache_write_5m=900)).floor == Floor(upto_tokens=900)
 
 
 def test_a_session_teaches_the_next_one_its_gaps_its_end_and_what_it_saw() -> None:
@@ -158,8 +185,8 @@ def test_a_session_teaches_the_next_one_its_gaps_its_end_and_what_it_saw() -> No
 
 
 def test_a_moved_prefix_leaves_the_rhythm_and_what_the_provider_was_seen_to_do() -> None:
-    memory = after_call(Memory(), Sent(0.0, HOUR, 10, "tool"), Usage(input=2_000))
-    memory = after_call(memory, Sent(9.0, HOUR, 10, "tool"), Usage(input=2_000))
+    memory = after_call(Memory(), Sent(0.0, HOUR, 10, "tool", 1_000), Usage(input=2_000))
+    memory = after_call(memory, Sent(9.0, HOUR, 10, "tool", 1_000), Usage(input=2_000))
     left = moved(memory)
     assert (left.gaps, left.floor, left.last_at, left.calls) == (memory.gaps, memory.floor, 9.0, 2)
     assert (left.anchor, left.used_at, left.pieces, left.tail_tokens) == (None, None, 0, 0)

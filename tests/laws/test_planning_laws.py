@@ -176,8 +176,10 @@ def test_an_idle_cache_is_used_again_only_where_that_is_expected_to_pay(
         assert ping is None
     if ping is not None:
         assert ping.after_seconds == 285
-    # What an entry with the long lifetime holds already needs no ping.
-    assert plan_ping(Idle(prompt, prompt, "5m", 0.0, upgrade), known, TIMES) is None
+    # What an entry with the long lifetime holds already needs no ping before that lapses.
+    held = plan_ping(Idle(prompt, prompt, "5m", 0.0, upgrade), known, TIMES)
+    assert held is None or (held.after_seconds, held.ttl) == (3585, "1h")
+    assert held == plan_ping(Idle(prompt, 0, "1h", 0.0, upgrade), known, TIMES)
 
 
 def test_marks_that_are_surely_below_the_floor_are_left_out() -> None:

@@ -101,11 +101,15 @@ class Odds(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the marks go; pieces are counted from the start of the prompt. `notes` say what was not done, and why."""
+    """Where the marks go; pieces are counted from the start of the prompt. `notes` say what was not done, and why.
+
+    `floor_tokens` is the size from which on prompts were taken to be cached.
+    """
 
     marks: tuple[Mark, ...] = ()
     odds: Odds | None = None
     notes: tuple[str, ...] = ()
+    floor_tokens: int | None = None
 
 
 class Parameters(msgspec.Struct, frozen=True):

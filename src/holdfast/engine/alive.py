@@ -18,7 +18,7 @@ from holdfast.layers.assemble import assemble
 from holdfast.planning.closing import closing_behind
 from holdfast.planning.marks import takes_mark
 from holdfast.planning.ours import ping_of
-from holdfast.planning.pings import LIFETIMES_SECONDS
+from holdfast.planning.pings import MARGIN_SECONDS
 from holdfast.planning.policy import Ping
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Keeper:
                 return
             used_at = self._talk.state.memory.used_at or 0.0
             await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._talk.parts.clock()))
-            if self._talk.parts.clock() - used_at >= lifetime_seconds(self._talk):
+            if self._talk.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
                 return  # The machine slept longer than it was told to: nothing is left to be kept.
             if not await self._send(ping):
                 return
@@ -90,12 +90,6 @@ class Keeper:
         if waiting is not None and not waiting.done():
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-
-
-def lifetime_seconds(talk: Conversation) -> float:
-    """How long what was last used is kept from then on, at most."""
-    last = talk.state.last_call
-    return LIFETIMES_SECONDS["1h" if last is not None and last.ttl == "1h" else "5m"]
 
 
 def next_ping(talk: Conversation, rules: KeepAlive) -> Ping | str:

@@ -150,7 +150,7 @@ def _apply(state: State, event: Event) -> State:
             return _inject(state, it)
         case RequestPrepared() as it:
             links = (*state.links[: it.shared_blocks], *it.links)
-            request = Sent(event.at, it.plan.marks, len(links), waited_for(state))
+            request = Sent(event.at, it.plan.marks, len(links), waited_for(state), it.plan.floor_tokens)
             return change(state, links=links, sent=len(state.passages), request=request)
         case ModelSwitched() as it:
             return _switch_model(state, it)

@@ -24,6 +24,8 @@ def _lesson(talk: Conversation) -> CacheLearned | None:
     return lesson_of(memory, talk.parts.scene) if memory.calls else None
 
 
-def _seen(lesson: CacheLearned | None) -> tuple[int, int, int]:
-    """How often something was seen that says how the cache behaves; that prompts are kept is no news."""
-    return (lesson.anchors_read, lesson.anchors_lost, lesson.floor_misses) if lesson else (0, 0, 0)
+def _seen(lesson: CacheLearned | None) -> tuple[int, int, int, int | None]:
+    """What was seen of how the cache behaves; how long is waited can wait until the end."""
+    if lesson is None:
+        return 0, 0, 0, None
+    return lesson.anchors_read, lesson.anchors_lost, lesson.floor_misses, lesson.floor_upto_tokens

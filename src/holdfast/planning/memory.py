@@ -1,6 +1,7 @@
 """What a session knows of its own cache and rhythm, and what earlier sessions have taught it."""
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -40,12 +41,18 @@ NOTHING_LEARNED = Learned()
 
 class Anchor(msgspec.Struct, frozen=True):
     """The newest entry with the long lifetime: up to which piece it reaches, how many tokens that is, and when it was
-    last used. It is `sound` if it was written for long from its first token on."""
+    last used. It is `sound` if it was written for long from its first token on, and `telling` if all in front of it
+    was written for short by this session: then whether it outlives a pause says whether lifetimes upgrade."""
 
     piece: int
     tokens: int
     used_at: float
     sound: bool
+    telling: bool = False
+
+
+Base = Literal["none", "short", "long", "unknown"]
+"""For how long the first stretch of the prompt was last written; unknown where others have written it."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -63,6 +70,7 @@ class Memory(msgspec.Struct, frozen=True):
     tail_piece: int | None = None
     tail_tokens: int = 0
     pieces: int = 0
+    base: Base = "none"
     anchor: Anchor | None = None
     belief: Belief = Belief()
     floor: Floor = Floor()
@@ -87,23 +95,32 @@ def living(memory: Memory, at: float) -> Anchor | None:
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A request as it went out: when, with which marks, how many pieces it had, and what had been waited for."""
+    """A request as it went out: when, with which marks, how many pieces it had, and what had been waited for.
+
+    `floor_tokens` is the size from which on it was taken to be cached.
+    """
 
     at: float
     marks: tuple[Mark, ...]
     pieces: int
     waited_for: WaitedFor = "start"
+    floor_tokens: int | None = None
 
 
 def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
     """What the session knows once the provider has reported."""
     tail = sent.marks[-1] if sent.marks else None
     anchor, belief = _anchor_after(memory, sent.at, usage)
+    base = _beginning(memory, anchor, sent.at, usage)
     floor = memory.floor
-    if tail is not None and tail.piece == sent.pieces - 1:
-        floor = floor.seen(usage.tokens_sent, cached=usage.cache_read + usage.cache_write > 0)
+    if tail is not None and tail.piece == sent.pieces - 1 and sent.floor_tokens is not None:
+        cached = usage.cache_read + usage.cache_write > 0
+        if cached != (usage.tokens_sent >= sent.floor_tokens):
+            # Only what was not expected is worth keeping.
+            floor = floor.seen(usage.tokens_sent, cached=cached)
     if tail is not None and tail.ttl == "1h":
-        anchor = _anchored(anchor, tail.piece, usage.tokens_sent, sent.at, read=usage.cache_read)
+        fresh = Anchor(tail.piece, usage.tokens_sent, sent.at, sound=False)
+        anchor = _anchored(anchor, fresh, base, read=usage.cache_read)
     gaps = memory.gaps
     if memory.last_at is not None:
         gaps = gaps.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
@@ -116,6 +133,7 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
         tail_piece=tail.piece if tail else None,
         tail_tokens=usage.tokens_sent,
         pieces=sent.pieces,
+        base=base,
         anchor=anchor,
         belief=belief,
         floor=floor,
@@ -125,14 +143,17 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
 def after_ping(memory: Memory, ping: Pinged) -> Memory:
     """What the session knows once an idle cache was used again; the time of its last call stays what it is."""
     anchor, belief = _anchor_after(memory, ping.at, ping.usage)
+    base = _beginning(memory, anchor, ping.at, ping.usage)
     if ping.ttl == "1h":
-        anchor = _anchored(anchor, ping.piece, ping.marked_tokens, ping.at, read=ping.usage.cache_read)
+        fresh = Anchor(ping.piece, ping.marked_tokens, ping.at, sound=False)
+        anchor = _anchored(anchor, fresh, base, read=ping.usage.cache_read)
     return msgspec.structs.replace(
         memory,
         used_at=ping.at,
         tail_piece=ping.piece,
         tail_tokens=ping.marked_tokens,
         pieces=ping.pieces,
+        base=base,
         anchor=anchor,
         belief=belief,
     )
@@ -148,16 +169,26 @@ def _anchor_after(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | Non
         return None, belief
     if memory.used_at is not None and at - memory.used_at >= LIFETIMES_SECONDS["5m"]:
         held = usage.cache_read >= anchor.tokens * READ_SHARE_MIN
-        belief = belief if anchor.sound else belief.seen(read=held)
+        belief = belief.seen(read=held) if anchor.telling else belief
         if not held:
             return None, belief
     return msgspec.structs.replace(anchor, used_at=at), belief
 
 
-def _anchored(before: Anchor | None, piece: int, tokens: int, at: float, *, read: int) -> Anchor:
+def _beginning(memory: Memory, anchor: Anchor | None, at: float, usage: Usage) -> Base:
+    """What the prompt begins with, once a request has read or written it."""
+    if not usage.cache_read:
+        # Everything that is kept now was written now, for as long as most of it.
+        return "long" if usage.cache_write_1h > usage.cache_write_5m else "short" if usage.cache_write else "none"
+    in_time = memory.used_at is not None and at - memory.used_at < LIFETIMES_SECONDS["5m"]
+    return memory.base if memory.pieces and (in_time or anchor is not None) else "unknown"
+
+
+def _anchored(before: Anchor | None, fresh: Anchor, base: Base, *, read: int) -> Anchor:
     """A new anchor: sound if nothing of it was read, or nothing but what a sound one held."""
     within = before is not None and before.sound and read <= before.tokens / READ_SHARE_MIN
-    return Anchor(piece, tokens, at, sound=read == 0 or within)
+    sound = read == 0 or within
+    return msgspec.structs.replace(fresh, sound=sound, telling=not sound and base == "short")
 
 
 def taught(learned: Learned, memory: Memory) -> Learned:

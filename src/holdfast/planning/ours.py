@@ -71,7 +71,7 @@ def plan_call(
         rules=rules,
         price=moment.price,
     )
-    return Planned(Plan(told, odds, _notes(marks, floor, rules.tokens_min)), choice, stakes)
+    return Planned(Plan(told, odds, _notes(marks, floor, rules.tokens_min), floor), choice, stakes)
 
 
 def _notes(marks: tuple[Mark, ...], floor: int, table_tokens: int) -> tuple[str, ...]:
@@ -170,7 +170,8 @@ class OurPolicy:
 
     def heard(self, moment: Moment, usage: Usage) -> None:
         marks = self._planned.plan.marks if self._planned else ()
-        sent = Sent(moment.at, marks, len(moment.scroll.pieces), moment.waited_for)
+        floor = self._planned.plan.floor_tokens if self._planned else None
+        sent = Sent(moment.at, marks, len(moment.scroll.pieces), moment.waited_for, floor)
         self._memory = after_call(self._memory, sent, usage)
 
     def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:

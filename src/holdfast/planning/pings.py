@@ -40,8 +40,15 @@ def plan_ping(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
     plain = _gain(idle, gaps, times, lifetime="5m")
     upgraded = _upgrade_gain(idle, gaps, times)
     if max(plain, upgraded) <= 0:
-        return None
+        return _ping_for_anchor(idle, gaps, times)
     return _ping("5m", "1h", upgraded) if upgraded >= plain else _ping("5m", "5m", plain)
+
+
+def _ping_for_anchor(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
+    """Where nearly all is held by a long-lived entry, that one is worth a ping before it lapses."""
+    held = msgspec.structs.replace(idle, prompt_tokens=idle.held_tokens, held_tokens=0)
+    gain = _gain(held, gaps, times, lifetime="1h")
+    return _ping("1h", "1h", gain) if gain > 0 else None
 
 
 def _ping(lifetime: Ttl, ttl: Ttl, gain: float) -> Ping:

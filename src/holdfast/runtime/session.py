@@ -186,6 +186,7 @@ class Session:
         """Record that this session is over; it can still be read and resumed."""
         await let_go(self._open, "the session is over")
         state, clock = self._open.state, self._open.parts.clock
+        await teach(self._open)
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
         await self._open.record("system", ended)
 
