@@ -3,27 +3,25 @@
 Reads traces below the folder that HOLDFAST_DATA names: sessions in order of time, pings after the last call included.
 """
 
-import os
+import hashlib
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from pathlib import Path
 
 import msgspec
 
+from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.fixed import FixedPolicy, head_and_tail, upgrade_once
 from holdfast.planning.memory import Learned
 from holdfast.planning.ours import OurPolicy
 from holdfast.planning.policy import Policy
 from holdfast.planning.rivals import compared
-from holdfast.replay.compare import compare
-from holdfast.replay.likeness import Likeness, likeness
-from holdfast.replay.play import setting_for
+from holdfast.replay.compare import compare, least
+from holdfast.replay.likeness import Likeness, likeness, told
+from holdfast.replay.play import Player, setting_for
 from holdfast.replay.recording import Recording
-from holdfast.replay.traces import read_traces
 
 MODELS = ("claude-sonnet-4-6", "claude-opus-5-5", "claude-fable-5-2")
-WITH_PAUSES = "entire_claude_code"
 AUTONOMOUS = ("livemcpbench", "tau_bench_airline", "tau2_whissle")
 OURS = OurPolicy.name
 
@@ -32,28 +30,22 @@ Fresh = Callable[[], tuple[Policy, ...]]
 
 
 def run() -> Iterator[tuple[str, str]]:
-    folder = os.environ.get("HOLDFAST_DATA")
-    if not folder or not (Path(folder) / "traces").is_dir():
-        yield "left out", "HOLDFAST_DATA names no folder with traces"
+    traces = traces_folder()
+    if traces is None:
+        yield LEFT_OUT
         return
-    traces = Path(folder) / "traces"
-    # The summaries of the recorded client are left out, so that prompts only grow: plans are compared, not clients.
-    sessions = _sessions(traces, WITH_PAUSES, compactions=False)
+    sessions = sessions_of(traces, WITH_PAUSES, compactions=False)
     for name in MODELS:
         for upgrade in (True, False):
             for keep_alive in (False, True):
                 yield from _table(sessions, name, upgrade=upgrade, keep_alive=keep_alive)
-    compacted = _sessions(traces, WITH_PAUSES, compactions=True)
+    yield from _unseen(sessions)
+    compacted = sessions_of(traces, WITH_PAUSES, compactions=True)
     for upgrade in (True, False):
         yield from _table(compacted, MODELS[0], upgrade=upgrade, keep_alive=True, what="with compactions, ")
     for trace in AUTONOMOUS:
-        yield from _autonomous(trace, _sessions(traces, trace, compactions=True))
+        yield from _autonomous(trace, sessions_of(traces, trace, compactions=True))
     yield from _likeness(compacted)
-
-
-def _sessions(traces: Path, name: str, *, compactions: bool) -> list[Recording]:
-    read = read_traces([traces / f"{name}.jsonl.gz"], compactions=compactions)
-    return sorted((one for one in read if isinstance(one, Recording)), key=lambda one: one.started_at)
 
 
 def _costs(
@@ -91,6 +83,45 @@ def _table(
             yield f"  {name}", f"{float(cost) / lowest:.3f} ({float(cost) / best:.3f} over the optimum)"
 
 
+def _unseen(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
+    """What is learned in one half of the sessions, and never again, in each session of the other half by itself."""
+    by_hash = sorted(sessions, key=lambda one: hashlib.sha256(one.id.encode()).hexdigest())
+    halves = {"the later half": (sessions, sessions), "a half by hash": (by_hash, sessions)}
+    for name, (order, in_time) in halves.items():
+        taught = {one.id for one in order[: len(order) // 2]}
+        known = [one for one in in_time if one.id in taught]
+        unseen = [one for one in in_time if one.id not in taught]
+        for upgrade in (True, False):
+            for keep_alive in (False, True):
+                title = f"unseen, {name}, {MODELS[0]}, {'upgrade' if upgrade else 'no upgrade'}"
+                yield f"{title}, {'pings' if keep_alive else 'no pings'}", f"{len(unseen)} sessions, over the bound"
+                yield from _taught(known, unseen, upgrade=upgrade, keep_alive=keep_alive)
+
+
+def _taught(
+    known: list[Recording], unseen: list[Recording], *, upgrade: bool, keep_alive: bool
+) -> Iterator[tuple[str, str]]:
+    setting = setting_for(find_model(f"anthropic:{MODELS[0]}"), ttl_upgrade=upgrade)
+    setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
+    taught = Learned()
+    for session in known:
+        pupil = OurPolicy(taught, keep_alive=keep_alive)
+        Player(session, setting).play((pupil,))
+        taught = pupil.learned()
+    names = ("learned in the other half, then frozen", "learning as it goes", "nothing learned")
+    spent, lowest, best, going = dict.fromkeys(names, Decimal(0)), 0.0, 0.0, Learned()
+    for session in unseen:
+        policies = [OurPolicy(start, keep_alive=keep_alive) for start in (taught, going, Learned())]
+        player = Player(session, setting)
+        for name, played in zip(names, player.play(policies), strict=True):
+            spent[name] += played.cost_usd
+        bound_here, best_here = least(player.steps, setting)
+        lowest, best = lowest + bound_here, best + best_here
+        going = policies[1].learned()
+    for name, cost in spent.items():
+        yield f"  {name}", f"{float(cost) / lowest:.3f} ({float(cost) / best:.3f} over the optimum)"
+
+
 def _autonomous(trace: str, sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     ours = _ours(keep_alive=False)
     costs, _, _ = _costs(sessions, MODELS[0], lambda: (*ours(), *compared().values()), upgrade=True, keep_alive=False)
@@ -102,13 +133,13 @@ def _autonomous(trace: str, sessions: list[Recording]) -> Iterator[tuple[str, st
 def _likeness(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     setting = setting_for(find_model("anthropic:claude-opus-4-6"))
     total = sum((near for one in sessions if (near := likeness(one, setting)) is not None), Likeness())
+    yield from told(total)
+    yield "modelled read share less the reported one", f"{100 * total.read_share_off:+.2f} points (bar: within 1)"
+    with_lost = total.named + total.cold["lost"]
     yield (
-        "read share of the recorded client",
-        f"{total.recorded.read_share:.2%} recorded, {total.modelled.read_share:.2%} modelled",
+        "cold calls with a reason",
+        f"{total.named / total.cold_calls:.1%}, {with_lost / total.cold_calls:.1%} if lost is one (bar: 95%)",
     )
-    for reason, count in total.cold.items():
-        yield f"recorded cold calls, {reason}", f"{count}, foreseen {total.cold_foreseen[reason]}"
-    yield "calls taken for cold that were not", str(total.cold_imagined)
 
 
 def _with_upgrade_ping() -> Policy:

@@ -35,3 +35,15 @@ def loop_line(gaps: Sequence[float], *, id: str = "one", words: int = 300, stamp
 
 def line_of(recorded: dict[str, object]) -> bytes:
     return plain_json(recorded) + b"\n"
+
+
+def fan_line(turns: int, tools_at_once: int) -> dict[str, object]:
+    """Turns of one question, so many tools at once and an answer, seconds apart."""
+    messages: list[dict[str, object]] = []
+    for turn in range(turns):
+        ids = [f"t{turn}-{number}" for number in range(tools_at_once)]
+        uses = [{"type": "tool_use", "id": id, "name": "look", "input": {}} for id in ids]
+        results = [{"type": "tool_result", "tool_use_id": id, "content": f"crate {id} " * 9} for id in ids]
+        said = [("user", f"What came in on day {turn}?"), ("assistant", uses), ("tool", results), ("assistant", "All.")]
+        messages += [{"role": role, "content": content, "ts": stamp(20.0 * turn)} for role, content in said]
+    return {"id": "fan", "system": SYSTEM, "tools": [TOOL], "messages": messages, "meta": {}}

@@ -86,8 +86,9 @@ def test_recorded_usage_is_held_against_the_model(tmp_path: Path) -> None:
             message["usage"] = {"input_tokens": 5, "cache_creation_input_tokens": 4_000}
     (tmp_path / "used.jsonl").write_bytes(line_of(line))
     shown = replay(tmp_path, *MODEL, "--policy", "tail-5m").output
-    assert "recorded usage of 2 calls: read share 0.00%" in shown
-    assert "1 of 1 expired, 0 of 0 edited, 0 of 1 changed" in shown
+    assert "read share of 2 recorded calls: 0.00% reported" in shown
+    assert "foreseen from times and bytes: 1 of 2 (50.0%)" in shown
+    assert "lost: 1, foreseen 0" in shown
 
 
 @pytest.mark.parametrize(

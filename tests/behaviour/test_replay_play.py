@@ -14,9 +14,8 @@ from holdfast.planning.policy import Moment, Ping, Policy
 from holdfast.planning.rivals import compared
 from holdfast.replay.compare import compare
 from holdfast.replay.layouts import CLEARED, with_cleared_results, with_volatile_system
-from holdfast.replay.likeness import likeness, recorded_lifetimes, why_cold
 from holdfast.replay.play import Played, PlayedCall, Player, Setting, setting_for
-from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.replay.recording import Recording
 from holdfast.replay.traces import read_line
 from recordings import line_of, loop_line
 
@@ -224,43 +223,3 @@ def test_the_fixed_schedules_have_names_of_their_own() -> None:
 def test_one_upgrade_ping_is_enough() -> None:
     (run,) = Player(recorded(3000), PINGING).play([FixedPolicy("p", head_and_tail("5m", "5m"), upgrade_once)])
     assert len(calls_of(run, pings=True)) == 1
-
-
-def with_usage(recording: Recording, *usages: Usage) -> Recording:
-    pairs = zip(recording.calls, usages, strict=True)
-    calls = tuple(msgspec.structs.replace(call, usage=usage) for call, usage in pairs)
-    return msgspec.structs.replace(recording, calls=calls)
-
-
-def test_the_model_is_held_against_recorded_usage_call_by_call() -> None:
-    usages = (
-        Usage(input=10, cache_write_5m=3_000),
-        Usage(input=10, cache_read=3_010, cache_write_5m=800),
-        Usage(input=10, cache_write_5m=4_600),
-        Usage(input=10, cache_read=1_000, cache_write_5m=4_000),
-    )
-    found = likeness(with_usage(recorded(10, 400, 10), *usages), UPGRADE)
-    assert found is not None
-    assert found.calls == 3
-    assert found.cold == {"expired": 1, "edited": 0, "changed": 1}
-    assert found.cold_foreseen == {"expired": 1, "edited": 0, "changed": 0}
-    assert found.cold_imagined == 0
-
-
-def test_recordings_without_usage_are_not_held_against_anything() -> None:
-    assert likeness(recorded(10), UPGRADE) is None
-    assert recorded_lifetimes(recorded(10)) == ()
-
-
-def test_a_call_that_wrote_nothing_is_taken_to_keep_the_lifetime_before_it() -> None:
-    hour, nothing, minutes = Usage(cache_write_1h=5), Usage(cache_read=5), Usage(cache_write_5m=5)
-    recording = with_usage(recorded(1, 1, 1), nothing, hour, nothing, minutes)
-    assert recorded_lifetimes(recording) == ("1h", "1h", "1h", "5m")
-
-
-def test_a_prompt_that_became_shorter_was_edited() -> None:
-    before = RecordedCall(0, 0, "start", (), usage=Usage(cache_write_5m=9_000))
-    after = RecordedCall(10, 10, "tool", (), usage=Usage(cache_read=1_000, cache_write_5m=5_000))
-    assert why_cold(before, after, MODEL.cache, "5m") == "edited"
-    assert why_cold(before, msgspec.structs.replace(after, at=301), MODEL.cache, "5m") == "expired"
-    assert why_cold(before, msgspec.structs.replace(after, kept=0), MODEL.cache, "5m") is None

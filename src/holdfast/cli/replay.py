@@ -184,9 +184,7 @@ def _show(totals: "Totals") -> None:
 
 
 def _show_likeness(near: "Likeness") -> None:
-    click.echo(
-        f"recorded usage of {near.calls} calls: read share {near.recorded.read_share:.2%}, "
-        f"the model says {near.modelled.read_share:.2%}"
-    )
-    foreseen = ", ".join(f"{near.cold_foreseen[reason]} of {near.cold[reason]} {reason}" for reason in near.cold)
-    click.echo(f"cold calls that the model foresaw: {foreseen}; {near.cold_imagined} that were none")
+    from holdfast.replay.likeness import told
+
+    for question, figures in told(near):
+        click.echo(f"{question}: {figures}")

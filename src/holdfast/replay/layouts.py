@@ -1,6 +1,7 @@
 """How some agents change what was said before they send it: the same conversation, other prompts."""
 
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 
 import msgspec
 
@@ -17,17 +18,57 @@ RESULTS_KEPT = 3
 Layout = Callable[[Recording], Recording]
 
 
-def with_volatile_system(recording: Recording) -> Recording:
-    """A line of the system prompt that is another one whenever a person has spoken: the date, the state of the tree."""
+Volatile = Callable[[int], tuple[str, ...]]
+"""What changes from turn to turn, as it stands in turn 1, 2, ...: one text a layer, the same layers in every turn."""
+
+
+def turn_line(turn: int) -> tuple[str, ...]:
+    return (f"Now it is turn {turn} of this session, on branch main; {turn} files have been changed since it began.",)
+
+
+def with_volatile_system(recording: Recording, said: Volatile = turn_line) -> Recording:
+    """What changes stands at the end of the system prompt, so that it is another one whenever a person has spoken."""
     calls = []
     turns = 0
     for call in recording.calls:
         turns += call.waited_for != "tool"
-        tail = (
-            f"Now it is turn {turns} of this session, on branch main; {turns} files have been changed since it began."
-        )
-        calls.append(msgspec.structs.replace(call, system_tail=tail))
+        calls.append(msgspec.structs.replace(call, system_tail="\n".join(said(turns))))
     return msgspec.structs.replace(recording, calls=tuple(calls))
+
+
+def with_volatile_messages(recording: Recording, said: Volatile, tokens: Callable[[str], int]) -> Recording:
+    """What changes stands in front of the person's words, is said only when it has changed, and stays where it is.
+
+    Nothing is said inside a tool loop; behind a compaction all of it is said anew. What the first prompt says of it is
+    counted with `tokens`, on top of how long the recorded one was.
+    """
+    calls: list[RecordedCall] = []
+    last: tuple[str | None, ...] = ()
+    turns = first_tokens = 0
+    for call in recording.calls:
+        last = () if call.kept is not None else last
+        if call.waited_for != "tool":
+            turns += 1
+            now = said(turns)
+            new = tuple(text for text, before in zip_longest(now, last) if text is not None and text != before)
+            call = msgspec.structs.replace(call, added=_in_front(call.added, new))
+            first_tokens += sum(map(tokens, new)) if not calls else 0
+            last = now
+        calls.append(call)
+    known = recording.first_prompt_tokens
+    first_prompt = None if known is None else known + first_tokens
+    return msgspec.structs.replace(recording, calls=tuple(calls), first_prompt_tokens=first_prompt)
+
+
+def _in_front(added: tuple[Passage, ...], texts: tuple[str, ...]) -> tuple[Passage, ...]:
+    """The texts in the newest passage: behind its results of tools, which have to come first, in front of the rest."""
+    if not added or not texts:
+        return added
+    *earlier, newest = added
+    results = tuple(block for block in newest.content if isinstance(block, ToolResult))
+    rest = tuple(block for block in newest.content if not isinstance(block, ToolResult))
+    content = (*results, *map(Text, texts), *rest)
+    return (*earlier, msgspec.structs.replace(newest, content=content))
 
 
 def with_cleared_results(recording: Recording) -> Recording:

@@ -1,32 +1,56 @@
 """How near the model of a cache comes to what a provider reported for the same calls."""
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeVar
 
 import msgspec
 
-from holdfast.canonical.prompt import Ttl
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.rows import CacheRules
 from holdfast.planning.fixed import FixedPolicy, Placed
 from holdfast.planning.policy import Moment
 from holdfast.planning.rivals import claude_code
-from holdfast.replay.play import Player, Setting, is_cold
+from holdfast.replay.colds import (
+    FORESEEN,
+    NAMED,
+    REASONS,
+    Cold,
+    ColdReason,
+    changed_model,
+    cold_causes,
+    recorded_lifetimes,
+    turnings,
+    why_cold,
+)
+from holdfast.replay.play import PlayedCall, Player, Setting
 from holdfast.replay.recording import RecordedCall, Recording
 
-ColdReason = Literal["expired", "edited", "changed"]
-"""Nobody used it in time; the client left out something said before; or, though it was in time and no shorter, hardly
-anything was read: the client changed what no recording tells, or the provider lost it."""
+__all__ = ["Likeness", "likeness", "recorded_lifetimes", "told", "why_cold"]
 
-_REASONS: tuple[ColdReason, ...] = ("expired", "edited", "changed")
+Name = TypeVar("Name", bound=str)
+
+Where = Literal["turnings", "elsewhere"]
+"""Whether the client changed the way it asks at a call."""
+
+_PLACES: tuple[Where, ...] = ("turnings", "elsewhere")
 
 
 def _one(reason: ColdReason | None = None) -> dict[ColdReason, int]:
-    return {name: int(name == reason) for name in _REASONS}
+    return {name: int(name == reason) for name in REASONS}
+
+
+def _at(place: Where | None = None) -> dict[Where, int]:
+    return {name: int(name == place) for name in _PLACES}
 
 
 class Likeness(msgspec.Struct, frozen=True):
-    """Counted over calls with usage, the first of each recording left out: what that reads, other sessions wrote."""
+    """Counted over calls with usage, the first of each recording left out: what that reads, other sessions wrote.
+
+    A cold call is *foreseen* where the model takes it for cold without looking at how much was read: from times, bytes,
+    models, compactions, and the lifetimes that the client asked for. It is *named* where the reason is known once what
+    was reported is looked at too. It is *lost* where all that can be said is that the conversation was not found though
+    it should have been. `in_time` are the calls that should have found it, `in_time_cold` those that did not: what a
+    turning of the client tells is seen there.
+    """
 
     recorded: Usage = Usage()
     modelled: Usage = Usage()
@@ -34,21 +58,42 @@ class Likeness(msgspec.Struct, frozen=True):
     cold: Mapping[ColdReason, int] = msgspec.field(default_factory=_one)
     cold_foreseen: Mapping[ColdReason, int] = msgspec.field(default_factory=_one)
     cold_imagined: int = 0
-    """Calls that the model took for cold and that were not."""
+    """Calls that the model took for cold and that were not; behind a compaction it takes none for warm or cold."""
+    in_time: Mapping[Where, int] = msgspec.field(default_factory=_at)
+    in_time_cold: Mapping[Where, int] = msgspec.field(default_factory=_at)
 
     @property
     def read_share_off(self) -> float:
         return self.modelled.read_share - self.recorded.read_share
+
+    @property
+    def cold_calls(self) -> int:
+        return sum(self.cold.values())
+
+    @property
+    def foreseen(self) -> int:
+        return sum(self.cold_foreseen.values())
+
+    @property
+    def named(self) -> int:
+        """With a reason that something in the recording speaks for; the foreseen are among them."""
+        return sum(self.cold[reason] for reason in NAMED)
 
     def __add__(self, other: "Likeness") -> "Likeness":
         return Likeness(
             self.recorded + other.recorded,
             self.modelled + other.modelled,
             self.calls + other.calls,
-            {reason: self.cold[reason] + other.cold[reason] for reason in self.cold},
-            {reason: self.cold_foreseen[reason] + other.cold_foreseen[reason] for reason in self.cold_foreseen},
+            _sums(self.cold, other.cold),
+            _sums(self.cold_foreseen, other.cold_foreseen),
             self.cold_imagined + other.cold_imagined,
+            _sums(self.in_time, other.in_time),
+            _sums(self.in_time_cold, other.in_time_cold),
         )
+
+
+def _sums(one: Mapping[Name, int], two: Mapping[Name, int]) -> dict[Name, int]:
+    return {name: one[name] + two[name] for name in one}
 
 
 def likeness(recording: Recording, setting: Setting) -> Likeness | None:
@@ -62,50 +107,58 @@ def likeness(recording: Recording, setting: Setting) -> Likeness | None:
 
     quiet = msgspec.structs.replace(setting, keep_alive=False)
     (played,) = Player(recording, quiet).play((FixedPolicy("recorded", as_recorded),))
+    causes, turns = cold_causes(recording, setting.told), turnings(recording)
     total = Likeness()
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
-        if call.usage is None or before.usage is None:
-            continue
-        modelled = played.calls[index]
-        reason = why_cold(before, call, setting.told, lifetimes[index - 1])
-        foreseen = modelled.cold and call.kept is None
-        total += Likeness(
-            call.usage,
-            modelled.usage,
-            1,
-            _one(reason),
-            _one(reason if foreseen else None),
-            int(foreseen and reason is None),
-        )
+        if call.usage is not None and before.usage is not None:
+            in_time = (
+                call.at - before.at < setting.told.ttls_seconds[lifetimes[index - 1]]
+                and not changed_model(before, call)
+                and call.kept is None
+                and call.usage.tokens_sent >= before.usage.tokens_sent
+            )
+            foreseen = played.calls[index].cold or changed_model(before, call) or turns[index] in FORESEEN
+            place: Where = "turnings" if turns[index] is not None else "elsewhere"
+            found = _counted(call, played.calls[index], causes[index], foreseen=foreseen)
+            cold_place = place if in_time and causes[index] is not None else None
+            total += msgspec.structs.replace(
+                found, in_time=_at(place if in_time else None), in_time_cold=_at(cold_place)
+            )
     return total
 
 
-def recorded_lifetimes(recording: Recording) -> tuple[Ttl, ...]:
-    """For how long each call had its prefix kept; a call that wrote nothing is taken to be like the one before.
-
-    Empty where nothing was ever written.
-    """
-    written: list[Ttl | None] = []
-    for call in recording.calls:
-        usage = call.usage or Usage()
-        written.append("1h" if usage.cache_write_1h else "5m" if usage.cache_write else None)
-    first = next((ttl for ttl in written if ttl is not None), None)
-    if first is None:
-        return ()
-    found: list[Ttl] = []
-    for ttl in written:
-        found.append(ttl or (found[-1] if found else first))
-    return tuple(found)
+def _counted(call: RecordedCall, modelled: PlayedCall, cold: Cold | None, *, foreseen: bool) -> Likeness:
+    reason = cold.reason if cold is not None else None
+    compacted = call.kept is not None
+    return Likeness(
+        call.usage or Usage(),
+        modelled.usage,
+        1,
+        _one(reason),
+        _one(reason if foreseen or compacted else None),
+        int(foreseen and reason is None and not compacted),
+    )
 
 
-def why_cold(before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl) -> ColdReason | None:
-    """Why so little was read of what the call before had sent; None where enough was, or behind a compaction."""
-    if call.usage is None or before.usage is None or call.kept is not None:
-        return None
-    sent, shared = before.usage.tokens_sent, min(before.usage.tokens_sent, call.usage.tokens_sent)
-    if not is_cold(call.usage, shared):
-        return None
-    if call.at - before.at >= rules.ttls_seconds[ttl]:
-        return "expired"
-    return "edited" if shared < sent else "changed"
+def told(near: Likeness) -> Iterator[tuple[str, str]]:
+    """What people are shown of it: a question, and the figures that answer it."""
+    yield (
+        f"read share of {near.calls} recorded calls",
+        f"{near.recorded.read_share:.2%} reported, {near.modelled.read_share:.2%} modelled",
+    )
+    cold = near.cold_calls
+    yield "recorded cold calls", _share(cold, near.calls)
+    yield "  foreseen from times and bytes", f"{_share(near.foreseen, cold)}; {near.cold_imagined} more were not cold"
+    yield "  named, with what was reported as evidence", _share(near.named, cold)
+    yield "  lost in time, by the provider or by a change that nobody sees", _share(near.cold["lost"], cold)
+    yield "  unnamed", _share(near.cold["unnamed"], cold)
+    for reason in REASONS:
+        if near.cold[reason]:
+            yield f"  {reason}", f"{near.cold[reason]}, foreseen {near.cold_foreseen[reason]}"
+    missed = [f"{_share(near.in_time_cold[place], near.in_time[place])} {place}" for place in _PLACES]
+    yield "  cold though in time and no shorter", ", ".join(missed)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole}" + (f" ({part / whole:.1%})" if whole else "")

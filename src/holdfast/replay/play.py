@@ -67,6 +67,14 @@ class Played(msgspec.Struct, frozen=True):
     def usage(self) -> Usage:
         return sum((call.usage for call in self.calls), Usage())
 
+    def short_reads(self, tokens_min: int) -> int:
+        """Calls that did not read all that the one before had sent too, though it was long enough to be kept.
+
+        Where nothing expires, each of them looked in the wrong place.
+        """
+        shared = ((call, call.shared_tokens) for call in self.calls if not call.ping)
+        return sum(call.usage.cache_read < tokens for call, tokens in shared if tokens >= tokens_min)
+
 
 Sent = Callable[[str, float, bytes], None]
 """Told of every request: the policy's name, when it was begun, and its body."""

@@ -1,0 +1,54 @@
+"""How often a turn with many parallel tools reads less than what was sent before: ours beside schedules and rivals.
+
+Turns of one question, 25 calls of tools at once, 25 results and an answer, seconds apart, so that nothing expires: a
+call that does not read all that the one before had sent too looked in the wrong place. Providers count their lookback
+in blocks, or in positions, where a run of calls or of results is one; both are measured.
+"""
+
+from collections.abc import Iterator
+
+from holdfast.canonical.blocks import Text, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.tools import tool_spec
+from holdfast.catalog.lookup import find_model
+from holdfast.planning.ours import OurPolicy
+from holdfast.planning.rivals import compared
+from holdfast.replay.compare import compare
+from holdfast.replay.play import setting_for
+from holdfast.replay.recording import RecordedCall, Recording
+
+MODEL = find_model("anthropic:claude-sonnet-4-6")
+TURNS = 24
+TOOLS_AT_ONCE = 25
+GAP_SECONDS = 10.0
+
+
+def fan(turns: int, tools_at_once: int) -> Recording:
+    calls: list[RecordedCall] = []
+    for turn in range(turns):
+        ids = [f"t{turn}-{number}" for number in range(tools_at_once)]
+        asked = Passage("user", (Text(f"Question {turn}: what came in? " * 10),))
+        uses = Passage("assistant", tuple(ToolUse(id, "look", '{"at": 1}') for id in ids))
+        results = Passage("user", tuple(ToolResult(id, (Text(f"crate {id} " * 20),)) for id in ids))
+        at = len(calls) * GAP_SECONDS
+        calls.append(RecordedCall(at, at + 1, "person" if calls else "start", (asked,), uses))
+        at += GAP_SECONDS
+        calls.append(RecordedCall(at, at + 1, "tool", (results,), Passage("assistant", (Text("All is in."),))))
+    look = tool_spec("look", "Looks at a thing.", {"type": "object"})
+    return Recording("fan", "You keep the harbour's books. " * 300, (look,), tuple(calls))
+
+
+def run() -> Iterator[tuple[str, str]]:
+    recording = fan(TURNS, TOOLS_AT_ONCE)
+    for lookback in ("blocks", "positions"):
+        setting = setting_for(MODEL, lookback=lookback)
+        found = compare(recording, (OurPolicy(), *compared().values()), setting)
+        yield (
+            f"lookback in {lookback}",
+            f"calls of {len(recording.calls) - 1} that read less than was sent before; their cost over ours",
+        )
+        ours = found.played[0].cost_usd
+        for played in sorted(found.played, key=lambda one: (one.short_reads(setting.told.tokens_min), one.cost_usd)):
+            bar = " (bar: none)" if played.policy == OurPolicy.name else ""
+            short, cold = played.short_reads(setting.told.tokens_min), sum(call.cold for call in played.calls)
+            yield f"  {played.policy}", f"{short}{bar}, {cold} of them cold; {played.cost_usd / ours:.2f}"

@@ -1,0 +1,48 @@
+"""How long it takes to plan the marks of a call, after 100 messages and after 1,000."""
+
+import statistics
+import time
+
+from benchmarks.request_bytes import ADAPTER, MODEL, history, view
+from holdfast.canonical.usage import Usage
+from holdfast.engine.draft import Draft
+from holdfast.layers.assemble import assemble
+from holdfast.planning.memory import Memory, Sent, after_call
+from holdfast.planning.ours import plan_call
+from holdfast.planning.policy import Moment
+from holdfast.replay.play import newest_price
+
+TIMES = 2_000
+CALLS_BEFORE = 20
+MICROSECONDS_MAX = 1_000
+RATIO_MAX = 1.5
+
+
+def planning_microseconds(messages: int) -> float:
+    """The median, with the memory of a session that has paused now and then."""
+    passages = history(messages)
+    draft = Draft(ADAPTER, len)
+    memory, moment = Memory(), None
+    for number in range(CALLS_BEFORE + 1):
+        draft.update(assemble(view(passages[: messages - 2 * (CALLS_BEFORE - number)])))
+        scroll, at = draft.scroll, 1_000.0 + 400.0 * number
+        moment = Moment(scroll, MODEL.cache, newest_price(MODEL, scroll.tokens_total), at, 400.0, "tool")
+        if number < CALLS_BEFORE:
+            sent = Sent(at, plan_call(moment, memory).plan.marks, len(scroll.pieces))
+            memory = after_call(memory, sent, Usage(cache_write_5m=scroll.tokens_total))
+    assert moment is not None
+    taken = []
+    for _ in range(TIMES):
+        start = time.perf_counter()
+        plan_call(moment, memory)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken) * 1e6
+
+
+def run() -> list[tuple[str, str]]:
+    short, long = planning_microseconds(101), planning_microseconds(1001)
+    return [
+        ("100 messages", f"{short:.0f} microseconds (bar: below {MICROSECONDS_MAX})"),
+        ("1,000 messages", f"{long:.0f} microseconds (bar: below {MICROSECONDS_MAX})"),
+        ("1,000 over 100", f"{long / short:.2f} (bar: at most {RATIO_MAX})"),
+    ]

@@ -1,0 +1,286 @@
+"""Why recorded calls were cold, what of that the model foresees, and how both are told."""
+
+import msgspec
+import pytest
+
+from holdfast.canonical.blocks import Text
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import find_model
+from holdfast.planning.policy import WaitedFor
+from holdfast.replay.colds import COMMAND, PLAN, SKILL, Around, Cold, cold_cause, cold_causes, turnings
+from holdfast.replay.likeness import Likeness, likeness, recorded_lifetimes, told, why_cold
+from holdfast.replay.play import setting_for
+from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.replay.traces import read_line
+from recordings import line_of, loop_line
+
+MODEL = find_model("anthropic:claude-sonnet-4-6")
+UPGRADE = setting_for(MODEL)
+HEAD, FIRST = 1_000, 3_000
+
+
+def recorded(*gaps: float) -> Recording:
+    read = read_line(line_of(loop_line(gaps)))
+    assert isinstance(read, Recording)
+    return read
+
+
+def with_usage(recording: Recording, *usages: Usage | None) -> Recording:
+    pairs = zip(recording.calls, usages, strict=True)
+    calls = tuple(msgspec.structs.replace(call, usage=usage) for call, usage in pairs)
+    return msgspec.structs.replace(recording, calls=calls)
+
+
+def call(
+    at: float = 0,
+    *,
+    read: int = 0,
+    sent: int = 0,
+    says: str = "",
+    waited_for: WaitedFor = "tool",
+    model: str | None = None,
+    kept: int | None = None,
+    hour: bool = False,
+) -> RecordedCall:
+    """A call that writes what it does not read."""
+    usage = Usage(cache_read=read, cache_write_1h=(sent - read) * hour, cache_write_5m=(sent - read) * (not hour))
+    added = (Passage("user", (Text(says or "go on"),)),)
+    return RecordedCall(at, at, waited_for, added, usage=usage, model=model, kept=kept)
+
+
+def causes(*calls: RecordedCall) -> list[str | None]:
+    found = cold_causes(Recording("one", "", (), calls), MODEL.cache)
+    return [cold.reason if cold else None for cold in found]
+
+
+BEFORE = call(sent=9_000, model="a")
+COLD = call(10, read=HEAD, sent=9_500, model="a")
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        (call(10, read=9_000, sent=9_500, model="a"), None),
+        (call(10, read=4_500, sent=9_500, model="a"), None),
+        (call(10, read=4_499, sent=9_500, model="a"), "lost"),
+        (call(299, read=HEAD, sent=9_000, model="a"), "lost"),
+        (call(300, read=HEAD, sent=9_500, model="a"), "expired"),
+        (call(10, read=HEAD, sent=8_999, model="a"), "edited"),
+        (call(300, read=HEAD, sent=8_999, model="a"), "expired"),
+        (call(10, read=HEAD, sent=1_999, model="a"), None),
+        (call(10, read=HEAD, sent=5_000, model="a", kept=0), "compacted"),
+        (call(900, read=HEAD, sent=5_000, model="b", kept=0), "model changed"),
+        (call(10, read=HEAD, sent=9_500), "lost"),
+    ],
+)
+def test_the_first_reason_that_suffices_is_the_one_that_is_named(after: RecordedCall, reason: str | None) -> None:
+    assert why_cold(BEFORE, after, MODEL.cache, "5m") == reason
+
+
+def test_an_hour_is_an_hour() -> None:
+    late = call(3_599, read=HEAD, sent=9_500)
+    assert why_cold(BEFORE, late, MODEL.cache, "1h") == "lost"
+    assert why_cold(BEFORE, msgspec.structs.replace(late, at=3_600), MODEL.cache, "1h") == "expired"
+
+
+def test_nothing_is_said_of_calls_without_usage() -> None:
+    silent = msgspec.structs.replace(COLD, usage=None)
+    assert why_cold(BEFORE, silent, MODEL.cache, "5m") is None
+    assert why_cold(silent, COLD, MODEL.cache, "5m") is None
+
+
+@pytest.mark.parametrize(
+    ("around", "cold"),
+    [
+        (Around(FIRST, HEAD), Cold("lost", "1000 tokens were read, and nothing behind the first prompt")),
+        (Around(HEAD), Cold("lost", "1000 tokens were read, and nothing behind the first prompt")),
+        (Around(HEAD - 1), Cold("unnamed", "1000 tokens were read, which ends within the conversation")),
+        (Around(FIRST, HEAD + 1), Cold("head changed", "1000 tokens of the head were read, 1001 once before")),
+        (
+            Around(FIRST, HEAD, read_next=9_000),
+            Cold("head changed", "the 9000 tokens of the call before were still there for the next one"),
+        ),
+        (
+            Around(FIRST, HEAD, read_next=9_500),
+            Cold("lost", "1000 tokens were read, and nothing behind the first prompt"),
+        ),
+        (Around(FIRST, HEAD, turning="a plan is over"), Cold("head changed", "a plan is over")),
+    ],
+)
+def test_the_calls_around_tell_what_two_calls_alone_do_not(around: Around, cold: Cold) -> None:
+    assert cold_cause(BEFORE, COLD, MODEL.cache, "5m", around=around) == cold
+
+
+def test_a_prompt_that_did_not_grow_is_no_evidence_that_the_entry_was_still_there() -> None:
+    same = call(10, read=HEAD, sent=9_000)
+    assert why_cold(BEFORE, same, MODEL.cache, "5m", around=Around(FIRST, read_next=9_000)) == "lost"
+
+
+def test_where_nothing_at_all_was_read_the_head_may_be_lost_too() -> None:
+    assert why_cold(BEFORE, call(10, sent=9_500), MODEL.cache, "5m", around=Around(FIRST, HEAD)) == "lost"
+
+
+def test_a_head_that_is_read_less_far_than_once_before_has_changed() -> None:
+    first = call(0, read=0, sent=FIRST)
+    lost = call(10, read=HEAD, sent=9_000)
+    again = call(20, read=HEAD, sent=19_000)
+    assert causes(first, lost, again) == [None, "lost", "lost"]
+    assert causes(first, lost, msgspec.structs.replace(again, usage=Usage(cache_read=900, cache_write_5m=18_100))) == [
+        None,
+        "lost",
+        "head changed",
+    ]
+    shared = call(0, read=2_000, sent=FIRST)
+    assert causes(shared, call(10, read=1_999, sent=9_000), call(20, read=2_000, sent=19_000)) == [None, None, "lost"]
+    assert causes(shared, call(10, read=1_400, sent=9_000)) == [None, "head changed"]
+
+
+def test_what_was_read_of_the_conversation_tells_nothing_of_the_head() -> None:
+    calls = (call(0, sent=FIRST), call(5, read=FIRST, sent=20_000), call(10, read=FIRST + 1, sent=20_500))
+    assert causes(*calls, call(15, read=HEAD, sent=21_000)) == [None, None, "unnamed", "lost"]
+
+
+def test_another_model_has_another_head() -> None:
+    first, other = call(0, read=2_000, sent=FIRST, model="a"), call(10, read=0, sent=9_000, model="b")
+    assert causes(first, other, call(20, read=1_400, sent=9_500, model="b")) == [None, "model changed", "lost"]
+
+
+def test_what_the_next_call_still_finds_was_not_lost() -> None:
+    calls = (call(0, sent=FIRST), call(5, read=FIRST, sent=9_000), call(10, read=HEAD, sent=9_500))
+    assert causes(*calls, call(15, read=9_000, sent=9_800)) == [None, None, "head changed", None]
+    assert causes(*calls, call(15, read=9_500, sent=9_800)) == [None, None, "lost", None]
+
+
+def spoken(*turns: tuple[WaitedFor, str]) -> Recording:
+    return Recording("one", "", (), tuple(call(says=says, waited_for=waited_for) for waited_for, says in turns))
+
+
+def test_commands_skills_and_plans_are_turnings_where_they_begin_and_where_they_are_over() -> None:
+    command, skill, plan = f"{COMMAND}review</command-message>", f"{SKILL} /skills/look", f"{PLAN}\n\nBuild it."
+    recording = spoken(
+        ("start", plan),
+        ("tool", "done"),
+        ("person", "and now?"),
+        ("person", command),
+        ("tool", "seen"),
+        ("person", command),
+        ("person", "thanks"),
+        ("person", "more"),
+        ("tool", skill),
+        ("tool", "seen"),
+        ("person", f"do not {COMMAND}"),
+    )
+    assert turnings(recording) == (
+        *(None, None, "a plan is over"),
+        *("a command begins", None, None, "a command is over", None),
+        *("a skill begins", None, "a skill is over"),
+    )
+
+
+def test_the_model_is_held_against_recorded_usage_call_by_call() -> None:
+    usages = (
+        Usage(input=10, cache_write_5m=3_000),
+        Usage(input=10, cache_read=3_010, cache_write_5m=800),
+        Usage(input=10, cache_write_5m=4_600),
+        Usage(input=10, cache_read=1_000, cache_write_5m=4_000),
+    )
+    found = likeness(with_usage(recorded(10, 400, 10), *usages), UPGRADE)
+    assert found is not None
+    assert found.calls == 3
+    assert {reason: count for reason, count in found.cold.items() if count} == {"expired": 1, "lost": 1}
+    assert {reason: count for reason, count in found.cold_foreseen.items() if count} == {"expired": 1}
+    assert (found.cold_calls, found.foreseen, found.named, found.cold_imagined) == (2, 1, 1, 0)
+    assert found.in_time == {"turnings": 0, "elsewhere": 2}
+    assert found.in_time_cold == {"turnings": 0, "elsewhere": 1}
+
+
+WRITTEN = Usage(cache_write_5m=4_000)
+
+
+def test_a_call_that_is_taken_for_cold_and_was_not_is_counted() -> None:
+    found = likeness(with_usage(recorded(400), WRITTEN, Usage(cache_read=4_000, cache_write_5m=500)), UPGRADE)
+    assert found is not None
+    assert (found.cold_calls, found.foreseen, found.cold_imagined) == (0, 0, 1)
+
+
+def changed(recording: Recording, index: int, **changes: object) -> Recording:
+    calls = list(recording.calls)
+    calls[index] = msgspec.structs.replace(calls[index], **changes)
+    return msgspec.structs.replace(recording, calls=tuple(calls))
+
+
+def test_a_compaction_and_another_model_are_foreseen_but_nothing_is_imagined_behind_a_compaction() -> None:
+    recording = with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=4_000))
+    found = likeness(changed(recording, 1, kept=0), UPGRADE)
+    assert found is not None
+    assert (found.cold["compacted"], found.cold_foreseen["compacted"]) == (1, 1)
+    assert found.in_time == {"turnings": 0, "elsewhere": 0}
+    models = changed(changed(recording, 0, model="a"), 1, model="b")
+    found = likeness(models, UPGRADE)
+    assert found is not None
+    assert (found.cold["model changed"], found.cold_foreseen["model changed"]) == (1, 1)
+    assert found.in_time == {"turnings": 0, "elsewhere": 0}
+    warm = with_usage(recorded(400), WRITTEN, Usage(cache_read=3_000, cache_write_5m=1_000))
+    found = likeness(changed(warm, 1, kept=0), UPGRADE)
+    assert found is not None
+    assert (found.cold_calls, found.cold_imagined) == (0, 0)
+
+
+def test_a_command_is_foreseen_to_be_cold_and_an_edit_is_not() -> None:
+    recording = with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=4_000))
+    said = (Passage("user", (Text(f"{COMMAND}review"),)),)
+    found = likeness(changed(recording, 1, added=said, waited_for="person"), UPGRADE)
+    assert found is not None
+    assert (found.cold["head changed"], found.cold_foreseen["head changed"]) == (1, 1)
+    assert found.in_time == found.in_time_cold == {"turnings": 1, "elsewhere": 0}
+    found = likeness(with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=3_000)), UPGRADE)
+    assert found is not None
+    assert (found.named, found.foreseen) == (1, 0)
+    assert found.in_time == {"turnings": 0, "elsewhere": 0}
+
+
+def test_likenesses_add_up() -> None:
+    one = likeness(with_usage(recorded(400), WRITTEN, WRITTEN), UPGRADE)
+    assert one is not None
+    both = one + one
+    assert (both.calls, both.cold_calls, both.foreseen) == (2, 2, 2)
+    assert both.recorded == WRITTEN + WRITTEN
+    assert one + Likeness() == one
+
+
+def test_what_is_told_keeps_foreseen_named_and_lost_apart() -> None:
+    recording = with_usage(
+        recorded(400, 10, 10), WRITTEN, WRITTEN, Usage(cache_write_5m=4_500), Usage(cache_write_5m=4_400)
+    )
+    found = likeness(recording, UPGRADE)
+    assert found is not None
+    lines = dict(told(found))
+    assert lines["recorded cold calls"] == "3 of 3 (100.0%)"
+    assert lines["  foreseen from times and bytes"] == "1 of 3 (33.3%); 0 more were not cold"
+    assert lines["  named, with what was reported as evidence"] == "2 of 3 (66.7%)"
+    assert lines["  lost in time, by the provider or by a change that nobody sees"] == "1 of 3 (33.3%)"
+    assert lines["  unnamed"] == "0 of 3 (0.0%)"
+    assert lines["  edited"] == "1, foreseen 0"
+    assert lines["  cold though in time and no shorter"] == "0 of 0 turnings, 1 of 1 (100.0%) elsewhere"
+    assert "  compacted" not in lines
+
+
+def test_recordings_without_usage_are_not_held_against_anything() -> None:
+    assert likeness(recorded(10), UPGRADE) is None
+    assert recorded_lifetimes(recorded(10)) == ()
+    assert cold_causes(recorded(10), MODEL.cache) == (None, None)
+
+
+def test_calls_without_usage_are_passed_over() -> None:
+    found = likeness(with_usage(recorded(10, 10, 10), WRITTEN, None, WRITTEN, WRITTEN), UPGRADE)
+    assert found is not None
+    assert found.calls == 1
+
+
+def test_a_call_that_wrote_nothing_is_taken_to_keep_the_lifetime_before_it() -> None:
+    hour, nothing, minutes = Usage(cache_write_1h=5), Usage(cache_read=5), Usage(cache_write_5m=5)
+    recording = with_usage(
+        recorded(1, 1, 1, 1), nothing, hour, nothing, minutes, Usage(cache_write_1h=9, cache_write_5m=1)
+    )
+    assert recorded_lifetimes(recording) == ("1h", "1h", "1h", "5m", "5m")
