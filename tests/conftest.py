@@ -14,7 +14,7 @@ settings.register_profile("check", derandomize=True, deadline=None, max_examples
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
-FOREIGN = ("ANTHROPIC_", "OPENAI_", "OPENROUTER_", "GEMINI_", "GOOGLE_", "HOLDFAST_", "XDG_")
+FOREIGN = ("ANTHROPIC_", "CLAUDE_", "OPENAI_", "OPENROUTER_", "GEMINI_", "GOOGLE_", "HOLDFAST_", "XDG_")
 
 
 # Not `monkeypatch` and `tmp_path`: a test may undo the one, and expects the other to be empty.

@@ -111,7 +111,7 @@ def test_an_unknown_command_names_the_known_ones() -> None:
     result = start("dmeo")
     assert result.returncode == 2
     assert "No such command 'dmeo'" in result.stderr
-    assert "Known commands: config, demo, diff, doctor, explain, replay, sessions, simulate." in result.stderr
+    assert "Known commands: audit, config, demo, diff, doctor, explain, replay, sessions, simulate." in result.stderr
 
 
 def test_an_error_is_one_line_and_no_traceback() -> None:

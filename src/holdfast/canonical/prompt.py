@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Role, Text
+from holdfast.canonical.blocks import Block, Role, Text, is_thinking
 from holdfast.canonical.tools import ToolSpec
 
 
@@ -39,6 +39,14 @@ class Passage(msgspec.Struct, frozen=True):
     def injected(self) -> bool:
         """Whether a volatile layer put this here, and not a person, a model or a tool."""
         return self.layer != "history"
+
+
+def without_thinking(passage: Passage) -> Passage | None:
+    """The passage itself where nothing was thought in it; None where nothing else was said."""
+    content = tuple(block for block in passage.content if not is_thinking(block))
+    if len(content) == len(passage.content):
+        return passage
+    return msgspec.structs.replace(passage, content=content) if content else None
 
 
 class Segment(msgspec.Struct, frozen=True):

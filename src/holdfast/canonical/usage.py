@@ -43,3 +43,8 @@ class Usage(msgspec.Struct, frozen=True):
             cache_write_other=self.cache_write_other + other.cache_write_other,
             output=self.output + other.output,
         )
+
+
+def larger_of(one: Usage, two: Usage) -> Usage:
+    """What a call took, of two reports made while it went on: each bucket only grows."""
+    return Usage(*map(max, msgspec.structs.astuple(one), msgspec.structs.astuple(two)))

@@ -10,6 +10,7 @@ from holdfast import __version__
 from holdfast.errors import HoldfastError
 
 COMMANDS = {
+    "audit": "Show what sessions on disk spent, what cold calls cost and why, and what a better plan would have.",
     "config": "Show the configuration and where each value comes from.",
     "demo": "Play a cached multi-turn session against the simulator, offline.",
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",

@@ -6,22 +6,18 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
-    from holdfast.planning.policy import Policy
+    from holdfast.cli.policies import Roster
     from holdfast.replay.likeness import Likeness
     from holdfast.replay.play import Sent, Setting
-    from holdfast.replay.recording import Recording
     from holdfast.replay.totals import Totals
-    from holdfast.replay.traces import BrokenLine
-
-ALL = "all"
 
 
 @click.command("replay")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--model", "model_name", required=True, help="Whose rules and prices hold, as provider:name.")
-@click.option("--policy", default=ALL, show_default=True, help="One policy by its name, or all of them.")
+@click.option("--policy", default="all", show_default=True, help="One policy by its name, or all of them.")
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="How the provider counts its lookback.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
 @click.option(
@@ -58,6 +54,7 @@ def command(
 
     from holdfast.catalog.lookup import find_model, shipped_models
     from holdfast.catalog.overrides import with_overrides
+    from holdfast.cli.policies import ALL, Roster
     from holdfast.errors import UserError
     from holdfast.replay.play import setting_for
     from holdfast.replay.traces import trace_files
@@ -65,7 +62,7 @@ def command(
 
     if requests_out is not None and policy == ALL:
         raise UserError("requests are written for one policy; name it with --policy")
-    roster = _Roster(policy, keep_alive=keep_alive)
+    roster = Roster(policy, keep_alive=keep_alive)
     models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
     setting = setting_for(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
@@ -78,33 +75,10 @@ def command(
         _show(totals)
 
 
-class _Roster:
-    """Fresh policies for one conversation after the other; ours takes along what it has learned."""
-
-    def __init__(self, wanted: str, *, keep_alive: bool) -> None:
-        from holdfast.errors import UserError
-        from holdfast.planning.memory import Learned
-        from holdfast.planning.ours import OurPolicy
-        from holdfast.planning.rivals import compared
-
-        known = (OurPolicy.name, *compared())
-        if wanted not in (ALL, *known):
-            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(known)}")
-        self._wanted, self._keep_alive = wanted, keep_alive
-        self._ours = OurPolicy(Learned(), keep_alive=keep_alive)
-
-    def fresh(self) -> "tuple[Policy, ...]":
-        from holdfast.planning.ours import OurPolicy
-        from holdfast.planning.rivals import compared
-
-        self._ours = OurPolicy(self._ours.learned(), keep_alive=self._keep_alive)
-        policies: dict[str, Policy] = {OurPolicy.name: self._ours, **compared()}
-        return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)
-
-
-def _played(files: tuple[Path, ...], roster: _Roster, setting: "Setting", requests_out: Path | None) -> "Totals":
+def _played(files: tuple[Path, ...], roster: "Roster", setting: "Setting", requests_out: Path | None) -> "Totals":
     import contextlib
 
+    from holdfast.cli.progress import with_progress
     from holdfast.replay.compare import compare
     from holdfast.replay.likeness import likeness
     from holdfast.replay.recording import Recording
@@ -114,7 +88,7 @@ def _played(files: tuple[Path, ...], roster: _Roster, setting: "Setting", reques
     totals = Totals()
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
-        for read in _with_progress(read_traces(files)):
+        for read in with_progress(read_traces(files), "conversations"):
             if not isinstance(read, Recording):
                 totals.broken += 1
                 continue
@@ -134,45 +108,11 @@ def _writer(write: "Callable[[bytes], int]", conversation: str) -> "Sent":
     return sent
 
 
-def _with_progress(items: "Iterable[Recording | BrokenLine]") -> "Iterator[Recording | BrokenLine]":
-    """Counts on standard error, if somebody looks there."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed} conversations"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
-        for item in items:
-            yield item
-            progress.advance(task)
-
-
 def _show(totals: "Totals") -> None:
-    from holdfast.cli.tables import show_table
+    from holdfast.cli.policies import show_policies
 
     report = totals.report()
-    rows = sorted(report.policies, key=lambda row: row.cost_usd)
-    show_table(
-        ("policy", "cost", "read share", "to best", "to bound", "to optimum", "pings", "cold calls"),
-        (
-            (
-                row.policy,
-                f"${row.cost_usd:.4f}",
-                f"{row.read_share:.2%}",
-                f"{row.to_best:.3f}",
-                f"{row.to_bound:.3f}",
-                f"{row.to_optimum:.3f}",
-                str(row.pings),
-                str(row.cold_calls),
-            )
-            for row in rows
-        ),
-    )
+    show_policies(report.policies)
     click.echo(
         f"{report.conversations} conversations, {report.calls} calls; bound ${report.bound_usd:.4f}, "
         f"optimum ${report.optimum_usd:.4f}"

@@ -17,12 +17,21 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_UNSEEN)
+    console = _console()
     with console.capture() as captured:
         console.print(table)
     # Cells are padded to the width of their column; at the end of a line that is only white space.
     for line in captured.get().splitlines():
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def columns_shown() -> int:
+    """How wide a table may be."""
+    return _console().width
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else WIDTH_UNSEEN)
 
 
 def _plain(cell: str) -> str:

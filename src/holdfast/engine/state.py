@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import Text, ToolUse, is_thinking, text_of
+from holdfast.canonical.blocks import Text, ToolUse, text_of
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, Ttl
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, Ttl, without_thinking
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
@@ -328,7 +328,7 @@ def _inject(state: State, injected: ContextInjected) -> State:
     if injected.place == "system":
         # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
-        state = _keep(state, _without_thinking) if before != said.text else state
+        state = _keep(state, without_thinking) if before != said.text else state
         return msgspec.structs.replace(state, system_tail=said)
     passage = Passage(
         "user",
@@ -378,7 +378,7 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
 
 def _drop_ephemeral(state: State, first: int) -> State:
     before = msgspec.structs.replace(state, passages=state.passages[first:], sent=max(0, state.sent - first))
-    later = _keep(before, lambda passage: None if passage.ephemeral else _without_thinking(passage))
+    later = _keep(before, lambda passage: None if passage.ephemeral else without_thinking(passage))
     sent = first + later.sent if state.sent >= first else state.sent
     return msgspec.structs.replace(state, passages=state.passages[:first] + later.passages, sent=sent)
 
@@ -388,10 +388,3 @@ def _keep(state: State, choose: Callable[[Passage], Passage | None]) -> State:
     sent = tuple(kept for passage in state.passages[: state.sent] if (kept := choose(passage)))
     newer = tuple(kept for passage in state.passages[state.sent :] if (kept := choose(passage)))
     return msgspec.structs.replace(state, passages=sent + newer, sent=len(sent))
-
-
-def _without_thinking(passage: Passage) -> Passage | None:
-    content = tuple(block for block in passage.content if not is_thinking(block))
-    if len(content) == len(passage.content):
-        return passage
-    return msgspec.structs.replace(passage, content=content) if content else None

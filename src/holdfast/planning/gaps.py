@@ -1,5 +1,9 @@
 """How long a session is silent between two calls: counted in steps of the logarithm, from few examples."""
 
+import bisect
+import functools
+import itertools
+import operator
 from collections.abc import Iterable
 from typing import Literal
 
@@ -12,6 +16,8 @@ EDGES_SECONDS = (
     *(5400.0, 7200.0, 14400.0, 28800.0, 86400.0),
 )
 """Where one count ends and the next begins. Whatever is shorter than the first is of no interest to a cache."""
+
+_SPANS = tuple(itertools.pairwise((0.0, *EDGES_SECONDS, EDGES_SECONDS[-1] * 4)))
 
 PRIOR_CALLS = 20.0
 """How many calls of other sessions weigh as much as everything that is known before any."""
@@ -33,8 +39,8 @@ class Gaps(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def add(self, seconds: float) -> "Gaps":
-        place = sum(edge <= seconds for edge in EDGES_SECONDS)
-        return Gaps(tuple(count + (index == place) for index, count in enumerate(self.counts)))
+        place = bisect.bisect_right(EDGES_SECONDS, seconds)
+        return Gaps((*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :]))
 
     def scaled(self, total_max: float) -> "Gaps":
         """The same shares, but no more in all than so many."""
@@ -43,23 +49,23 @@ class Gaps(msgspec.Struct, frozen=True):
         return Gaps(tuple(count * total_max / self.total for count in self.counts))
 
     def __add__(self, other: "Gaps") -> "Gaps":
-        return Gaps(tuple(one + two for one, two in zip(self.counts, other.counts, strict=True)))
+        return Gaps(tuple(map(operator.add, self.counts, other.counts)))
 
     def chance(self, above_seconds: float, upto_seconds: float, *, given_seconds: float = 0.0) -> float:
         """How likely a gap is to end in (above, upto], if it has lasted for `given_seconds` already."""
-        left = self._weight(given_seconds, float("inf"))
+        left = self._weight(given_seconds, float("inf")) if given_seconds > 0 else self.total
         return self._weight(max(above_seconds, given_seconds), upto_seconds) / left if left > 0 else 0.0
 
     def _weight(self, above: float, upto: float) -> float:
-        edges = (0.0, *EDGES_SECONDS, EDGES_SECONDS[-1] * 4)
         weight = 0.0
-        for count, start, end in zip(self.counts, edges, edges[1:], strict=False):
-            overlap = min(upto, end) - max(above, start)
-            if overlap > 0:
-                weight += count * overlap / (end - start)
+        for count, (start, end) in zip(self.counts, _SPANS, strict=True):
+            if start < upto and end > above:
+                inside = above <= start and end <= upto
+                weight += count if inside else count * (min(upto, end) - max(above, start)) / (end - start)
         return weight
 
 
+@functools.cache
 def prior() -> Gaps:
     """What is taken to hold of a session of which nothing is known: long gaps are rare, of any length alike, and one
     more is its end."""
@@ -69,7 +75,13 @@ def prior() -> Gaps:
 
 def expected(own: Gaps, others: Gaps) -> Gaps:
     """The gaps to expect of a session: its own, those of sessions before it, and a little of everything."""
-    return own + others.scaled(SEED_CALLS_MAX) + prior()
+    return own + _seed(others)
+
+
+@functools.lru_cache(maxsize=64)
+def _seed(others: Gaps) -> Gaps:
+    """What a session starts with; the same for all its calls."""
+    return others.scaled(SEED_CALLS_MAX) + prior()
 
 
 class Rhythm(msgspec.Struct, frozen=True):

@@ -11,12 +11,14 @@ minutes and for an hour, and 1 of sending it plainly:
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from holdfast.catalog.rows import CacheRules, Price
 
-SHORT, LONG = "5m", "1h"
+SHORT: Final = "5m"
+LONG: Final = "1h"
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -174,7 +176,11 @@ def _written(state: _State, step: Step, rates: Rates, *, upgrades: bool, plainly
 
 def _undominated(states: Iterable[_State]) -> list[_State]:
     kept: list[_State] = []
+    widest: list[_State] = []
     for state in sorted(states, key=lambda state: (state.cost, -state.short, -state.long)):
-        if not any(other.short >= state.short and other.long >= state.long for other in kept):
+        # Only what keeps the most of either can stand above another; of long sessions that is a handful.
+        if not any(other.short >= state.short and other.long >= state.long for other in widest):
             kept.append(state)
+            widest = [other for other in widest if other.short > state.short or other.long > state.long]
+            widest.append(state)
     return kept

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.canonical.prompt import Mark, Odds, Plan, Ttl
 from holdfast.canonical.usage import Usage
 from holdfast.economics.cost import multipliers
-from holdfast.planning.gaps import Awaited, expected
+from holdfast.planning.gaps import Awaited, Gaps, expected
 from holdfast.planning.lifetimes import Choice, Stakes, choose
 from holdfast.planning.marks import last_markable, takes_mark
 from holdfast.planning.memory import (
@@ -19,6 +19,7 @@ from holdfast.planning.memory import (
     after_call,
     after_ping,
     living,
+    moved,
     taught,
 )
 from holdfast.planning.pings import LIFETIMES_SECONDS, Idle, plan_ping
@@ -45,7 +46,8 @@ def plan_call(
     """
     scroll, rules = moment.scroll, moment.rules
     alive = living(memory, moment.at)
-    odds = _odds(memory, learned)
+    gaps = expected(memory.gaps.all, learned.gaps.all)
+    odds = _odds(gaps, memory, learned)
     stakes = _stakes(moment, memory, alive, upgrades=odds.upgrade > 0.5)
     choice = choose(
         stakes,
@@ -67,7 +69,7 @@ def plan_call(
         marks,
         scroll,
         Warmth(stakes.prompt, stakes.prompt - stakes.written),
-        expected(memory.gaps.all, learned.gaps.all),
+        gaps,
         rules=rules,
         price=moment.price,
     )
@@ -95,8 +97,7 @@ def _stakes(moment: Moment, memory: Memory, anchor: Anchor | None, *, upgrades: 
     return Stakes(prompt=prompt, written=max(0, prompt - hit), unanchored=max(0, prompt - anchored))
 
 
-def _odds(memory: Memory, learned: Learned) -> Odds:
-    gaps = expected(memory.gaps.all, learned.gaps.all)
+def _odds(gaps: Gaps, memory: Memory, learned: Learned) -> Odds:
     pause = gaps.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"])
     left = max(learned.calls_expected - memory.calls, memory.calls, 1)
     return Odds(pause=pause, pauses_left=pause * left, upgrade=(learned.belief + memory.belief).chance)
@@ -173,6 +174,10 @@ class OurPolicy:
         floor = self._planned.plan.floor_tokens if self._planned else None
         sent = Sent(moment.at, marks, len(moment.scroll.pieces), moment.waited_for, floor)
         self._memory = after_call(self._memory, sent, usage)
+
+    def forget_prefix(self) -> None:
+        """The next prompt does not begin with the last one: nothing that was cached is of use to it."""
+        self._memory = moved(self._memory)
 
     def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
         return ping_of(self._memory, self._learned, moment, waits_for) if self._keep_alive else None

@@ -111,6 +111,16 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _read_lines(name: str, lines: BinaryIO, compactions: bool) -> Iterator[Recording | BrokenLine]:
+    for found in numbered_lines(name, lines):
+        if isinstance(found, BrokenLine):
+            yield found
+        else:
+            number, line = found
+            yield read_line(line, file=name, number=number, compactions=compactions)
+
+
+def numbered_lines(name: str, lines: BinaryIO) -> Iterator[tuple[int, bytes] | BrokenLine]:
+    """Every line that says something, with its number; what cannot be read to its end is told."""
     number = 0
     while True:
         number += 1
@@ -125,7 +135,7 @@ def _read_lines(name: str, lines: BinaryIO, compactions: bool) -> Iterator[Recor
             yield BrokenLine(name, number, f"it is longer than {LINE_BYTES_MAX} bytes; the rest is left out")
             return
         if line.strip():
-            yield read_line(line, file=name, number=number, compactions=compactions)
+            yield number, line
 
 
 def read_line(line: bytes, *, file: str = "", number: int = 1, compactions: bool = True) -> Recording | BrokenLine:
@@ -155,8 +165,8 @@ def _calls(read: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
     for index, message in enumerate(read.messages):
         if index in summaries:
             added, kept = [Passage("user", (Text(summaries[index] or OPENING),))], 0
-        passage = _passage(message)
-        stamp = _seconds(message.ts)
+        passage = passage_of(message.role, message.content)
+        stamp = seconds_of(message.ts)
         if message.role != "assistant":
             if passage.content:
                 added.append(passage)
@@ -168,7 +178,7 @@ def _calls(read: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
         elif not added:
             added += [Passage("user", (Text(OPENING),)), *([passage] if passage.content else [])]
         else:
-            begun = _begun(calls, at, waited_for)
+            begun = begun_at(calls[-1].at if calls else None, at, waited_for)
             replied_at = max(begun, stamp) if stamp is not None else begun
             reply = passage if passage.content else None
             usage = _usage(message.usage) if message.usage is not None else None
@@ -177,13 +187,13 @@ def _calls(read: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
     return tuple(calls)
 
 
-def _begun(calls: Sequence[RecordedCall], at: float | None, waited_for: WaitedFor) -> float:
+def begun_at(before: float | None, at: float | None, waited_for: WaitedFor) -> float:
     """A request starts when the last thing that it says was there, and never before the one in front of it."""
-    if not calls:
+    if before is None:
         return at if at is not None else 0.0
     if at is not None:
-        return max(at, calls[-1].at)
-    return calls[-1].at + (PERSON_SECONDS if waited_for == "person" else TOOL_SECONDS)
+        return max(at, before)
+    return before + (PERSON_SECONDS if waited_for == "person" else TOOL_SECONDS)
 
 
 def _continued(call: RecordedCall, passage: Passage) -> RecordedCall:
@@ -191,16 +201,14 @@ def _continued(call: RecordedCall, passage: Passage) -> RecordedCall:
     return msgspec.structs.replace(call, reply=Passage("assistant", spoken) if spoken else None)
 
 
-def _passage(message: _Message) -> Passage:
-    if message.role not in ("user", "assistant", "tool"):
+def passage_of(role: str, content: str | list[msgspec.Raw]) -> Passage:
+    """What a message says, blank texts left out; raises `MsgspecError` where it is none."""
+    if role not in ("user", "assistant", "tool"):
         raise msgspec.ValidationError("unknown role")
     blocks: Iterable[Block]
-    if isinstance(message.content, str):
-        blocks = (Text(message.content),)
-    else:
-        blocks = [read_block(bytes(raw))[0] for raw in message.content]
+    blocks = (Text(content),) if isinstance(content, str) else [read_block(bytes(raw))[0] for raw in content]
     said = tuple(block for block in blocks if not (isinstance(block, Text) and is_blank(block.text)))
-    return Passage("assistant" if message.role == "assistant" else "user", said)
+    return Passage("assistant" if role == "assistant" else "user", said)
 
 
 def _usage(read: _Usage) -> Usage:
@@ -214,7 +222,7 @@ def _usage(read: _Usage) -> Usage:
     )
 
 
-def _seconds(stamp: str | None) -> float | None:
+def seconds_of(stamp: str | None) -> float | None:
     """Seconds since the epoch; None where there is no stamp that can be read."""
     if stamp is None:
         return None

@@ -1,0 +1,326 @@
+"""What recorded sessions spent, what of it went to cold calls and why, and what a better plan would have cost."""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.prompt import Ttl
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.rows import Model, Price
+from holdfast.economics.cost import cost_usd
+from holdfast.errors import UserError
+from holdfast.planning.memory import NOTHING_LEARNED, Learned
+from holdfast.planning.ours import OurPolicy
+from holdfast.replay.colds import Around
+from holdfast.replay.losses import Loss, lifetimes_of, loss_of
+from holdfast.replay.recording import RecordedCall, Transcript
+from holdfast.replay.sized import Paid, optimum_usd, planned_usd, sized
+from holdfast.replay.totals import PolicyRow
+from holdfast.replay.traces import BrokenLine
+
+BROKEN_TOLD_MAX = 100
+
+_NOTHING = Decimal(0)
+
+
+class CauseRow(msgspec.Struct, frozen=True):
+    """Calls that read less than half of what the call before had sent, and what sending it anew cost above reading."""
+
+    cause: str
+    calls: int
+    tokens: int
+    lost_usd: float
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """`spent_usd` is None where the catalog has no price, and `judged` false where its cache takes no marks."""
+
+    model: str
+    calls: int
+    usage: Usage
+    spent_usd: float | None
+    judged: bool
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """`planned_usd`, from and to, and `optimum_usd` are estimates for the same prompts and replies."""
+
+    session: str
+    project: str
+    started_at: float
+    model: str
+    calls: int
+    cold_calls: int
+    subagents: int
+    compactions: int
+    usage: Usage
+    spent_usd: float
+    lost_usd: float
+    planned_usd: tuple[float, float]
+    optimum_usd: float
+    causes: tuple[CauseRow, ...]
+
+    @property
+    def main_cause(self) -> str:
+        return self.causes[0].cause if self.causes else ""
+
+
+class AuditReport(msgspec.Struct, frozen=True):
+    """All amounts are dollars, replies included; sessions are sorted by what they lost, causes too."""
+
+    sessions: tuple[SessionRow, ...]
+    conversations: int
+    calls: int
+    cold_calls: int
+    compactions: int
+    from_at: float
+    to_at: float
+    usage: Usage
+    spent_usd: float
+    lost_usd: float
+    planned_usd: tuple[float, float]
+    optimum_usd: float
+    causes: tuple[CauseRow, ...]
+    models: tuple[ModelRow, ...]
+    broken_lines: int
+    broken: tuple[BrokenLine, ...]
+    rivals: tuple[PolicyRow, ...] = ()
+
+
+class _Judged(msgspec.Struct, frozen=True):
+    """A call as it was paid for. `row` and `price` are None where the catalog has none; such a call costs nothing."""
+
+    call: RecordedCall
+    usage: Usage
+    ttl: Ttl
+    row: Model | None = None
+    price: Price | None = None
+    spent_usd: Decimal = _NOTHING
+    loss: Loss | None = None
+
+    @property
+    def model(self) -> str:
+        return self.call.model or ""
+
+    @property
+    def reply_usd(self) -> Decimal:
+        return cost_usd(Usage(output=self.usage.output), self.price) if self.price else _NOTHING
+
+
+class _Causes:
+    """Cold calls, counted by their cause."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[int, int, Decimal]] = {}
+
+    def add(self, loss: Loss) -> None:
+        calls, tokens, usd = self._rows.get(loss.cause, (0, 0, _NOTHING))
+        self._rows[loss.cause] = calls + 1, tokens + loss.tokens, usd + loss.usd
+
+    def rows(self) -> tuple[CauseRow, ...]:
+        rows = (CauseRow(cause, calls, tokens, float(usd)) for cause, (calls, tokens, usd) in self._rows.items())
+        return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause)))
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """Replies included: no plan changes what they cost."""
+
+    upgraded_usd: Decimal
+    plain_usd: Decimal
+    optimum_usd: float
+
+    @classmethod
+    def of(cls, spent_usd: Decimal) -> "_Plan":
+        """Nothing that a plan could change."""
+        return cls(spent_usd, spent_usd, float(spent_usd))
+
+
+class _Sum:
+    """What some calls took together."""
+
+    def __init__(self) -> None:
+        self.calls = self.cold_calls = self.compactions = 0
+        self.usage = Usage()
+        self.spent_usd = self.lost_usd = self.upgraded_usd = self.plain_usd = _NOTHING
+        self.optimum_usd = 0.0
+        self.causes = _Causes()
+
+    def count(self, one: _Judged) -> None:
+        self.calls += 1
+        self.compactions += one.call.kept == 0
+        self.usage += one.usage
+        self.spent_usd += one.spent_usd
+        if one.loss is not None:
+            self.cold_calls += 1
+            self.lost_usd += one.loss.usd
+            self.causes.add(one.loss)
+
+    def plan(self, plan: _Plan) -> None:
+        self.upgraded_usd += plan.upgraded_usd
+        self.plain_usd += plan.plain_usd
+        self.optimum_usd += plan.optimum_usd
+
+    @property
+    def planned_usd(self) -> tuple[float, float]:
+        low, high = sorted((float(self.upgraded_usd), float(self.plain_usd)))
+        return low, high
+
+
+class _Session:
+    def __init__(self, transcript: Transcript) -> None:
+        self.project, self.started_at = transcript.project, transcript.recording.started_at
+        self.subagents = 0
+        self.total = _Sum()
+        self.models: dict[str, int] = {}
+
+    def row(self, id: str) -> SessionRow:
+        total = self.total
+        return SessionRow(
+            session=id,
+            project=self.project,
+            started_at=self.started_at,
+            model=max(self.models, key=self.models.__getitem__, default=""),
+            calls=total.calls,
+            cold_calls=total.cold_calls,
+            subagents=self.subagents,
+            compactions=total.compactions,
+            usage=total.usage,
+            spent_usd=float(total.spent_usd),
+            lost_usd=float(total.lost_usd),
+            planned_usd=total.planned_usd,
+            optimum_usd=total.optimum_usd,
+            causes=total.causes.rows(),
+        )
+
+
+class Audit:
+    """Grows by one transcript after the other, oldest first: our plan learns from each for the next.
+
+    Nobody says whether a longer lifetime keeps the shorter-lived prefix in front of it, so the plan is played against
+    either rule, and what it would have cost is told as a range.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._rows: dict[str, Model | None] = {}
+        self._learned: dict[str, tuple[Learned, Learned]] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._by_model: dict[str, _Sum] = {}
+        self._total = _Sum()
+        self._conversations = 0
+        self._broken: list[BrokenLine] = []
+        self._broken_count = 0
+        self._span: tuple[float, float] | None = None
+
+    def row_of(self, name: str) -> Model | None:
+        """The catalog's row of a model, if it has a price there."""
+        if name not in self._rows:
+            try:
+                found = find_model(name, self._models)
+                self._rows[name] = found if found.prices else None
+            except UserError:
+                self._rows[name] = None
+        return self._rows[name]
+
+    def pass_over(self, line: BrokenLine) -> None:
+        self._broken_count += 1
+        if len(self._broken) < BROKEN_TOLD_MAX:
+            self._broken.append(line)
+
+    def add(self, transcript: Transcript) -> None:
+        session = self._sessions.setdefault(transcript.session, _Session(transcript))
+        session.subagents += transcript.subagent
+        self._conversations += 1
+        calls = transcript.recording.calls
+        first, last = self._span or (calls[0].at, calls[-1].at)
+        self._span = min(first, calls[0].at), max(last, calls[-1].at)
+        lanes: dict[str, list[_Judged]] = {}
+        for one in self._judged(transcript):
+            lanes.setdefault(one.model, []).append(one)
+            session.models[one.model] = session.models.get(one.model, 0) + 1
+            for total in (self._total, session.total, self._by_model.setdefault(one.model, _Sum())):
+                total.count(one)
+        for total in (self._total, session.total):
+            total.spent_usd += transcript.keeping_usd
+            total.plan(_Plan.of(transcript.keeping_usd))
+        # Every model has a cache of its own, so that its calls are planned by themselves.
+        for name, lane in lanes.items():
+            plan = self._plan(name, lane)
+            for total in (self._total, session.total, self._by_model[name]):
+                total.plan(plan)
+
+    def _judged(self, transcript: Transcript) -> Iterator[_Judged]:
+        calls, before = transcript.recording.calls, transcript.before
+        known = calls if before is None else (before, *calls)
+        lifetimes = lifetimes_of(known)
+        for index, call in enumerate(known):
+            if call is before:
+                continue
+            row, usage = self.row_of(call.model or ""), call.usage or Usage()
+            if row is None:
+                yield _Judged(call, usage, lifetimes[index])
+                continue
+            price = price_at(row, utc_date(call.at), usage.tokens_sent)
+            loss = None
+            if index and takes_marks(row):
+                around = _around(known, index)
+                loss = loss_of(
+                    known[index - 1], call, lifetimes[index - 1], rules=row.cache, price=price, around=around
+                )
+            yield _Judged(call, usage, lifetimes[index], row, price, cost_usd(usage, price), loss)
+
+    def _plan(self, name: str, lane: Sequence[_Judged]) -> _Plan:
+        """What our plan and the best one cost; what was paid, where there are no marks to plan."""
+        row = self.row_of(name)
+        if row is None or not takes_marks(row):
+            return _Plan.of(sum((one.spent_usd for one in lane), _NOTHING))
+        truths = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
+        learned = self._learned.get(name, (NOTHING_LEARNED, NOTHING_LEARNED))
+        policies = tuple(OurPolicy(known) for known in learned)
+        prompts = sized((Paid(one.call, one.price, one.ttl) for one in lane if one.price), row.cache)
+        costs = planned_usd(prompts, row, zip(truths, policies, strict=True))
+        self._learned[name] = policies[0].learned(), policies[1].learned()
+        replies = sum((one.reply_usd for one in lane), _NOTHING)
+        least = optimum_usd(prompts, row, truths[0]) + float(replies)
+        return _Plan(costs[0] + replies, costs[1] + replies, least)
+
+    def report(self) -> AuditReport:
+        total = self._total
+        sessions = (session.row(id) for id, session in self._sessions.items())
+        return AuditReport(
+            sessions=tuple(sorted(sessions, key=lambda row: (-row.lost_usd, -row.spent_usd, row.session))),
+            conversations=self._conversations,
+            calls=total.calls,
+            cold_calls=total.cold_calls,
+            compactions=total.compactions,
+            from_at=self._span[0] if self._span else 0.0,
+            to_at=self._span[1] if self._span else 0.0,
+            usage=total.usage,
+            spent_usd=float(total.spent_usd),
+            lost_usd=float(total.lost_usd),
+            planned_usd=total.planned_usd,
+            optimum_usd=total.optimum_usd,
+            causes=total.causes.rows(),
+            models=tuple(self._model_row(name, one) for name, one in sorted(self._by_model.items())),
+            broken_lines=self._broken_count,
+            broken=tuple(self._broken),
+        )
+
+    def _model_row(self, name: str, total: _Sum) -> ModelRow:
+        row = self.row_of(name)
+        spent = float(total.spent_usd) if row is not None else None
+        return ModelRow(name, total.calls, total.usage, spent, judged=row is not None and takes_marks(row))
+
+
+def takes_marks(row: Model) -> bool:
+    """Whether there is something to plan: two lifetimes that a request can ask for."""
+    return row.cache.kind == "marks" and {"5m", "1h"} <= row.cache.ttls_seconds.keys()
+
+
+def _around(calls: Sequence[RecordedCall], index: int) -> Around:
+    """What the sizes of the other calls tell of this one."""
+    first = calls[0].usage
+    following = calls[index + 1].usage if index + 1 < len(calls) else None
+    return Around(first.tokens_sent if first else None, read_next=following.cache_read if following else None)

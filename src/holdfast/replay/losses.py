@@ -1,0 +1,67 @@
+"""Why a recorded call was cold, and what that cost above reading what the call before had sent."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.prompt import Ttl
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.rows import CacheRules, Price
+from holdfast.economics.cost import cost_usd
+from holdfast.replay.colds import ALONE, Around, recorded_lifetimes, why_cold
+from holdfast.replay.play import is_cold
+from holdfast.replay.recording import RecordedCall, Recording
+
+MODEL_CHANGED = "model changed"
+UNCACHED = "uncached"
+"""The call before had nothing kept, so that there was nothing to read."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """So many tokens were sent anew that could have been read, for so much more than reading costs."""
+
+    cause: str
+    tokens: int
+    usd: Decimal
+
+
+def loss_of(
+    before: RecordedCall, call: RecordedCall, ttl: Ttl, *, rules: CacheRules, price: Price, around: Around = ALONE
+) -> Loss | None:
+    """None where the call was warm, or was cold because the conversation had been summed up.
+
+    `ttl` is how long the call before had its prefix kept.
+    """
+    cause = cause_of(before, call, ttl, rules, around=around)
+    if cause is None or call.usage is None or before.usage is None:
+        return None
+    usage = call.usage
+    tokens = min(before.usage.tokens_sent, usage.tokens_sent) - usage.cache_read
+    unread = usage.tokens_sent - usage.cache_read
+    paid = cost_usd(msgspec.structs.replace(usage, cache_read=0, output=0), price) * tokens / unread
+    return Loss(cause, tokens, max(Decimal(0), paid - cost_usd(Usage(cache_read=tokens), price)))
+
+
+def cause_of(
+    before: RecordedCall, call: RecordedCall, ttl: Ttl, rules: CacheRules, *, around: Around = ALONE
+) -> str | None:
+    """A cold call has one; one that was meant to begin anew, by a compaction or by going back, has none."""
+    if call.usage is None or before.usage is None:
+        return None
+    shared = min(before.usage.tokens_sent, call.usage.tokens_sent)
+    if shared < rules.tokens_min or not is_cold(call.usage, shared):
+        return None
+    if before.model != call.model and call.kept != 0:
+        return MODEL_CHANGED
+    if call.kept is not None:
+        return None
+    if not before.usage.cache_read + before.usage.cache_write:
+        return UNCACHED
+    return why_cold(before, call, rules, ttl, around=around)
+
+
+def lifetimes_of(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:
+    """For how long each call had its prefix kept; where nothing was ever written, as if for five minutes."""
+    short: Ttl = "5m"
+    return recorded_lifetimes(Recording("", "", (), tuple(calls))) or (short,) * len(calls)
