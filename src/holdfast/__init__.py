@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.errors import BudgetError as BudgetError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.errors import ProviderError as ProviderError
+    from holdfast.errors import SkillValidationError as SkillValidationError
     from holdfast.errors import StoreError as StoreError
     from holdfast.errors import UserError as UserError
     from holdfast.events.envelope import Event as Event
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from holdfast.runtime.session import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
     from holdfast.simulator.script import parse_script as parse_script
+    from holdfast.sources.skills.library import default_skills_dir as default_skills_dir
+    from holdfast.sources.skills.library import load_skills as load_skills
+    from holdfast.sources.skills.skill import Skill as Skill
+    from holdfast.sources.skills.skill import SkillSource as SkillSource
+    from holdfast.sources.skills.store import SkillStore as SkillStore
     from holdfast.stores.memory import MemoryStore as MemoryStore
 
 __version__ = "0.1.0"
@@ -56,6 +62,10 @@ _HOMES = {
     "ProviderError": "holdfast.errors",
     "Session": "holdfast.runtime.session",
     "SimulatedProvider": "holdfast.simulator.provider",
+    "Skill": "holdfast.sources.skills.skill",
+    "SkillSource": "holdfast.sources.skills.skill",
+    "SkillStore": "holdfast.sources.skills.store",
+    "SkillValidationError": "holdfast.errors",
     "StoreError": "holdfast.errors",
     "SwitchQuote": "holdfast.engine.switch",
     "SystemPromptBuilder": "holdfast.layers.builder",
@@ -69,6 +79,8 @@ _HOMES = {
     "View": "holdfast.canonical.view",
     "build_initial_context": "holdfast.runtime.context",
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
+    "default_skills_dir": "holdfast.sources.skills.library",
+    "load_skills": "holdfast.sources.skills.library",
     "next_wake": "holdfast.runtime.session",
     "parse_script": "holdfast.simulator.script",
     "run_sync": "holdfast.runtime.session",

@@ -3,11 +3,13 @@
 HoldfastError
 ├── UserError          what was asked cannot be done as asked; the message says what to do
 │   ├── OrderError     a layer that changes stands before one that does not
-│   └── BudgetError    the next call would pass a spending limit
+│   ├── BudgetError    the next call would pass a spending limit
+│   └── SkillValidationError    a folder is no skill that could be loaded
 ├── ProviderError      a provider refused, failed, or could not be reached
 └── StoreError         the event log cannot be read or written
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 FailureKind = Literal[
@@ -36,6 +38,14 @@ class OrderError(UserError):
 
 class BudgetError(UserError):
     """The next call could cost more than the session may still spend."""
+
+
+class SkillValidationError(UserError):
+    """A folder cannot be loaded as a skill; `errors` has a line for every reason."""
+
+    def __init__(self, errors: Sequence[str]) -> None:
+        super().__init__("; ".join(errors))
+        self.errors = tuple(errors)
 
 
 class ProviderError(HoldfastError):

@@ -92,8 +92,9 @@ HEAVY = ("aiohttp", "rich", "msgspec", "splintr", "sqlite3")
     [
         (["--help"], HEAVY),
         (["config", "--json"], ("aiohttp", "splintr", "sqlite3", "holdfast.providers.anthropic.spell")),
+        (["skills", "index"], ("aiohttp", "rich", "splintr", "sqlite3")),
     ],
-    ids=["help", "config"],
+    ids=["help", "config", "skills"],
 )
 def test_a_command_imports_nothing_heavy_that_it_does_not_need(words: list[str], heavy: tuple[str, ...]) -> None:
     program = f"""
@@ -111,7 +112,10 @@ def test_an_unknown_command_names_the_known_ones() -> None:
     result = start("dmeo")
     assert result.returncode == 2
     assert "No such command 'dmeo'" in result.stderr
-    assert "Known commands: audit, config, demo, diff, doctor, explain, replay, sessions, simulate." in result.stderr
+    assert (
+        "Known commands: audit, config, demo, diff, doctor, explain, replay, sessions, simulate, skills."
+        in result.stderr
+    )
 
 
 def test_an_error_is_one_line_and_no_traceback() -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "replay": "Play recorded conversations under other plans, and compare what they cost.",
     "sessions": "List, show and delete stored sessions.",
     "simulate": "Serve a provider simulator on a local port.",
+    "skills": "List, check and show skills, and what a prompt says of them.",
 }
 """Name and one line of help; `holdfast.cli.<name>` holds a click command called `command`."""
 

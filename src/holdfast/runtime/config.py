@@ -17,6 +17,7 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire import REQUESTS_MAX
+from holdfast.sources.home import holdfast_home
 
 CONFIG_BYTES_MAX = 1_000_000
 HOUR_SECONDS = 3600
@@ -98,7 +99,7 @@ def load_config(
     environ: Mapping[str, str], *, workspace: Path | None = None, flags: Mapping[str, object] | None = None
 ) -> Config:
     """Read the files and the environment once; wrong values are refused by name, with the place they stand in."""
-    home = _home(environ)
+    home = holdfast_home(environ)
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     models: dict[str, dict[str, object]] = {}
@@ -147,15 +148,6 @@ def value_of(config: Config, key: str) -> object:
         return config.requests_max.get(provider, REQUESTS_MAX)
     value: object = getattr(config, key)
     return value
-
-
-def _home(environ: Mapping[str, str]) -> Path:
-    if environ.get("HOLDFAST_HOME"):
-        return Path(environ["HOLDFAST_HOME"])
-    try:
-        return Path(environ.get("HOME") or Path.home()) / ".holdfast"
-    except RuntimeError as error:
-        raise UserError("there is no home folder to keep things in: set HOME or HOLDFAST_HOME") from error
 
 
 def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]]]:

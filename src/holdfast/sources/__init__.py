@@ -1,1 +1,1 @@
-"""What is on disk and around an agent: instruction files, git state, the environment it runs in."""
+"""What is on disk and around an agent: instruction files, skills, git state, the environment it runs in."""

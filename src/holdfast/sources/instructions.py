@@ -7,15 +7,14 @@ name. What is for everyone thus stands before what is for one person or one tool
 the last word.
 """
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import UserError
+from holdfast.sources.files import cannot_read, read_regular
 from holdfast.sources.finding import Finding
 from holdfast.sources.root import find_git_root
 from holdfast.sources.text import path_text, read_text
@@ -37,7 +36,6 @@ RULES_SUFFIXES = (".md", ".mdc", ".txt")
 
 # What may precede the text that counts: a byte order mark and blank lines.
 _SLACK_BYTES = 65_536
-_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class InstructionFile(msgspec.Struct, frozen=True):
@@ -138,7 +136,7 @@ def _home_candidates(home: Path | None, findings: list[Finding]) -> Iterator[_Ca
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:
-        findings.append(Finding("~", _cannot_read(error)))
+        findings.append(Finding("~", cannot_read(error)))
         return
     for name in HOME_NAMES:
         yield _Candidate(f"~/{name}", root / name, root, in_home=True)
@@ -149,7 +147,7 @@ def _folders(cwd: Path, findings: list[Finding]) -> tuple[Path, ...]:
     try:
         here = Path(os.path.realpath(cwd, strict=True))
     except (OSError, ValueError) as error:
-        findings.append(Finding(path_text(cwd), _cannot_read(error)))
+        findings.append(Finding(path_text(cwd), cannot_read(error)))
         return ()
     root = find_git_root(here) or here
     inner = here.relative_to(root).parts
@@ -169,7 +167,7 @@ def _rules(folder: Path, root: Path, rules_max: int, findings: list[Finding]) ->
     except (FileNotFoundError, NotADirectoryError):
         return [], 0
     except OSError as error:
-        findings.append(Finding(shown, _cannot_read(error)))
+        findings.append(Finding(shown, cannot_read(error)))
         return [], 0
     # By raw bytes: the order must not depend on the locale nor on the file system.
     names.sort(key=os.fsencode)
@@ -188,37 +186,20 @@ def _read_start(candidate: _Candidate, bytes_max: int, findings: list[Finding]) 
             findings.append(Finding(candidate.shown, f"{reason} is a link that leads out of its folder"))
             if not candidate.in_home:
                 return None
-        raw = _read_regular(real, bytes_max + 1)
+        read = read_regular(real, bytes_max + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.islink(candidate.path):
-            findings.append(Finding(candidate.shown, _cannot_read(error)))
+            findings.append(Finding(candidate.shown, cannot_read(error)))
         return None
     except OSError as error:
-        findings.append(Finding(candidate.shown, _cannot_read(error)))
+        findings.append(Finding(candidate.shown, cannot_read(error)))
         return None
-    if raw is None:
+    if read is None:
         findings.append(Finding(candidate.shown, "not read: it is not a regular file"))
         return None
+    raw = read.raw
     whole = len(raw) <= bytes_max
     return _Start(candidate.shown, read_text(raw[:bytes_max], whole=whole).strip(), whole)
-
-
-def _read_regular(path: Path, bytes_max: int) -> bytes | None:
-    """The start of a regular file; None for anything else, without waiting for what a pipe may say."""
-    opened = os.open(path, _OPEN_FLAGS)
-    try:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            return None
-        with os.fdopen(opened, "rb", closefd=False) as file:
-            return file.read(bytes_max)
-    finally:
-        os.close(opened)
-
-
-def _cannot_read(error: OSError | ValueError) -> str:
-    # By its number: the system's own words differ from locale to locale.
-    name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
-    return f"cannot be read ({name or type(error).__name__})"
 
 
 def _comparable(text: str) -> str:

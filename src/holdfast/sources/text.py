@@ -23,6 +23,8 @@ def one_line(raw: bytes) -> str:
 
 def path_text(path: str | os.PathLike[str]) -> str:
     """A path as one line, with `/` between its parts."""
+    if isinstance(path, str) and os.sep == "/" and path.isascii() and path.isprintable():
+        return path
     try:
         # The name's raw bytes: how Python spells them depends on the locale.
         raw = os.fsencode(path)
