@@ -113,7 +113,7 @@ def test_an_unknown_command_names_the_known_ones() -> None:
     assert result.returncode == 2
     assert "No such command 'dmeo'" in result.stderr
     assert (
-        "Known commands: audit, config, demo, diff, doctor, explain, replay, sessions, simulate, skills."
+        "Known commands: audit, config, demo, diff, doctor, explain, learned, replay, sessions, simulate, skills."
         in result.stderr
     )
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
     "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",
     "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
+    "learned": "Show what stored sessions have taught those that come after them.",
     "replay": "Play recorded conversations under other plans, and compare what they cost.",
     "sessions": "List, show and delete stored sessions.",
     "simulate": "Serve a provider simulator on a local port.",

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+from holdfast.cli.stores import open_configured
 
+if TYPE_CHECKING:
     from holdfast.events.envelope import Event
     from holdfast.events.log import Log
     from holdfast.ledger.calls import CallRecord
@@ -29,7 +29,7 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
     """The stored sessions, newest activity first."""
     import msgspec
 
-    with _open(db) as log:
+    with open_configured(db) as log:
         rows = log.sessions(limit=limit)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
@@ -58,7 +58,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 
     from holdfast.ledger.calls import calls, keeping_cost_usd, pinging_cost_usd
 
-    with _open(db) as log:
+    with open_configured(db) as log:
         events = _events(log, session_id)
     records = tuple(calls(events))
     if as_json:
@@ -84,7 +84,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
 def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Remove one session and all its events for good."""
-    with _open(db) as log:
+    with open_configured(db) as log:
         count = len(_events(log, session_id))
         if dry_run:
             click.echo(f"would delete session {session_id} with {count} events")
@@ -92,25 +92,6 @@ def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
         if not yes:
             click.confirm(f"Delete session {session_id} with {count} events for good?", abort=True)
         click.echo(f"deleted session {session_id} with {log.delete(session_id)} events")
-
-
-def _open(db: str | None) -> "AbstractContextManager[Log]":
-    """The store, if there is one: looking at sessions makes no file."""
-    import contextlib
-    import os
-    from pathlib import Path
-
-    from holdfast.errors import UserError
-    from holdfast.runtime.config import load_config
-    from holdfast.stores.memory import MemoryStore
-    from holdfast.stores.open import open_store
-
-    if db is None:
-        path = load_config(os.environ, workspace=Path.cwd()).db_path
-        return contextlib.closing(open_store(path) if "://" in path or Path(path).exists() else MemoryStore())
-    if "://" not in db and not Path(db).exists():
-        raise UserError(f"there is no store at {db!r}; check the path")
-    return contextlib.closing(open_store(db))
 
 
 def _events(log: "Log", session_id: str) -> "list[Event]":

@@ -24,7 +24,6 @@ from holdfast.planning.memory import (
 )
 from holdfast.planning.pings import LIFETIMES_SECONDS, Idle, plan_ping
 from holdfast.planning.policy import Moment, Ping, Pinged
-from holdfast.planning.savings import Warmth, with_savings
 
 FLOOR_SHARE = 0.8
 """A mark that is surely below the floor is left out; one that may be above costs nothing where it is not."""
@@ -41,8 +40,8 @@ def plan_call(
 ) -> Planned:
     """The marks of the next call. Looks at the head, at the end, and at what it remembers; not at the history.
 
-    With `keep_small` marks below the floor stay: for sizes that nobody has confirmed yet. They cost nothing, and one
-    that is missing for a wrong estimate costs a whole prompt.
+    What each saves is told by `plan`. With `keep_small` marks below the floor stay: for sizes that nobody has confirmed
+    yet. They cost nothing, and one that is missing for a wrong estimate costs a whole prompt.
     """
     scroll, rules = moment.scroll, moment.rules
     alive = living(memory, moment.at)
@@ -65,15 +64,7 @@ def plan_call(
         for piece, reason in places
         if piece >= first
     )
-    told = with_savings(
-        marks,
-        scroll,
-        Warmth(stakes.prompt, stakes.prompt - stakes.written),
-        gaps,
-        rules=rules,
-        price=moment.price,
-    )
-    return Planned(Plan(told, odds, _notes(marks, floor, rules.tokens_min), floor), choice, stakes)
+    return Planned(Plan(marks, odds, _notes(marks, floor, rules.tokens_min), floor), choice, stakes)
 
 
 def _notes(marks: tuple[Mark, ...], floor: int, table_tokens: int) -> tuple[str, ...]:

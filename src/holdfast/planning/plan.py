@@ -1,5 +1,7 @@
 """The plan of a call, for every kind of cache."""
 
+import msgspec
+
 from holdfast.canonical.prompt import Plan
 from holdfast.planning.gaps import expected
 from holdfast.planning.marks import Profile, plan_marks
@@ -24,10 +26,14 @@ def plan(
     """
     rules, scroll = moment.rules, moment.scroll
     if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
-        return plan_call(moment, memory, learned, keep_small=keep_small).plan
-    placed = plan_marks(scroll, rules, profile=profile)
-    known = bool(memory.pieces) and memory.pieces <= len(scroll.tokens)
-    prompt = memory.tail_tokens + sum(scroll.tokens[memory.pieces :]) if known else scroll.tokens_total
+        planned = plan_call(moment, memory, learned, keep_small=keep_small)
+        made, stakes = planned.plan, planned.stakes
+        warmth = Warmth(stakes.prompt, stakes.prompt - stakes.written)
+    else:
+        made = plan_marks(scroll, rules, profile=profile)
+        known = bool(memory.pieces) and memory.pieces <= len(scroll.tokens)
+        prompt = memory.tail_tokens + sum(scroll.tokens[memory.pieces :]) if known else scroll.tokens_total
+        warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if known else 0)
     gaps = expected(memory.gaps.all, learned.gaps.all)
-    warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if known else 0)
-    return Plan(with_savings(placed.marks, scroll, warmth, gaps, rules=rules, price=moment.price))
+    told = with_savings(made.marks, scroll, warmth, gaps, rules=rules, price=moment.price)
+    return msgspec.structs.replace(made, marks=told)

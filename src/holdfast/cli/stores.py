@@ -1,0 +1,27 @@
+"""Which store a command looks at."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from holdfast.events.log import Log
+
+
+def open_configured(db: str | None) -> "AbstractContextManager[Log]":
+    """The store, if there is one: looking at sessions makes no file."""
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from holdfast.errors import UserError
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.memory import MemoryStore
+    from holdfast.stores.open import open_store
+
+    if db is None:
+        path = load_config(os.environ, workspace=Path.cwd()).db_path
+        return contextlib.closing(open_store(path) if "://" in path or Path(path).exists() else MemoryStore())
+    if "://" not in db and not Path(db).exists():
+        raise UserError(f"there is no store at {db!r}; check the path")
+    return contextlib.closing(open_store(db))
