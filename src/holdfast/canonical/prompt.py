@@ -111,13 +111,15 @@ class Odds(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the marks go; pieces are counted from the start of the prompt. `notes` say what was not done, and why.
 
-    `floor_tokens` is the size from which on prompts were taken to be cached.
+    `floor_tokens` is the size from which on prompts were taken to be cached, `expected_read_tokens` what this request
+    must read of what was kept before.
     """
 
     marks: tuple[Mark, ...] = ()
     odds: Odds | None = None
     notes: tuple[str, ...] = ()
     floor_tokens: int | None = None
+    expected_read_tokens: int = 0
 
 
 class Parameters(msgspec.Struct, frozen=True):

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import open_configured
+from holdfast.cli.stores import configured_models, open_configured
 
 if TYPE_CHECKING:
     from holdfast.events.envelope import Event
     from holdfast.events.log import Log
     from holdfast.ledger.calls import CallRecord
+    from holdfast.ledger.verdicts import Verdict
 
 
 @click.group("sessions")
@@ -57,18 +58,27 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     import msgspec
 
     from holdfast.ledger.calls import calls, keeping_cost_usd, pinging_cost_usd
+    from holdfast.ledger.verdicts import verdicts
 
     with open_configured(db) as log:
         events = _events(log, session_id)
     records = tuple(calls(events))
+    judged = {one.request_id: one.verdict for one in verdicts(events, configured_models())}
     if as_json:
-        shown = [{**msgspec.to_builtins(one), "prefix_held": one.prefix_held} for one in records]
+        shown = [
+            {
+                **msgspec.to_builtins(one),
+                "prefix_held": one.prefix_held,
+                "verdict": msgspec.to_builtins(judged.get(one.request_id)),
+            }
+            for one in records
+        ]
         click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return
     from holdfast.cli.tables import show_table
 
-    headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix")
-    show_table(headings, map(_call_row, records))
+    headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
+    show_table(headings, (_call_row(one, judged.get(one.request_id)) for one in records))
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
     kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
@@ -103,11 +113,18 @@ def _events(log: "Log", session_id: str) -> "list[Event]":
     return events
 
 
-def _call_row(call: "CallRecord") -> tuple[str, ...]:
+def _call_row(call: "CallRecord", verdict: "Verdict | None") -> tuple[str, ...]:
     usage = call.usage
     held = "held" if call.prefix_held else f"moved: {call.moved_layer} at byte {call.moved_byte}"
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
-    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held)
+    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held, *_told(verdict))
+
+
+def _told(verdict: "Verdict | None") -> tuple[str, str]:
+    if verdict is None:
+        return "", ""
+    at_fault = f" ({verdict.component})" if verdict.component else ""
+    return f"{verdict.kind}{at_fault}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
 
 
 def _time(at: float) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from holdfast.catalog.lookup import Models
     from holdfast.events.log import Log
 
 
@@ -25,3 +26,15 @@ def open_configured(db: str | None) -> "AbstractContextManager[Log]":
     if "://" not in db and not Path(db).exists():
         raise UserError(f"there is no store at {db!r}; check the path")
     return contextlib.closing(open_store(db))
+
+
+def configured_models() -> "Models":
+    """The catalog, with what the configuration adds and corrects."""
+    import os
+    from pathlib import Path
+
+    from holdfast.catalog.lookup import shipped_models
+    from holdfast.catalog.overrides import with_overrides
+    from holdfast.runtime.config import load_config
+
+    return with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)

@@ -50,6 +50,7 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
+from holdfast.providers.tier_parameters import settings_of
 
 DRAIN_SECONDS_MAX = 0.2
 
@@ -165,6 +166,7 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         links=tuple(scroll.links[shared:]),
         parameters_digest=digest(parts.adapter.opening(talk.parameters) if kept else opening),
         body_bytes=len(body),
+        settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
     )
     async with cross(parts.gate, claim_of(talk, scroll, plan), parts.clock) as crossing:
         request_id = parts.new_id(crossing.started_at)

@@ -114,7 +114,8 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
 class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     """The plan, and the digest chain from the first block that the call before did not have.
 
-    `shared_blocks` leading blocks are those of the call before, byte for byte.
+    `shared_blocks` leading blocks are those of the call before, byte for byte. `settings` are the parameters that a
+    cached prefix depends on, by the names that the catalog's rules have for them.
     """
 
     plan: Plan
@@ -123,6 +124,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     links: tuple[Link, ...]
     parameters_digest: str
     body_bytes: int
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):

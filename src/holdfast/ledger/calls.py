@@ -29,6 +29,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
     number: int
     at: float
+    request_id: str
     model: str
     usage: Usage
     cost_usd: Decimal
@@ -91,6 +92,7 @@ def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, reques
     return CallRecord(
         number=number,
         at=at,
+        request_id=it.request_id,
         model=it.model,
         usage=it.usage,
         cost_usd=it.cost_usd,

@@ -59,7 +59,8 @@ class Memory(msgspec.Struct, frozen=True):
     """What a session knows of itself: everything here follows from its calls and pings so far.
 
     `last_at` is when the last call began, `used_at` when what is cached was last used, by a call or a ping.
-    `tail_piece` is where the newest entry ends and `tail_tokens` what it holds; `pieces` of the prompt are in that.
+    `tail_piece` is where the newest entry ends and `tail_tokens` what the prompt had, `kept_tokens` what of it the
+    provider said to hold; `pieces` of the prompt are in that.
     """
 
     calls: int = 0
@@ -69,6 +70,7 @@ class Memory(msgspec.Struct, frozen=True):
     waited_for: WaitedFor = "start"
     tail_piece: int | None = None
     tail_tokens: int = 0
+    kept_tokens: int = 0
     pieces: int = 0
     base: Base = "none"
     anchor: Anchor | None = None
@@ -92,6 +94,17 @@ def living(memory: Memory, at: float) -> Anchor | None:
     """The anchor, if it has been used within its lifetime."""
     anchor = memory.anchor
     return anchor if anchor is not None and at - anchor.used_at < LIFETIMES_SECONDS["1h"] else None
+
+
+def sure_read(memory: Memory, at: float) -> int:
+    """How many tokens a request at this time must read, by what the provider has said and whatever upgrades.
+
+    What was used within the short lifetime is there; later, only what was written for long from its first token.
+    """
+    if memory.used_at is not None and at - memory.used_at < LIFETIMES_SECONDS["5m"]:
+        return memory.kept_tokens
+    anchor = living(memory, at)
+    return anchor.tokens if anchor is not None and anchor.sound else 0
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -132,6 +145,7 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
         waited_for=sent.waited_for,
         tail_piece=tail.piece if tail else None,
         tail_tokens=usage.tokens_sent,
+        kept_tokens=usage.cache_read + usage.cache_write,
         pieces=sent.pieces,
         base=base,
         anchor=anchor,
@@ -152,6 +166,7 @@ def after_ping(memory: Memory, ping: Pinged) -> Memory:
         used_at=ping.at,
         tail_piece=ping.piece,
         tail_tokens=ping.marked_tokens,
+        kept_tokens=ping.usage.cache_read + ping.usage.cache_write,
         pieces=ping.pieces,
         base=base,
         anchor=anchor,

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.canonical.prompt import Plan
 from holdfast.planning.gaps import expected
 from holdfast.planning.marks import Profile, plan_marks
-from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory
+from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory, sure_read
 from holdfast.planning.ours import plan_call
 from holdfast.planning.policy import Moment
 from holdfast.planning.savings import Warmth, with_savings
@@ -36,4 +36,4 @@ def plan(
         warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if known else 0)
     gaps = expected(memory.gaps.all, learned.gaps.all)
     told = with_savings(made.marks, scroll, warmth, gaps, rules=rules, price=moment.price)
-    return msgspec.structs.replace(made, marks=told)
+    return msgspec.structs.replace(made, marks=told, expected_read_tokens=sure_read(memory, moment.at))

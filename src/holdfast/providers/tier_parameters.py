@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from holdfast.cachemodel.tiers import TierParameters
 from holdfast.canonical.blocks import Block, Image, Opaque, ToolResult
 from holdfast.canonical.encoding import canonical_json
 from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.tools import ToolSpec
+from holdfast.catalog.rows import CacheRules
 from holdfast.providers.fields import decoded, extra_field, field_of, same_spelling
 from holdfast.providers.gemini.opening import TOOL_CONFIG
 
@@ -56,6 +59,18 @@ def gemini_parameters(parameters: Parameters, others: Mapping[str, str | None]) 
     foreign = extra_field(parameters, TOOL_CONFIG)
     chosen = canonical_json(foreign).decode() if foreign else same_spelling(parameters.tool_choice_json)
     return TierParameters(parameters.model, others={"tool_config": chosen, **others})
+
+
+def settings_of(provider: str, rules: CacheRules, parameters: Parameters) -> tuple[tuple[str, str], ...]:
+    """What of the parameters a cached prefix depends on, by name; whatever is not set is left out."""
+    if provider == "gemini":
+        found = gemini_parameters(parameters, {})
+    elif rules.kind == "marks":
+        found = anthropic_parameters((), parameters)
+    else:
+        found = openai_parameters(parameters)
+    named: dict[str, object] = {**msgspec.structs.asdict(found), **found.others}
+    return tuple((name, value) for name, value in sorted(named.items()) if isinstance(value, str) and name != "model")
 
 
 def is_web_search(block: Block | ToolSpec) -> bool:

@@ -1,0 +1,158 @@
+"""`holdfast certify`: a stored session is made anew from its log, and nothing in it may have moved."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli.main import command
+from holdfast.clock import ManualClock
+from holdfast.engine.tools import tool
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessageAppended, RequestPrepared
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.sqlite import SqliteStore
+
+PROMPT = "Follow the rules of the house. " * 2000
+SCRIPT = """
+{"content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]}
+{"content": "Seen."}
+{"content": "Yes."}
+{"content": "Yes."}
+"""
+
+
+def look() -> str:
+    """Look."""
+    return "milk"
+
+
+class Kept:
+    """A session in a file, with a tool, volatile text and a pause in it."""
+
+    def __init__(self, folder: Path, *, model: str = "anthropic:claude-sonnet-5-5", layout: str = "default") -> None:
+        self.db, self.model, self.layout = folder / "log.db", model, layout
+        self.clock, self.id = ManualClock(), ""
+
+    async def play(self) -> None:
+        said = iter(["spring", "spring", "summer", "autumn"])
+        options: Options = {
+            "model": self.model,
+            "store": str(self.db),
+            "wire": SimulatedProvider(clock=self.clock, script=SCRIPT),
+            "clock": self.clock,
+            "system_prompt": PROMPT,
+            "system_prompt_volatile": lambda: next(said, "winter"),
+            "tools": [tool(look)],
+            "allow_uncached": True,
+        }
+        if self.layout == "seed":
+            options["layout"] = "seed"
+        async with Session.create(**options) as session:
+            self.id = session.id
+            await session.send("Look. " * 3_000)
+            self.clock.advance(400)
+            await session.send("So?")
+            await session.send("And?")
+
+    def change(self, number: int, payload: AnyPayload) -> None:
+        """Rewrite one event of the log."""
+        with SqliteStore(self.db) as store:
+            events: list[Event] = list(store.read(self.id))
+            events[number] = msgspec.structs.replace(events[number], payload=payload)
+            store.delete(self.id)
+            store.append(events).result(10)
+
+    def events(self) -> list[Event]:
+        with SqliteStore(self.db) as store:
+            return list(store.read(self.id))
+
+    def certify(self, *more: str) -> Result:
+        return CliRunner().invoke(command, ["certify", self.id, "--db", str(self.db), *more])
+
+
+@pytest.mark.parametrize(
+    "model", ["anthropic:claude-sonnet-5-5", "openai:gpt-5.6", "openai-chat:gpt-5.6", "gemini:gemini-2.5-pro"]
+)
+async def test_a_session_holds_with_every_provider(tmp_path: Path, model: str) -> None:
+    kept = Kept(tmp_path, model=model)
+    await kept.play()
+    result = kept.certify()
+    assert result.exit_code == 0, result.output
+    assert "4 requests hold" in result.output
+
+
+async def test_each_request_says_with_how_many_bytes_of_which_call_it_begins(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    await kept.play()
+    first, second, third, fourth = json.loads(kept.certify("--json").output)
+    assert (first["equal_to_call"], first["prefix_bytes"], first["expected_read_tokens"]) == (None, 0, 0)
+    assert (second["equal_to_call"], second["expected_read_tokens"]) == (1, second["read_tokens"])
+    assert second["prefix_bytes"] > len(PROMPT)
+    # After a pause nothing has to be read; the bytes are the same all the same.
+    assert (third["expected_read_tokens"], third["equal_to_call"]) == (0, 2)
+    assert fourth["prefix_bytes"] > third["prefix_bytes"] > second["prefix_bytes"]
+
+
+async def test_a_message_that_was_changed_on_the_log_is_found(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    await kept.play()
+    place, old = next(
+        (number, event.payload)
+        for number, event in enumerate(kept.events())
+        if isinstance(event.payload, MessageAppended)
+    )
+    message = msgspec.structs.replace(old.message, content=(*old.message.content, *old.message.content))
+    kept.change(place, MessageAppended(message))
+    result = kept.certify()
+    assert result.exit_code == 1
+    assert "call 1 does not hold: the log makes other bytes than were sent: block" in result.output
+    assert "layer 'history'" in result.output
+
+
+async def test_a_read_that_is_short_is_found(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    await kept.play()
+    events = kept.events()
+    place = [number for number, event in enumerate(events) if isinstance(event.payload, LlmCallCompleted)][1]
+    call = events[place].payload
+    assert isinstance(call, LlmCallCompleted)
+    usage = msgspec.structs.replace(call.usage, cache_read=0, input=call.usage.cache_read)
+    kept.change(place, msgspec.structs.replace(call, usage=usage))
+    result = kept.certify()
+    assert result.exit_code == 1
+    assert "call 2 does not hold: 0 tokens were read of" in result.output
+
+
+async def test_a_prefix_that_moved_is_found_with_its_layer_and_byte(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, layout="seed")
+    await kept.play()
+    result = kept.certify()
+    assert result.exit_code == 1
+    assert "the prefix moved: block" in result.output
+    assert "layer 'volatile', from byte" in result.output
+
+
+async def test_bytes_of_another_spelling_are_not_vouched_for(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    await kept.play()
+    place, old = next(
+        (number, event.payload)
+        for number, event in enumerate(kept.events())
+        if isinstance(event.payload, RequestPrepared)
+    )
+    kept.change(place, msgspec.structs.replace(old, encoding="ours-0"))
+    result = kept.certify()
+    assert result.exit_code == 1
+    assert "spelled by ours-0" in result.output
+
+
+def test_a_session_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "log.db").close()
+    result = CliRunner().invoke(command, ["certify", "nobody", "--db", str(tmp_path / "log.db")])
+    assert result.exit_code == 1
+    assert "there is no session 'nobody'" in str(result.exception)
