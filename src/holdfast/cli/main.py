@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
     "learned": "Show what stored sessions have taught those that come after them.",
     "replay": "Play recorded conversations under other plans, and compare what they cost.",
+    "report": "Show what stored sessions spent, saved and lost, and what broke their caches.",
     "sessions": "List, show and delete stored sessions.",
     "simulate": "Serve a provider simulator on a local port.",
     "skills": "List, check and show skills, and what a prompt says of them.",
