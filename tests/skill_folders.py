@@ -1,7 +1,12 @@
 """Folders of skills for tests: written as a person would write them, or as nobody should."""
 
+import os
 from pathlib import Path
+from typing import Any, Unpack
 
+from agents import MakeAgent, says
+from holdfast.canonical.blocks import ToolUse
+from holdfast.runtime.options import Options
 from holdfast.sources.skills.found import SkillRoot
 from holdfast.sources.skills.library import SkillLibrary, read_library
 from holdfast.sources.skills.skill import SkillMode, SkillReport, SkillSource
@@ -32,3 +37,43 @@ def names_in(root: Path, mode: SkillMode = "seed", source: SkillSource = "worksp
 
 def rules_of(report: SkillReport, severity: str = "error") -> list[str]:
     return [finding.rule for finding in report.findings if finding.severity == severity]
+
+
+INDEX = (
+    "## Available skills\n"
+    "Use `skill_search(query)` to filter and `skill_load(name)` to read a body.\n"
+    "- deploy: A test skill. Use it in tests.\n"
+    "- pdf: A test skill. Use it in tests.\n"
+    "- review: A test skill. Use it in tests."
+)
+"""What a prompt says of the skills of `write_project`."""
+
+
+def write_project(folder: Path) -> Path:
+    """A workspace with two skills of its own; the user has one more, and another version of one of them."""
+    write_skill(folder / ".holdfast/skills", "review", body="Review it.\n")
+    write_skill(folder / ".holdfast/skills", "deploy", body="Deploy it.\n")
+    home = Path(os.environ["HOLDFAST_HOME"])
+    write_skill(home / "skills", "pdf", body="Fill it.\n")
+    write_skill(home / "skills", "review", body="Another review.\n")
+    return folder
+
+
+def load(name: str) -> ToolUse:
+    return ToolUse(f"t_{name}", "skill_load", f'{{"name":"{name}"}}')
+
+
+def system_texts(body: Any) -> list[str]:
+    return [block["text"] for block in body["system"]]
+
+
+def tool_names(body: Any) -> list[str]:
+    return [tool["name"] for tool in body.get("tools", ())]
+
+
+async def first_request(agent: MakeAgent, **options: Unpack[Options]) -> Any:
+    """The first request of a session with these options."""
+    one = agent(says("ok"), **options)
+    async with one.session as session:
+        await session.send("hello")
+    return one.bodies[0]

@@ -2,50 +2,18 @@
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import msgspec
 import pytest
 
 from agents import MakeAgent, moved_prefixes, says
-from holdfast import ConfirmationRequest, LayerText, MemoryStore, Session, SimulatedProvider, UserError, parse_script
-from holdfast.canonical.blocks import Text, ToolResult, ToolUse
-from holdfast.clock import CountedIds, ManualClock
+from holdfast import ConfirmationRequest, LayerText, MemoryStore, Session, SimulatedProvider, UserError
+from holdfast.canonical.blocks import ToolUse
+from holdfast.clock import ManualClock
 from holdfast.events.payloads import EpochOpened, LlmCallCompleted, MemoryUpdated, RequestPrepared, ToolFailed
 from holdfast.runtime.options import Options
-from simulated import LONG
-
-
-def played(*replies: list[dict[str, object]] | str) -> SimulatedProvider:
-    script = "\n".join(msgspec.json.encode({"content": reply}).decode() for reply in replies)
-    return SimulatedProvider(clock=ManualClock(), script=parse_script(script))
-
-
-def uses(name: str, **arguments: object) -> dict[str, object]:
-    return {"type": "tool_use", "id": f"toolu_{name}", "name": name, "input": arguments}
-
-
-def results(session: Session) -> list[str]:
-    return [
-        part.text
-        for message in session.history
-        for block in message.content
-        if isinstance(block, ToolResult)
-        for part in block.content
-        if isinstance(part, Text)
-    ]
-
-
-def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Session:
-    given: Options = {
-        "model": "anthropic:claude-sonnet-5-5",
-        "system_prompt": LONG,
-        "store": MemoryStore(),
-        "wire": provider,
-        "clock": ManualClock(),
-        "new_id": CountedIds(),
-    }
-    return Session.create(**(given | options))
+from played_sessions import new_session, played, results, uses
 
 
 async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_session_shows_its_calls() -> None:
     output = run("sessions", "show", row["id"]).output
     *rows, total = output.splitlines()
     assert [line.split()[0] for line in rows] == ["call", *map(str, range(1, 13))]
-    assert total == "12 calls, $0.032586; anthropic:claude-sonnet-5-5"
+    assert total == "12 calls, $0.032894; anthropic:claude-sonnet-5-5"
     assert output.count("held") == 23
     assert output.count("first_use") == 1
 
@@ -363,7 +363,7 @@ def test_the_configuration_is_shown_with_its_origins(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOLDFAST_MODEL", "anthropic:claude-opus-5-5")
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "config.toml").write_text(
-        'steps_max = 7\n[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
+        'steps_max = 7\n[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n[project]\ncontext = "a\\nb"\n'
     )
     shown = json.loads(run("config", "--json", "--workspace", str(tmp_path)).output)
     assert shown["model"] == {"value": "anthropic:claude-opus-5-5", "from": "HOLDFAST_MODEL"}
@@ -375,6 +375,8 @@ def test_the_configuration_is_shown_with_its_origins(monkeypatch: pytest.MonkeyP
     table = run("config", "--workspace", str(tmp_path)).output
     assert re.search(r"^spend_max_usd +none +default", table, re.MULTILINE)
     assert "models.anthropic:mine" in table
+    assert shown["project"] == {"context": "a\nb"}
+    assert re.search(r"^project.context +a\ufffdb ", table, re.MULTILINE)
 
 
 def simulate(*arguments: str) -> "subprocess.Popen[str]":

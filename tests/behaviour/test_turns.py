@@ -235,7 +235,7 @@ async def test_the_seed_profile_marks_tools_and_system_only(agent: MakeAgent) ->
     async with one.session as session:
         await session.send("hello")
     body = one.bodies[0]
-    assert "cache_control" in body["tools"][0]
+    assert "cache_control" in body["tools"][-1]
     # The system prompt, its padding, and the volatile text.
     assert ["cache_control" in block for block in body["system"]] == [False, True, False]
     assert "cache_control" not in body["messages"][0]["content"][0]

@@ -25,11 +25,20 @@ def command(as_json: bool, workspace: Path) -> None:
     }
     if as_json:
         shown = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
-        click.echo(msgspec.json.format(msgspec.json.encode({**shown, "models": config.models})).decode())
+        click.echo(
+            msgspec.json.format(
+                msgspec.json.encode({**shown, "models": config.models, "project": config.project})
+            ).decode()
+        )
         return
 
     from holdfast.cli.tables import show_table
+    from holdfast.sources.text import one_line
 
     rows = [(key, "none" if value is None else str(value), origins[key]) for key, value in values.items()]
     rows += [(f"models.{id}", "added or changed", config.origins[f"models.{id}"]) for id in config.models]
+    rows += [
+        (f"project.{key}", one_line(text.encode()), config.origins[f"project.{key}"])
+        for key, text in config.project.items()
+    ]
     show_table(("setting", "value", "from"), rows)

@@ -13,6 +13,8 @@ from holdfast.canonical.blocks import Image, Text, ToolResult, ToolUse
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.tools import ToolSpec, check_arguments
 from holdfast.clock import Clock, system_clock
+from holdfast.engine.activation import NOTHING_ACTIVE, Activations, SkillActivationRegistry
+from holdfast.engine.allowing import reason_against_skills
 from holdfast.engine.confirm import NO_RULES, Confirmer, Rules, reason_against
 from holdfast.engine.context import NOWHERE, Surroundings, ToolContext
 from holdfast.engine.output import shortened, tool_content
@@ -67,20 +69,29 @@ class Toolbox:
         return tuple(self._tools[name].spec for name in sorted(self._tools))
 
     async def run(
-        self, calls: Sequence[ToolUse], record: Record, *, turn_id: str | None = None
+        self,
+        calls: Sequence[ToolUse],
+        record: Record,
+        *,
+        turn_id: str | None = None,
+        active: Activations = NOTHING_ACTIVE,
     ) -> tuple[ToolResult, ...]:
-        """Answer every call, in the order of the calls; cancelled, the ones under way are answered as such."""
+        """Answer every call, in the order of the calls; cancelled, the ones under way are answered as such.
+
+        `active` is what the model had loaded before it made these calls; the rules of those skills hold for them.
+        """
         if not calls:
             return ()
         gate = asyncio.Semaphore(self._at_once_max)
         answers = [refusal(call, "The call was cancelled before it was run.") for call in calls]
+        registry = SkillActivationRegistry(active, self._around.activation_limits)
 
         async def answer(number: int, call: ToolUse) -> None:
             async with gate:
                 answers[number] = refusal(call, "The call was cancelled.")
-                context = ToolContext(self._around, tool_use_id=call.id, turn_id=turn_id)
+                context = ToolContext(self._around, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry)
                 keep = functools.partial(answers.__setitem__, number)
-                await self._answer(_Call(call, record, keep, clock=self._clock, context=context))
+                await self._answer(_Call(call, record, keep, clock=self._clock, context=context), active)
 
         tasks = [asyncio.ensure_future(answer(number, call)) for number, call in enumerate(calls)]
         cancelled = False
@@ -97,7 +108,7 @@ class Toolbox:
             raise failure
         return tuple(answers)
 
-    async def _answer(self, call: "_Call") -> None:
+    async def _answer(self, call: "_Call", active: Activations) -> None:
         used = call.use
         chosen = self._tools.get(used.name)
         if chosen is None:
@@ -109,7 +120,7 @@ class Toolbox:
             await call.record(ToolInputInvalid(used.name, findings))
             await call.fail("validation_error", "The arguments do not fit the schema: " + "; ".join(findings))
             return
-        if refused := self._reason_against(chosen, used):
+        if refused := self._reason_against(chosen, used, active):
             await call.fail(*refused)
             return
         if not await self._confirmed(chosen, call):
@@ -118,8 +129,9 @@ class Toolbox:
         await call.record(ToolCalled(used.id, used.name, digest(sent), len(sent), chosen.side_effects))
         await _run(chosen, call)
 
-    def _reason_against(self, chosen: Tool, used: ToolUse) -> tuple[ToolErrorClass, str] | None:
-        if reason := reason_against(self._rules, used):
+    def _reason_against(self, chosen: Tool, used: ToolUse, active: Activations) -> tuple[ToolErrorClass, str] | None:
+        reason = reason_against(self._rules, used) or self._reason_of_skills(used, active)
+        if reason:
             return "permission_denied", f"This call is not allowed: {reason}"
         if self._around.roots is None or not chosen.paths:
             return None
@@ -136,7 +148,16 @@ class Toolbox:
             return "validation_error", f"The path is refused: {error}."
         return None
 
+    def _reason_of_skills(self, used: ToolUse, active: Activations) -> str | None:
+        store = self._around.skills
+        if store is None or not self._around.enforce_allowed_tools:
+            return None
+        skills = (store.get(name) for name in active.names)
+        return reason_against_skills([skill for skill in skills if skill is not None], used)
+
     async def _confirmed(self, chosen: Tool, call: "_Call") -> bool:
+        if not chosen.asks:
+            return True
         try:
             decision = await self._confirmer.decide(call.use, chosen.side_effects, call.record)
         except asyncio.CancelledError:
@@ -213,7 +234,7 @@ async def _run(chosen: Tool, call: _Call) -> None:
     try:
         async with limit:
             output = await call_function(chosen.run, _arguments(chosen, call))
-        content = _content(output, call.context)
+        content = _content(output, chosen, call.context)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
@@ -236,10 +257,11 @@ def _arguments(chosen: Tool, call: _Call) -> dict[str, object]:
     return {**sent, chosen.context_parameter: call.context} if chosen.context_parameter else sent
 
 
-def _content(output: object, context: ToolContext) -> tuple[Text | Image, ...]:
+def _content(output: object, chosen: Tool, context: ToolContext) -> tuple[Text | Image, ...]:
     # Written here and not in a thread: a cancellation meanwhile would deny a call that is done.
     folder = context.output_folder
-    return tool_content(output, functools.partial(keep_output, folder, context.tool_use_id) if folder else None)
+    keep = functools.partial(keep_output, folder, context.tool_use_id) if folder else None
+    return tool_content(output, keep, characters_max=chosen.output_characters_max)
 
 
 def _words(error: BaseException) -> str:

@@ -17,19 +17,21 @@ KeepWhole = Callable[[str], str | None]
 """Puts a text where it can be read whole, and says where; None if it cannot."""
 
 
-def tool_content(output: object, keep: KeepWhole | None = None) -> tuple[Text | Image, ...]:
+def tool_content(
+    output: object, keep: KeepWhole | None = None, *, characters_max: int = OUTPUT_CHARACTERS_MAX
+) -> tuple[Text | Image, ...]:
     """What is too long is shown by its head and tail, and kept whole where `keep` puts it."""
     match output:
         case Text() | Image():
-            return _bounded((output,), keep)
+            return _bounded((output,), keep, characters_max)
         case str():
-            return _bounded((Text(output),), keep)
+            return _bounded((Text(output),), keep, characters_max)
         case [*blocks] if blocks and all(isinstance(block, Text | Image) for block in blocks):
-            return _bounded([block for block in blocks if isinstance(block, Text | Image)], keep)
+            return _bounded([block for block in blocks if isinstance(block, Text | Image)], keep, characters_max)
         case None:
             return (Text(NO_OUTPUT),)
         case _:
-            return _bounded((Text(msgspec.json.encode(output, order="sorted").decode()),), keep)
+            return _bounded((Text(msgspec.json.encode(output, order="sorted").decode()),), keep, characters_max)
 
 
 def shortened(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX, *, whole: str = "") -> str:
@@ -49,9 +51,9 @@ def gap(left_out: int, whole: str = "", *, unit: str = "characters") -> str:
     return f"\n[... {left_out} {unit} left out{whole and '; ' + whole} ...]\n"
 
 
-def _bounded(blocks: Sequence[Text | Image], keep: KeepWhole | None) -> tuple[Text | Image, ...]:
+def _bounded(blocks: Sequence[Text | Image], keep: KeepWhole | None, characters_max: int) -> tuple[Text | Image, ...]:
     shown = [_sendable(block) for block in _counted(blocks)]
-    share = _fair_share([len(block.text) for block in shown if isinstance(block, Text)])
+    share = _fair_share([len(block.text) for block in shown if isinstance(block, Text)], characters_max)
     return tuple(_shortened(block, share, keep) if isinstance(block, Text) else block for block in shown)
 
 
@@ -87,12 +89,12 @@ def _sendable(block: Text | Image) -> Text | Image:
     return Text(f"[an image of {size} bytes left out: an image may have at most {IMAGE_BYTES_MAX} bytes]")
 
 
-def _fair_share(lengths: Sequence[int]) -> int:
+def _fair_share(lengths: Sequence[int], room: int) -> int:
     """How long each text may be so that all fit; what short ones do not need is there for the long ones."""
-    room = OUTPUT_CHARACTERS_MAX
+    whole = room
     for number, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - number)
         if length > share:
             return share
         room -= length
-    return OUTPUT_CHARACTERS_MAX
+    return whole

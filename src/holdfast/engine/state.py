@@ -13,6 +13,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
+from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
 from holdfast.engine.carry import call_in, carry
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -90,6 +91,7 @@ class State(msgspec.Struct, frozen=True):
     epoch: int = 0
     pinned: tuple[LayerText, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    skills: tuple[str, ...] = ()
     head: tuple[Segment, ...] = ()
     passages: tuple[Passage, ...] = ()
     sent: int = 0
@@ -107,6 +109,7 @@ class State(msgspec.Struct, frozen=True):
     call_open: LlmCallStarted | None = None
     last_call: SentCall | None = None
     called_tools: bool = False
+    activations: Activations = NOTHING_ACTIVE
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
     pinged_usd: Decimal = Decimal(0)
@@ -136,7 +139,8 @@ def _apply(state: State, event: Event) -> State:
             return _begin_session(state, it, event.at)
         case EpochOpened() as it:
             head = head_of(View(tools=it.tools, pinned=it.system))
-            return change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head, padding=it.padding)
+            state = change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head)
+            return change(state, skills=it.skills, padding=it.padding)
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
@@ -171,6 +175,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, turn=turn, called_tools=True)
         case TurnCompleted() | TurnCancelled():
             return change(state, turn=None, turn_count=state.turn_count + 1)
+        case SkillLoaded() as it:
+            return change(state, activations=activated(state.activations, it))
         case SessionEnded():
             return change(state, ended=True)
         case (
@@ -180,7 +186,6 @@ def _apply(state: State, event: Event) -> State:
             | ToolConfirmationRequested()
             | ToolConfirmationResolved()
             | RouteDecided()
-            | SkillLoaded()
             | MemoryUpdated()
             | MemoryEviction()
         ):
@@ -266,7 +271,7 @@ def _withdraw(state: State) -> State:
     said = {passage.layer: passage for passage in kept if passage.injected}
     emitted = tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
     ephemeral = state.first_ephemeral
-    return msgspec.structs.replace(
+    left = msgspec.structs.replace(
         state,
         passages=kept,
         sent=len(kept),
@@ -274,6 +279,8 @@ def _withdraw(state: State) -> State:
         first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(kept) else None,
         links=state.links[: state.answered_links],
     )
+    unanswered = {call.id for call in open_calls(left)}
+    return msgspec.structs.replace(left, activations=without_results(state.activations, unanswered))
 
 
 def _keep_cache(state: State, changed: CacheKept) -> State:

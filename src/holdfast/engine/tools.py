@@ -10,6 +10,7 @@ import msgspec
 from holdfast.canonical.blocks import Image, Json, Text
 from holdfast.canonical.tools import ToolSpec, spec_from_function, tool_spec
 from holdfast.engine.context import ToolContext
+from holdfast.engine.output import OUTPUT_CHARACTERS_MAX
 from holdfast.errors import UserError
 from holdfast.events.payloads import SideEffects, ToolErrorClass
 
@@ -35,7 +36,8 @@ class Tool(msgspec.Struct, frozen=True):
     """A function together with what the model is told about it.
 
     `paths` are the arguments that name a file or folder: a call in which one leads out of the workspace is refused.
-    `context_parameter` is the parameter that takes the `ToolContext`, if there is one.
+    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. Before a tool that does not
+    ask, nobody is asked whatever its side effects.
     """
 
     spec: ToolSpec
@@ -44,6 +46,8 @@ class Tool(msgspec.Struct, frozen=True):
     timeout_seconds: float = TIMEOUT_SECONDS
     paths: tuple[str, ...] = ()
     context_parameter: str | None = None
+    asks: bool = True
+    output_characters_max: int = OUTPUT_CHARACTERS_MAX
 
 
 def tool(

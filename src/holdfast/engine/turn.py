@@ -250,7 +250,8 @@ async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
         await talk.record("tool", payload)
 
     try:
-        results = await talk.parts.toolbox.run(calls, record, turn_id=talk.state.turn.id if talk.state.turn else None)
+        turn_id = talk.state.turn.id if talk.state.turn else None
+        results = await talk.parts.toolbox.run(calls, record, turn_id=turn_id, active=talk.state.activations)
     except ToolsCancelledError as stopped:
         await _append_results(talk, stopped.results)
         raise asyncio.CancelledError from None

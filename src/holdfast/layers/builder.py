@@ -127,6 +127,11 @@ def split_at_boundary(text: str) -> tuple[str, str]:
     return stable.rstrip("\r\n"), without_boundary(volatile).lstrip("\r\n")
 
 
+def sendable(text: str) -> str:
+    """The text without boundary and without lone surrogates, neither of which may reach the wire."""
+    return without_boundary(mend_surrogates(text))
+
+
 def without_boundary(text: str) -> str:
     removed = text.replace(SYSTEM_PROMPT_DYNAMIC_BOUNDARY, "")
     # Taking one out may have joined the halves of another; a space, which is in no boundary, parts them.

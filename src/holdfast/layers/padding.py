@@ -26,7 +26,8 @@ class Bounds(msgspec.Struct, frozen=True):
     tokens_max: int
 
 
-HEURISTIC_BOUNDS = Bounds(MIN_CACHEABLE_PREFIX_TOKENS, MAX_CACHEABLE_PREFIX_TOKENS)
+HEURISTIC_BOUNDS = Bounds(MIN_CACHEABLE_PREFIX_TOKENS, MAX_CACHEABLE_PREFIX_TOKENS - 1)
+"""One below the maximum: what is left over of four characters, here and in the prefix, may be a token together."""
 
 
 class Filling(msgspec.Struct, frozen=True):
@@ -53,22 +54,25 @@ def fill(
     bodies: Sequence[tuple[str, str]] = (),
     *,
     count: Callable[[str], int] = heuristic_tokens,
+    mark: str = "",
 ) -> Filling:
     """Whole bodies in the order of their names, then the operating guide rule by rule, until the minimum is reached.
 
     A body that would pass the maximum is left out, and nothing else ever passes it. The same inputs give the same text.
+    For every body, the prefix takes `mark` more elsewhere.
     """
     filling = Filling("", (), prefix_tokens)
+    mark_tokens = count(mark) if mark else 0
     for name, body in sorted(bodies):
         if filling.prefix_tokens >= bounds.tokens_min:
             break
         text = _joined(filling.text, f"# Skill: {name}\n\n{body}")
-        tokens = prefix_tokens + count(text)
+        tokens = prefix_tokens + mark_tokens * (len(filling.names) + 1) + count(text)
         if tokens <= bounds.tokens_max:
             filling = Filling(text, (*filling.names, name), tokens)
     if filling.prefix_tokens >= bounds.tokens_min:
         return filling
-    return _with_guide(filling, prefix_tokens, bounds, count)
+    return _with_guide(filling, prefix_tokens + mark_tokens * len(filling.names), bounds, count)
 
 
 def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Callable[[str], int]) -> Filling:

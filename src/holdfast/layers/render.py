@@ -1,10 +1,11 @@
 """How what was read from disk is put into words: the same values, the same bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.sources.environment import Environment
 from holdfast.sources.git import GitState
 from holdfast.sources.instructions import Instructions
+from holdfast.sources.text import one_line
 
 TRUNCATED = "[truncated]"
 
@@ -52,6 +53,19 @@ def render_project_context(git: GitState | None) -> str:
     if git.commits:
         paragraphs.append("Recent commits:\n" + "\n".join(git.commits))
     return section("Project context", *paragraphs) if paragraphs else ""
+
+
+def render_session(name: str) -> str:
+    """What there is to say of the session itself."""
+    return section("Session", bullets((f"Name: {one_line(name.encode('utf-8', 'replace'))}",)))
+
+
+def render_settings(project: Mapping[str, str]) -> str:
+    """What the configuration says of the project, short texts first; empty if it says nothing."""
+    short = [f"{key}: {text}" for key, text in project.items() if "\n" not in text]
+    paragraphs = [bullets(short)] if short else []
+    paragraphs += [f"## {key}\n\n{text}" for key, text in project.items() if "\n" in text]
+    return section("Project", *paragraphs) if paragraphs else ""
 
 
 def render_instructions(instructions: Instructions) -> str:

@@ -24,9 +24,9 @@ from holdfast.engine.state import State
 from holdfast.errors import UserError
 from holdfast.events.bus import Bus
 from holdfast.events.log import Log
-from holdfast.events.payloads import EpochOpened, SessionStarted
-from holdfast.layers.builder import split_at_boundary
-from holdfast.layers.render import render_instructions
+from holdfast.events.payloads import AnyPayload, EpochOpened, SessionStarted, SkillLoaded
+from holdfast.layers.builder import sendable, split_at_boundary
+from holdfast.layers.render import render_instructions, render_settings
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.providers.capabilities import capabilities_of
@@ -39,9 +39,11 @@ from holdfast.runtime.gates import account_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
+from holdfast.runtime.skills import SessionSkills, session_skills
 from holdfast.runtime.toolbox import missing_tools_hint, toolbox_of
-from holdfast.runtime.volatile import sendable, volatile_texts
+from holdfast.runtime.volatile import volatile_texts
 from holdfast.sources.instructions import read_instructions
+from holdfast.sources.named_texts import named_text
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class Pieces(msgspec.Struct, frozen=True):
     config: Config
     pinned: tuple[LayerText, ...]
     padding: str | None
+    skills: tuple[str, ...]
+    preloaded: tuple[SkillLoaded, ...]
     volatile_for: Callable[[Model], VolatileTexts]
     owns_wire: bool
     owns_log: bool
@@ -96,14 +100,16 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     folder = options.get("workspace") or state.workspace_path
     workspace = Path(folder) if folder else None
     home = Path(config.home)
-    toolbox = toolbox_of(options, session_id=state.session_id, workspace=workspace, home=home)
+    skilled = session_skills(options, config, state, workspace=workspace)
+    toolbox = toolbox_of(options, session_id=state.session_id, workspace=workspace, home=home, skilled=skilled)
     _check_tools(state, toolbox)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
     given = options.get("wire")
     wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
-    volatile_for = partial(volatile_texts, options, split_off, workspace=workspace, home=home)
+    name = state.name if state.model else sendable(options.get("name", ""))
+    volatile_for = partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name)
     speaks_through = wire or network(options, config, provider)
     parts = Parts(
         log=log,
@@ -127,20 +133,22 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         account=account_of(speaks_through),
     )
     # What a stored session pinned stays pinned: its files are not read again.
-    pinned = () if state.model else _pinned(options, stable, workspace, home)
-    padded = None if state.model else _padding(options, config, parts, View(tools=toolbox.specs, pinned=pinned))
+    pinned = () if state.model else _pinned(options, stable, workspace, config)
+    padded = None if state.model else _padding(options, config, parts, pinned=pinned, skilled=skilled)
     return Pieces(
         parts,
         config,
-        pinned + padded.added if padded else (),
+        pinned + skilled.index(padded.names) + padded.added if padded else (),
         padding=padded.reason if padded else None,
+        skills=tuple(skill.name for skill in skilled.skills),
+        preloaded=skilled.preloaded_events(padded.names) if padded else (),
         volatile_for=volatile_for,
         owns_wire=wire is None,
         owns_log=owns_log,
     )
 
 
-def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, EpochOpened]:
+def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:
     """What a new session records before anything else."""
     config, parts = pieces.config, pieces.parts
     workspace = options.get("workspace")
@@ -154,7 +162,8 @@ def first_events(options: Options, pieces: Pieces) -> tuple[SessionStarted, Epoc
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
     )
-    return started, EpochOpened(1, pieces.pinned, parts.toolbox.specs, padding=pieces.padding)
+    opened = EpochOpened(1, pieces.pinned, parts.toolbox.specs, skills=pieces.skills, padding=pieces.padding)
+    return started, opened, *pieces.preloaded
 
 
 def workspace_hash(workspace: Path | None) -> str | None:
@@ -212,14 +221,27 @@ def _check_tools(state: State, toolbox: Toolbox) -> None:
         logger.warning("the model still knows these tools as they were when the session began: %s", ", ".join(changed))
 
 
-def _pinned(options: Options, system_prompt: str, workspace: Path | None, home: Path) -> tuple[LayerText, ...]:
-    texts = [LayerText("preset", system_prompt), LayerText("persona", options.get("persona", ""))]
+def _pinned(options: Options, system_prompt: str, workspace: Path | None, config: Config) -> tuple[LayerText, ...]:
+    home = Path(config.home)
+    persona = options.get("persona", "")
+    if "preset_name" in options:
+        system_prompt = named_text("presets", options["preset_name"], workspace=workspace, home=home)
+    if "persona_name" in options:
+        persona = named_text("personas", options["persona_name"], workspace=workspace, home=home)
+    project = [render_settings(config.project)]
     if workspace is not None:
-        texts.append(LayerText("project", render_instructions(read_instructions(workspace, home=home))))
+        project.append(render_instructions(read_instructions(workspace, home=home)))
+    texts = [
+        LayerText("preset", system_prompt),
+        LayerText("persona", persona),
+        LayerText("project", "\n\n".join(part for part in project if part)),
+    ]
     return tuple(LayerText(one.layer, sendable(one.text)) for one in texts if sendable(one.text).strip())
 
 
-def _padding(options: Options, config: Config, parts: Parts, head: View) -> Decision:
+def _padding(
+    options: Options, config: Config, parts: Parts, *, pinned: tuple[LayerText, ...], skilled: SessionSkills
+) -> Decision:
     known = with_overrides(shipped_models(), config.models)
     others = tuple(find_model(name, known) for name in options.get("models", ()))
     # Under the seed profile nothing behind the prefix is marked, so that what is cached does not grow.
@@ -229,7 +251,8 @@ def _padding(options: Options, config: Config, parts: Parts, head: View) -> Deci
         ahead=Outlook(options.get("calls_expected", CALLS_EXPECTED), growth),
         at=parts.clock(),
     )
-    return decide_padding(config.padding_rule, head, occasion, adapter=parts.adapter)
+    head = View(tools=parts.toolbox.specs, pinned=pinned + skilled.index())
+    return decide_padding(config.padding_rule, head, occasion, adapter=parts.adapter, bodies=skilled.bodies)
 
 
 def _keep_alive(options: Options, config: Config) -> KeepAlive | None:

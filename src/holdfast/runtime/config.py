@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.canonical.view import Layout
+from holdfast.engine.activation import STANDARD_LIMITS
 from holdfast.errors import UserError
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
@@ -20,6 +21,7 @@ from holdfast.providers.wire import REQUESTS_MAX
 from holdfast.sources.home import holdfast_home
 
 CONFIG_BYTES_MAX = 1_000_000
+PROJECT_CHARS_MAX = 4_000
 HOUR_SECONDS = 3600
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
@@ -40,10 +42,14 @@ class Config(msgspec.Struct, frozen=True):
     keep_alive_usd_max: Decimal = Decimal("0.50")
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
+    skill_loads_max: int = STANDARD_LIMITS.loads_max
+    skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
+    skill_tokens_max: int = STANDARD_LIMITS.tokens_max
     claude_code_command: str = "claude -p --output-format stream-json --verbose --model {model}"
     base_urls: dict[str, str] = {}
     requests_max: dict[str, int] = {}
     models: dict[str, dict[str, object]] = {}
+    project: dict[str, str] = {}
     origins: dict[str, str] = {}
 
     @property
@@ -69,6 +75,9 @@ SETTINGS = {
     "keep_alive_usd_max": "HOLDFAST_KEEP_ALIVE_USD_MAX",
     "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
+    "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
+    "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
+    "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
     "claude_code_command": "HOLDFAST_CLAUDE_CODE_COMMAND",
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
@@ -94,6 +103,16 @@ _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 
 _CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed"), "padding": ("auto", "always", "never")}
 
+_COUNTS = {
+    "output_tokens_max": 1,
+    "steps_max": 1,
+    "cache_ttl_seconds": 0,
+    "skill_loads_max": 0,
+    "skill_tokens_warn": 0,
+    "skill_tokens_max": 0,
+}
+"""Settings that are whole numbers, each with the least it can be."""
+
 
 def load_config(
     environ: Mapping[str, str], *, workspace: Path | None = None, flags: Mapping[str, object] | None = None
@@ -103,15 +122,17 @@ def load_config(
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     models: dict[str, dict[str, object]] = {}
+    project: dict[str, str] = {}
     files = [home / "config.toml"] + ([workspace / ".holdfast" / "config.toml"] if workspace else [])
     for file in files:
-        settings, added = _read_file(file)
+        settings, added, told = _read_file(file)
+        project |= told
         if file.parent.parent == workspace:
             _check_workspace_settings(settings, file)
         models |= added
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
-        origins |= {f"models.{id}": str(file) for id in added}
+        origins |= {f"models.{id}": str(file) for id in added} | {f"project.{key}": str(file) for key in told}
     for key, variable in SETTINGS.items():
         if environ.get(variable):
             values[key], origins[key] = environ[variable], variable
@@ -124,7 +145,7 @@ def load_config(
         table, dot, provider = key.partition(".")
         if dot:
             tables[table][provider] = checked.pop(key)
-    fields = {"home": str(home), **checked, **tables, "models": models, "origins": origins}
+    fields = {"home": str(home), **checked, **tables, "models": models, "project": project, "origins": origins}
     config = msgspec.convert(fields, Config)
     if config.cache_ttl_seconds > CACHE_TTL_SECONDS_MAX:
         raise UserError(
@@ -150,13 +171,13 @@ def value_of(config: Config, key: str) -> object:
     return value
 
 
-def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]], dict[str, str]]:
     try:
         if file.stat().st_size > CONFIG_BYTES_MAX:
             raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes; a configuration is not")
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}, {}
+        return {}, {}, {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from error
     except OSError as error:
@@ -164,6 +185,7 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
     models = found.pop("models", {})
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')
+    project = _project(found.pop("project", {}), file)
     for table, example in _TABLES.items():
         rows = found.pop(table, {})
         if not isinstance(rows, dict):
@@ -174,7 +196,22 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
             near = difflib.get_close_matches(key, SETTINGS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known settings: {', '.join(SETTINGS)}"
             raise UserError(f"{file}: unknown setting {key!r}{hint}")
-    return found, models
+    return found, models, project
+
+
+def _project(table: object, file: Path) -> dict[str, str]:
+    """What a file says of its project, as text; lists are told with commas."""
+    if not isinstance(table, dict):
+        raise UserError(f'{file}: project must be a table, such as [project] with name = "shop"')
+    told: dict[str, str] = {}
+    for key, value in table.items():
+        parts = value if isinstance(value, list) else [value]
+        if not all(isinstance(part, str | int | float) for part in parts):
+            raise UserError(f"{file}: project.{key} must be text, a number or a list of these")
+        told[key] = ", ".join(str(part) for part in parts).strip()
+    if sum(len(key) + len(text) for key, text in told.items()) > PROJECT_CHARS_MAX:
+        raise UserError(f"{file}: project has more than {PROJECT_CHARS_MAX} characters; put long text into AGENTS.md")
+    return told
 
 
 def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> None:
@@ -193,8 +230,8 @@ def _checked(key: str, value: object, origin: str) -> object:
         if value not in _CHOICES[key]:
             raise UserError(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r} (set by {origin})")
         return value
-    if key in ("output_tokens_max", "steps_max", "cache_ttl_seconds") or key.startswith("requests_max."):
-        least = 0 if key == "cache_ttl_seconds" else 1
+    if key in _COUNTS or key.startswith("requests_max."):
+        least = _COUNTS.get(key, 1)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -19,6 +19,8 @@ from holdfast.events.payloads import SideEffects
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
+from holdfast.sources.skills.skill import SkillMode
+from holdfast.sources.skills.store import SkillStore
 
 VolatileText = str | Callable[[], str | Awaitable[str]]
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
@@ -48,16 +50,26 @@ class Options(TypedDict, total=False):
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
     USER.md of the user, and the tools to keep them. `confirm` is asked before a tool runs whose side effects are among
     `confirm_for`, and has `confirm_seconds_max` to say yes; `allowed` gives the reason why a call may not run at all.
+
+    `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
+    of `skills_mode`. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name`
+    and `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt`
+    and `persona`; they are read when a session is created.
     """
 
     model: str
     system_prompt: str
     system_prompt_volatile: VolatileText
+    preset_name: str
     persona: str
+    persona_name: str
     volatile: VolatileLayers
     tools: Sequence[Tool | ToolFunction]
     builtin_tools: bool | Sequence[str]
     memory: bool
+    skills: bool | str | Path | Sequence[str | Path] | SkillStore
+    skills_mode: SkillMode
+    enforce_allowed_tools: bool
     read_roots: Sequence[str | Path]
     allowed: Allowed
     confirm: Confirm
@@ -95,7 +107,10 @@ class Options(TypedDict, total=False):
 CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 """Names that a caller may look for here, and that are settings."""
 
-_TEXTS = ("model", "system_prompt", "persona", "name", "profile", "layout", "padding", "base_url", "api_key")
+_TEXTS = (
+    *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
+    *("profile", "layout", "padding", "base_url", "api_key"),
+)
 _LISTS = ("tools", "betas", "stop_sequences", "models", "confirm_for", "read_roots")
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for")
 
@@ -112,6 +127,9 @@ def checked(options: Options) -> Options:
             raise UserError(f"unknown option {key!r}; {hint}")
         if wanted := _misfit(key, value):
             raise UserError(f"{key} must be {wanted}, not {type(value).__name__}")
+    for text, named in (("system_prompt", "preset_name"), ("persona", "persona_name")):
+        if text in given and named in given:
+            raise UserError(f"{text} and {named} say the same thing twice; give one of them")
     workspace = given.get("workspace")
     if isinstance(workspace, str | Path) and not Path(workspace).is_dir():
         raise UserError(f"workspace {str(workspace)!r} is not a folder")
@@ -127,7 +145,7 @@ def _misfit(key: str, value: object) -> str | None:
             return "a list"
         if key in _TEXT_LISTS and not _are_texts(value):
             return "a list of texts"
-        if key == "read_roots" and not all(isinstance(one, str | Path) for one in value):
+        if key == "read_roots" and not _are_paths(value):
             return "a list of paths"
         return None
     fits, wanted = {
@@ -145,6 +163,8 @@ def _misfit(key: str, value: object) -> str | None:
         "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
+        "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
+        "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "allowed": (callable(value), "a function from a call to the reason against it"),
         "confirm": (callable(value), "a function that says whether a call may run"),
         "confirm_seconds_max": (_is_duration(value), "a number of seconds above 0"),
@@ -171,6 +191,16 @@ def _are_texts(value: object) -> bool:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         return False
     return all(isinstance(one, str) for one in value)
+
+
+def _are_paths(value: Sequence[object]) -> bool:
+    return all(isinstance(one, str | Path) for one in value)
+
+
+def _are_skills(value: object) -> bool:
+    if isinstance(value, bool | str | Path | SkillStore):
+        return True
+    return isinstance(value, Sequence) and not isinstance(value, bytes) and _are_paths(value)
 
 
 def _are_layers(value: object) -> bool:

@@ -28,6 +28,7 @@ from holdfast.layers.padding import (
 )
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.capabilities import capabilities_of
+from holdfast.sources.skills.index import PRELOADED
 
 CALLS_EXPECTED = 20
 
@@ -71,7 +72,7 @@ def _always(head: View, bodies: Sequence[tuple[str, str]]) -> Decision:
     natural = heuristic_prefix_tokens(head.tools, head.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
         return Decision(f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already")
-    filling = fill(natural, HEURISTIC_BOUNDS, bodies)
+    filling = fill(natural, HEURISTIC_BOUNDS, bodies, mark=PRELOADED)
     grown = f"from {natural} to {filling.prefix_tokens} tokens (characters / 4)"
     return _padded(filling, f"padded {grown}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
 
@@ -90,7 +91,7 @@ def _where_it_pays(head: View, occasion: Occasion, adapter: Adapter, bodies: Seq
     if not best:
         return Decision(f"not padded: to reach {floor} does not pay in {calls}: {_told(best)}")
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens)
+    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens, mark=PRELOADED)
     if filling.prefix_tokens < target:
         return Decision(f"not padded: there is not enough to say to reach {floor}")
     real = _compared(natural, filling.prefix_tokens, caching, occasion)

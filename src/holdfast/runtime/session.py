@@ -75,8 +75,7 @@ class Session:
             pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
             talk = Conversation(pieces.parts, state)
             if self._resume is None:
-                started, epoch = first_events(self._options, pieces)
-                await talk.record("system", started, epoch)
+                await talk.record("system", *first_events(self._options, pieces))
         except BaseException:
             if owned:
                 log.close()

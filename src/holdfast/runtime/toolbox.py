@@ -9,6 +9,7 @@ from holdfast.clock import system_clock
 from holdfast.engine.builtin.chosen import NAMES, builtin_tools
 from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
 from holdfast.engine.builtin.remembering import memory_tools
+from holdfast.engine.builtin.skills import skill_tools
 from holdfast.engine.confirm import CONFIRM_FOR, CONFIRM_SECONDS_MAX, Rules
 from holdfast.engine.context import Surroundings
 from holdfast.engine.dispatch import Toolbox
@@ -16,6 +17,7 @@ from holdfast.engine.tools import Tool
 from holdfast.errors import UserError
 from holdfast.events.payloads import SideEffects
 from holdfast.runtime.options import Options
+from holdfast.runtime.skills import SessionSkills
 from holdfast.sources.confined import roots_of
 from holdfast.sources.memory import MemoryFile, user_memory, workspace_memory
 
@@ -23,7 +25,9 @@ OUTPUTS = "outputs"
 """The folder, in the user's home of Holdfast, where outputs are kept whole that are too long to be sent."""
 
 
-def toolbox_of(options: Options, *, session_id: str, workspace: Path | None, home: Path) -> Toolbox:
+def toolbox_of(
+    options: Options, *, session_id: str, workspace: Path | None, home: Path, skilled: SessionSkills
+) -> Toolbox:
     """The caller's tools and the built-in ones that were asked for, under the caller's rules."""
     built_in = _built_in(options, workspace)
     rules = _rules(options, built_in)
@@ -33,13 +37,22 @@ def toolbox_of(options: Options, *, session_id: str, workspace: Path | None, hom
     extra = [Path(one) for one in options.get("read_roots", ())]
     if extra and workspace is None:
         raise UserError("read_roots are read from within a workspace; give the session one")
+    # What a skill's body refers to lies in its folder, which may be read for that.
+    extra += [skill.skill_dir for skill in skilled.skills]
     roots = roots_of(workspace, [*extra, *([folder] if folder else [])]) if workspace else None
     remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
-        (*options.get("tools", ()), *built_in, *remembering),
+        (*options.get("tools", ()), *built_in, *remembering, *(skill_tools() if skilled.offered else ())),
         clock=options.get("clock", system_clock),
         rules=rules,
-        around=Surroundings(session_id, roots, folder),
+        around=Surroundings(
+            session_id,
+            roots,
+            folder,
+            skills=skilled.store,
+            activation_limits=skilled.limits,
+            enforce_allowed_tools=skilled.enforced,
+        ),
     )
 
 

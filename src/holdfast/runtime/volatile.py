@@ -6,14 +6,13 @@ import os
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
-from holdfast.canonical.blocks import mend_surrogates
 from holdfast.canonical.view import LayerText
 from holdfast.catalog.rows import Model
 from holdfast.clock import Clock, system_clock
 from holdfast.engine.conversation import VolatileTexts
 from holdfast.errors import UserError
-from holdfast.layers.builder import without_boundary
-from holdfast.layers.render import render_environment, render_project_context
+from holdfast.layers.builder import sendable
+from holdfast.layers.render import render_environment, render_project_context, render_session
 from holdfast.layers.standard import VOLATILE
 from holdfast.runtime.options import Options
 from holdfast.runtime.toolbox import memory_files
@@ -25,7 +24,7 @@ _MEMORY_LAYERS = {"USER.md": "user_memory", "MEMORY.md": "memory"}
 
 
 def volatile_texts(
-    options: Options, split_off: str, model: Model, *, workspace: Path | None, home: Path
+    options: Options, split_off: str, model: Model, *, workspace: Path | None, home: Path, name: str | None = None
 ) -> VolatileTexts:
     """`split_off` is what stood behind the boundary of the caller's system prompt.
 
@@ -43,15 +42,13 @@ def volatile_texts(
             texts += await asyncio.to_thread(_project, model, workspace, clock)
         if remembered:
             texts += await asyncio.to_thread(_memory, remembered)
-        texts += await _own_layers(options)
+        own_layers = await _own_layers(options)
+        if name and not any(one.layer == "metadata" for one in own_layers):
+            texts.append(LayerText("metadata", render_session(name)))
+        texts += own_layers
         return tuple(LayerText(one.layer, sendable(one.text), one.ephemeral) for one in texts)
 
     return ask
-
-
-def sendable(text: str) -> str:
-    """The text without boundary and without lone surrogates, neither of which may reach the wire."""
-    return without_boundary(mend_surrogates(text))
 
 
 def _project(model: Model, workspace: Path, clock: Clock) -> list[LayerText]:

@@ -9,6 +9,7 @@ from holdfast.sources.skills.skill import DESCRIPTION_CHARS_MAX, Skill
 
 HEADING = "## Available skills\nUse `skill_search(query)` to filter and `skill_load(name)` to read a body."
 INDEX_TOKENS_MAX = 8_000
+PRELOADED = " [preloaded]"
 
 _BLANKS = re.compile(r"[^\S ]\s*|[\x00-\x1f\x7f-\x9f]+")
 # What is not seen, or turns the direction of what is: it would hide words from a person who reads the line.
@@ -59,7 +60,7 @@ def skill_index(
 
 
 def index_line(skill: Skill, *, preloaded: bool = False) -> str:
-    mark = " [preloaded]" if preloaded else ""
+    mark = PRELOADED if preloaded else ""
     return f"- {neutral(skill.name)}{mark}: {neutral(skill.description)}"
 
 

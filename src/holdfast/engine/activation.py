@@ -1,0 +1,130 @@
+"""Which skills a session has in its context, and whether another one still fits its budget."""
+
+import logging
+from collections.abc import Collection
+
+import msgspec
+
+from holdfast.events.payloads import SkillLoaded
+from holdfast.sources.skills.skill import Skill
+
+logger = logging.getLogger(__name__)
+
+MAX_EXPLICIT_ACTIVATIONS_PER_SESSION = 3
+WARN_CUMULATIVE_ACTIVATION_TOKENS = 10_000
+HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = 30_000
+
+
+class ActivationLimits(msgspec.Struct, frozen=True):
+    """How many skills a model may load in a session; their tokens stay below `tokens_max`."""
+
+    loads_max: int = MAX_EXPLICIT_ACTIVATIONS_PER_SESSION
+    tokens_warn: int = WARN_CUMULATIVE_ACTIVATION_TOKENS
+    tokens_max: int = HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS
+
+
+class LoadedSkill(msgspec.Struct, frozen=True):
+    """A skill whose body stands in the history, in the result of this call."""
+
+    name: str
+    tokens: int
+    tool_use_id: str | None = None
+
+
+class Activations(msgspec.Struct, frozen=True):
+    """`preloaded` bodies are part of the system prompt and count for nothing; `loaded` ones are in their order."""
+
+    preloaded: tuple[str, ...] = ()
+    loaded: tuple[LoadedSkill, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the skills that the model has loaded."""
+        return tuple(one.name for one in self.loaded)
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.loaded)
+
+
+NOTHING_ACTIVE = Activations()
+STANDARD_LIMITS = ActivationLimits()
+
+
+def activated(before: Activations, event: SkillLoaded) -> Activations:
+    """The activations after one more body; a skill that is among them already changes nothing."""
+    name = event.skill_id
+    if event.load_reason == "always":
+        known = name in before.preloaded
+        return before if known else Activations((*before.preloaded, name), before.loaded)
+    if name in before.names:
+        return before
+    loaded = LoadedSkill(name, event.load_size_tokens, event.triggered_by_tool_use_id)
+    return Activations(before.preloaded, (*before.loaded, loaded))
+
+
+def without_results(before: Activations, tool_use_ids: Collection[str]) -> Activations:
+    """The activations once the results of these calls have left the history: their budget is free again."""
+    kept = tuple(one for one in before.loaded if one.tool_use_id not in tool_use_ids)
+    return before if len(kept) == len(before.loaded) else Activations(before.preloaded, kept)
+
+
+def reason_against_load(active: Activations, skill: Skill, limits: ActivationLimits) -> str | None:
+    """Why the budget has no room for a skill, in words for the model."""
+    names = ", ".join(active.names)
+    way_out = (
+        f"Already loaded: [{names}]. To free\n"
+        "budget, summarize and discard previously loaded skill bodies in your\nnext response."
+    )
+    count = len(active.loaded)
+    if count >= limits.loads_max:
+        return (
+            f"activation budget exhausted: {count} skills already activated this session\n"
+            f"(limit {limits.loads_max}). {way_out}"
+        )
+    tokens = skill.estimated_body_tokens
+    if active.tokens + tokens >= limits.tokens_max:
+        return (
+            f"activation budget exhausted: {active.tokens} tokens of skills already activated this session, and "
+            f"{skill.name!r} has {tokens}\n(limit {limits.tokens_max}). {way_out}"
+        )
+    return None
+
+
+class SkillActivationRegistry:
+    """The activations as calls that run at once see them: what one of them takes, the others find taken."""
+
+    def __init__(self, active: Activations = NOTHING_ACTIVE, limits: ActivationLimits = STANDARD_LIMITS) -> None:
+        self._active = active
+        self._limits = limits
+
+    @property
+    def active(self) -> Activations:
+        return self._active
+
+    def reason_against(self, skill: Skill) -> str | None:
+        return reason_against_load(self._active, skill, self._limits)
+
+    def take(self, skill: Skill, tool_use_id: str) -> SkillLoaded:
+        """Count a skill as loaded; the event has to be recorded."""
+        event = loaded_event(skill, tool_use_id)
+        before, self._active = self._active.tokens, activated(self._active, event)
+        if before < self._limits.tokens_warn <= self._active.tokens:
+            logger.warning(
+                "skills that this session has loaded take %d tokens of every later call (%s)",
+                self._active.tokens,
+                ", ".join(self._active.names),
+            )
+        return event
+
+
+def loaded_event(skill: Skill, tool_use_id: str | None = None) -> SkillLoaded:
+    """That a body is in the context: loaded by this call, or from the start."""
+    return SkillLoaded(
+        skill_id=skill.name,
+        skill_version=skill.version,
+        load_reason="on_demand" if tool_use_id is not None else "always",
+        load_size_tokens=skill.estimated_body_tokens,
+        source=skill.source,
+        triggered_by_tool_use_id=tool_use_id,
+    )

@@ -1,0 +1,110 @@
+"""Tools with which a model finds a skill and loads its body."""
+
+import difflib
+
+import msgspec
+
+from holdfast.canonical.blocks import Json, Text
+from holdfast.engine.context import ToolContext
+from holdfast.engine.tools import Tool, ToolError, tool
+from holdfast.sources.skills.index import neutral
+from holdfast.sources.skills.skill import NAME_CHARS_MAX, Skill
+from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
+from holdfast.sources.text import path_text
+
+NAMES = ("skill_load", "skill_search")
+SEARCH_LIMIT_MAX = 50
+BODY_CHARACTERS_MAX = 4_000_000
+"""More than a file of skills may hold: a body is never cut, or what was cut could not be loaded any more."""
+
+_PRELOADED = """\
+This skill's body is already loaded in the system prompt (pre-activated
+at session start). Re-read the system prompt section "# Skill: {name}"
+for its operating instructions."""
+
+_LOADED = """\
+This skill's body is already loaded in the message history (activated
+earlier in this session). Re-read the result of skill_load that starts
+with "# Skill: {name}" for its operating instructions."""
+
+
+def skill_tools() -> tuple[Tool, ...]:
+    """Both only read, and nobody is ever asked before they do."""
+    load = tool(
+        skill_load,
+        description=(
+            "Return the full SKILL.md body for a named skill: instructions to follow where the skill fits the task."
+        ),
+        input_schema=_schema("name", {"name": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}}),
+        side_effects="read",
+    )
+    search = tool(
+        skill_search,
+        description="Filter the skills there are by substring on name + description.",
+        input_schema=_schema(
+            "query",
+            {
+                "query": {"type": "string"},
+                "limit": {"type": "integer", "minimum": 1, "maximum": SEARCH_LIMIT_MAX, "default": SEARCH_LIMIT},
+            },
+        ),
+        side_effects="read",
+    )
+    return (
+        msgspec.structs.replace(load, asks=False, output_characters_max=BODY_CHARACTERS_MAX),
+        msgspec.structs.replace(search, asks=False),
+    )
+
+
+async def skill_search(query: str, context: ToolContext, limit: int = SEARCH_LIMIT) -> str:
+    found = _store(context).search(query, limit=limit)
+    names: list[Json] = [skill.name for skill in found]
+    context.metadata |= {"query": query, "result_count": len(found), "result_names": names}
+    if not found:
+        return f"No skills matched {query!r}."
+    lines = (f"- {neutral(skill.name)} [{skill.source}] — {neutral(skill.description)}" for skill in found)
+    return "\n".join((f"Skills matching {query!r} ({len(found)}):", *lines))
+
+
+# Not a plain function: that would run in a thread, and two loads at once could both see the last free place.
+async def skill_load(name: str, context: ToolContext) -> list[Text]:
+    store = _store(context)
+    skill = store.get(name)
+    if skill is None:
+        raise ToolError(f"no skill registered with name {name!r}{_near(name, store)}")
+    context.metadata |= {
+        "skill_id": skill.name,
+        "skill_version": skill.version,
+        "source": skill.source,
+        "load_size_tokens": skill.estimated_body_tokens,
+    }
+    registry = context.skill_activations
+    if skill.name in registry.active.preloaded:
+        context.metadata["already_preloaded"] = True
+        return [_headed(skill, _PRELOADED.format(name=skill.name))]
+    if skill.name in registry.active.names:
+        context.metadata["already_loaded"] = True
+        return [_headed(skill, _LOADED.format(name=skill.name))]
+    if reason := registry.reason_against(skill):
+        raise ToolError(reason)
+    context.note(registry.take(skill, context.tool_use_id))
+    return [_headed(skill, skill.body), Text(f"The files of this skill are in {path_text(skill.skill_dir)}")]
+
+
+def _headed(skill: Skill, text: str) -> Text:
+    return Text(f"# Skill: {skill.name} (source: {skill.source})\n\n{text}")
+
+
+def _store(context: ToolContext) -> SkillStore:
+    if context.skills is None:
+        raise ToolError("skills are not configured for this session")
+    return context.skills
+
+
+def _near(name: str, store: SkillStore) -> str:
+    near = difflib.get_close_matches(name, [skill.name for skill in store.list_skills()], n=3)
+    return f"; near matches: {', '.join(near)}" if near else ""
+
+
+def _schema(required: str, properties: dict[str, Json]) -> dict[str, Json]:
+    return {"type": "object", "properties": properties, "required": [required], "additionalProperties": False}

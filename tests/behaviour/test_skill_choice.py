@@ -1,0 +1,129 @@
+"""Which skills a session has: those of the usual folders, those that were named, or none."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agents import Agent, MakeAgent, ReplayWire, says
+from holdfast import MemoryStore, Session, SkillStore, SkillValidationError, UserError, load_skills
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import EpochOpened
+from holdfast.runtime.options import Options
+from played_sessions import results
+from skill_folders import INDEX, first_request, load, system_texts, tool_names, write_project, write_skill
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return write_project(tmp_path / "project")
+
+
+async def recorded(agent: Agent) -> list[Event]:
+    async with agent.session:
+        pass
+    return agent.events
+
+
+async def test_without_skills_there_is_neither_an_index_nor_a_tool(agent: MakeAgent, tmp_path: Path) -> None:
+    plain = await first_request(agent, system_prompt="Be kind.")
+    assert await first_request(agent, system_prompt="Be kind.", skills=True) == plain
+    assert await first_request(agent, system_prompt="Be kind.", skills=tmp_path) == plain
+    assert await first_request(agent, system_prompt="Be kind.", skills=False) == plain
+    assert "tools" not in plain
+
+
+async def test_skills_are_not_read_unless_they_are_asked_for(agent: MakeAgent, workspace: Path) -> None:
+    assert tool_names(await first_request(agent, workspace=workspace)) == []
+
+
+async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgent, workspace: Path) -> None:
+    body = await first_request(agent, profile="seed", workspace=workspace, padding="never")
+    assert tool_names(body) == ["skill_load", "skill_search"]
+    assert INDEX in system_texts(body)
+    assert tool_names(await first_request(agent, profile="seed", skills=SkillStore.empty())) == [
+        "skill_load",
+        "skill_search",
+    ]
+    one = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
+    async with one.session as session:
+        await session.send("hello")
+        assert results(session) == ["skills are not configured for this session"]
+
+
+async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_path: Path) -> None:
+    write_skill(tmp_path / "a", "one")
+    write_skill(tmp_path / "b", "two")
+    store = load_skills(global_dir=tmp_path / "a", workspace_dir=None)
+    both: list[str | Path] = [tmp_path / "a", str(tmp_path / "b")]
+    choices: list[tuple[SkillStore | str | list[str | Path], list[str]]] = [
+        (store, ["one"]),
+        (str(tmp_path / "b"), ["two"]),
+        (both, ["one", "two"]),
+        (str(tmp_path / "a/one"), ["one"]),
+        ([tmp_path / "a/one", tmp_path / "b"], ["one", "two"]),
+    ]
+    for given, names in choices:
+        (index,) = system_texts(await first_request(agent, skills=given))
+        assert [line.split(":")[0].removeprefix("- ") for line in index.splitlines()[2:]] == names
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skills": 3}, "skills must be True, False, a folder, a list of folders or a SkillStore, not int"),
+        ({"skills": b"x"}, "skills must be .* not bytes"),
+        ({"skills": [3]}, "skills must be .* not list"),
+        ({"skills": "/nowhere/at/all"}, "skills: '/nowhere/at/all' is not a folder"),
+        ({"skills": True, "skills_mode": "loose"}, "skills_mode must be one of seed, strict, lenient, not 'loose'"),
+        ({"enforce_allowed_tools": "yes"}, "enforce_allowed_tools must be True or False, not str"),
+    ],
+)
+async def test_what_is_no_choice_of_skills_is_refused(agent: MakeAgent, options: Options, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        await agent(**options).session.__aenter__()
+
+
+async def test_one_skill_that_was_named_and_cannot_be_read_is_an_error(agent: MakeAgent, tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "pdf", front="name: Other\n")
+    with pytest.raises(SkillValidationError, match="description"):
+        await agent(skills=folder).session.__aenter__()
+
+
+async def test_an_old_session_of_the_seed_profile_goes_on_without_skills(
+    agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = agent(profile="seed")
+    store = MemoryStore()
+    events = [
+        msgspec.structs.replace(event, payload=msgspec.structs.replace(event.payload, tools=()))
+        if isinstance(event.payload, EpochOpened)
+        else event
+        for event in await recorded(one)
+    ]
+    store.append(events)
+    async with Session.resume(events[0].session_id, store=store, wire=ReplayWire([says("ok")])) as session:
+        await session.send("hello")
+    assert caplog.records == []
+
+
+async def test_a_lenient_session_has_skills_that_break_a_rule(agent: MakeAgent, tmp_path: Path) -> None:
+    write_skill(tmp_path, "folder", front="name: Other\ndescription: Works.\n")
+    assert tool_names(await first_request(agent, skills=tmp_path)) == []
+    (index,) = system_texts(await first_request(agent, skills=tmp_path, skills_mode="lenient"))
+    assert index.endswith(": Works.")
+
+
+async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_own_folder_followed(
+    agent: MakeAgent, tmp_path: Path
+) -> None:
+    write_skill(tmp_path / "elsewhere", "pdf")
+    workspace = tmp_path / "project"
+    for root in (workspace / "skills", tmp_path / "own"):
+        root.mkdir(parents=True)
+        (root / "pdf").symlink_to(tmp_path / "elsewhere/pdf")
+    assert tool_names(await first_request(agent, workspace=workspace, skills=workspace / "skills")) == []
+    assert tool_names(await first_request(agent, workspace=workspace, skills=tmp_path / "own")) == [
+        "skill_load",
+        "skill_search",
+    ]
