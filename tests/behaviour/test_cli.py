@@ -308,9 +308,10 @@ def test_a_session_shows_its_calls() -> None:
     run("demo", "--keep")
     (row,) = json.loads(run("sessions", "list", "--json").output)
     output = run("sessions", "show", row["id"]).output
-    *rows, total = output.splitlines()
+    *rows, total, padding = output.splitlines()
     assert [line.split()[0] for line in rows] == ["call", *map(str, range(1, 13))]
     assert total == "12 calls, $0.032894; anthropic:claude-sonnet-5-5"
+    assert padding.startswith("not padded: ")
     assert output.count("held") == 23
     assert output.count("first_use") == 1
 

@@ -10,9 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.canonical.encoding import digest
+from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.cli.main import command
 from holdfast.cli.requests import FILE_BYTES_MAX
+from holdfast.clock import system_clock
+from holdfast.layers.padding import HEURISTIC_BOUNDS, fill
 from holdfast.ledger.requests import read_sent
+from holdfast.planning.memory import Memory
+from holdfast.planning.plan import plan
+from holdfast.planning.policy import Moment
 from request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant, start
 
 
@@ -59,6 +65,90 @@ def test_the_callers_marks_are_theirs_and_ours_have_reasons_and_savings(tmp_path
     system = planned["system.0"]
     # Input at 2 dollars a million, reads at 0.10.
     assert Decimal(system["saving_usd"]) == system["prefix_tokens"] * Decimal("1.90") / 1_000_000
+
+
+def test_every_mark_says_what_it_is_expected_to_save_beside_those_in_front_of_it(tmp_path: Path) -> None:
+    bare = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
+    found = explain(tmp_path, bare)
+    assert not found["marks"]
+    request = read_sent(json.dumps(bare).encode())
+    assert request.row is not None
+    price = price_at(request.row, utc_date(system_clock()), request.scroll.tokens_total)
+    planned = plan(Moment(request.scroll, request.row.cache, price, at=0.0), Memory(), keep_small=True)
+    shown = {mark["piece"]: mark for mark in found["planned"]}
+    assert [mark["reason"] for mark in shown.values()] == [mark.reason for mark in planned.marks]
+    assert shown[max(shown)]["reason"].startswith("end of the conversation so far; ")
+    tools, system, end = (Decimal(mark["expected_usd"]) for mark in shown.values())
+    # The tools alone are below the floor: what they save is saved by the mark behind them.
+    assert tools == 0
+    assert abs(system - planned.marks[0].saving_usd - planned.marks[1].saving_usd) < Decimal("0.0000001")
+    assert end == planned.marks[2].saving_usd
+    assert 0 < end < system
+
+
+def test_notes_of_the_plan_are_told(tmp_path: Path) -> None:
+    empty = {"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": []}
+    assert any(note.startswith("nothing is marked: ") for note in explain(tmp_path, empty)["notes"])
+
+
+def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> None:
+    found = explain(tmp_path, ANTHROPIC)
+    assert [(one["name"], one["stability"], one["blocks"]) for one in found["layers"]] == [
+        ("tools", "frozen", 1),
+        ("system", "epoch", 1),
+        ("history", "growing", 4),
+    ]
+    history, first = found["layers"][2], found["parts"][2]
+    assert history["tokens"] == sum(part["tokens"] for part in found["parts"][2:])
+    assert (history["rewritten_tokens"], history["rewritten_usd"]) == (
+        first["rewritten_tokens"],
+        first["rewritten_usd"],
+    )
+    lines = start("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
+    assert lines[3].split()[:2] == ["layer", "stability"]
+    assert lines[6].split()[:4] == ["history", "growing", "4", str(history["tokens"])]
+
+
+HAIKU = "anthropic:claude-haiku-4-5"
+SONNET = "anthropic:claude-sonnet-5-5"
+
+
+@pytest.mark.parametrize(
+    ("model", "repeated", "place", "decided"),
+    [
+        (SONNET, 1, "below the floor of 512", "not padded: to reach the floor of 512 tokens"),
+        (HAIKU, 250, "below the floor of 4096", "padded from about "),
+        (HAIKU, 900, "not below the floor of 4096", "not padded: about "),
+    ],
+)
+def test_why_a_head_is_padded_or_not_is_told(
+    tmp_path: Path, model: str, repeated: int, place: str, decided: str
+) -> None:
+    words = "Answer in the words of the person who asks. " * repeated
+    body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=words)
+    found = explain(tmp_path, body, "--model", model)
+    tokens = found["layers"][0]["tokens"]
+    assert found["padding"].startswith(
+        f'tools and stable system prompt have about {tokens} tokens, {place}; padding="auto" decides: {decided}'
+    )
+    shown = start("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
+    assert f"padding: {found['padding']}" in shown.splitlines()
+
+
+def test_padding_of_ours_in_a_request_is_told(tmp_path: Path) -> None:
+    filling = fill(10, HEURISTIC_BOUNDS, [("mend-nets", "Mend nets.\n" * 50)])
+    text = f"Be brief.\n\n{filling.text}"
+    body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=text)
+    told = explain(tmp_path, body, "--model", HAIKU)["padding"]
+    assert "; the skill mend-nets and the operating guide stands there as padding, without it they have about " in told
+    natural = explain(tmp_path, changed(body, "system", to="Be brief."), "--model", HAIKU)["padding"]
+    assert told.partition("decides: ")[2] == natural.partition("decides: ")[2]
+
+
+def test_nothing_is_told_of_padding_where_no_price_is_known(tmp_path: Path) -> None:
+    body = changed(ANTHROPIC, "model", to="mine")
+    assert explain(tmp_path, body)["padding"] is None
+    assert "padding" not in start("explain", plant(tmp_path, "request.json", body)).stdout
 
 
 def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def make_loop(path: Path) -> None:
 
 
 UNUSABLE: dict[Callable[[Path], None], tuple[type[HoldfastError], str]] = {
-    make_newer: (StoreError, "was written by a newer Holdfast (its version: 7, known here: 2): upgrade holdfast"),
+    make_newer: (StoreError, "was written by a newer Holdfast (its version: 7, known here: 3): upgrade holdfast"),
     make_foreign: (StoreError, "is a database of another program: name another file"),
     make_foreign_by_its_mark: (StoreError, "is a database of another program: name another file"),
     make_text: (StoreError, "is not a database: name another file"),

@@ -12,8 +12,11 @@ from holdfast.stores.migrate import Migration, bring_forward, in_sequence, load,
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import said, talk
 
-MOOD = Migration(3, "mood", "ALTER TABLE sessions ADD COLUMN mood TEXT;\nUPDATE sessions SET mood = 'fine';\n")
-BROKEN = Migration(3, "broken", "CREATE TABLE moods (name TEXT);\nINSERT INTO nowhere VALUES (1);\n")
+SHIPPED = len(load("sqlite"))
+MOOD = Migration(
+    SHIPPED + 1, "mood", "ALTER TABLE sessions ADD COLUMN mood TEXT;\nUPDATE sessions SET mood = 'fine';\n"
+)
+BROKEN = Migration(SHIPPED + 1, "broken", "CREATE TABLE moods (name TEXT);\nINSERT INTO nowhere VALUES (1);\n")
 
 
 @pytest.fixture
@@ -35,7 +38,11 @@ def tables(connection: sqlite3.Connection) -> set[str]:
 
 def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
     shipped = load("sqlite")
-    assert [(migration.version, migration.name) for migration in shipped] == [(1, "events"), (2, "lessons")]
+    assert [(migration.version, migration.name) for migration in shipped] == [
+        (1, "events"),
+        (2, "lessons"),
+        (3, "parents"),
+    ]
     assert "CREATE TABLE events" in shipped[0].sql
 
 
@@ -51,8 +58,17 @@ def test_migrations_in_order_are_taken_as_they_are() -> None:
 
 def test_an_older_database_is_brought_forward_with_what_it_holds(connection: sqlite3.Connection) -> None:
     bring_forward(connection, [*load("sqlite"), MOOD])
-    assert version_of(connection) == 3
+    assert version_of(connection) == SHIPPED + 1
     assert connection.execute("SELECT id, event_count, mood FROM sessions").fetchall() == [("s", 3, "fine")]
+
+
+def test_sessions_from_before_delegation_are_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        bring_forward(connection, load("sqlite")[:2])
+        connection.execute("INSERT INTO sessions VALUES ('s', NULL, 'anthropic:m', 1.0, 2.0, 0)")
+    with SqliteStore(path) as store:
+        assert [(row.id, row.parent_session_id) for row in store.sessions()] == [("s", None)]
 
 
 def test_a_migration_runs_once(connection: sqlite3.Connection) -> None:
@@ -65,14 +81,14 @@ def test_a_migration_runs_once(connection: sqlite3.Connection) -> None:
 def test_an_empty_database_gets_every_migration_in_order(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
         bring_forward(connection, [*load("sqlite"), MOOD])
-        assert version_of(connection) == 3
+        assert version_of(connection) == SHIPPED + 1
         assert tables(connection) == {"events", "sessions", "sqlite_sequence"}
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite3.Connection, path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError, match="nowhere"):
         bring_forward(connection, [*load("sqlite"), BROKEN])
-    assert version_of(connection) == 2
+    assert version_of(connection) == SHIPPED
     assert "moods" not in tables(connection)
     with SqliteStore(path) as store:
         store.append([said(3)]).result(10)
@@ -83,7 +99,7 @@ def test_what_went_well_before_a_migration_that_fails_is_kept(tmp_path: Path) ->
     with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             bring_forward(connection, [*load("sqlite"), BROKEN])
-        assert version_of(connection) == 2
+        assert version_of(connection) == SHIPPED
         assert "events" in tables(connection)
 
 

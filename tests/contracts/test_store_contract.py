@@ -15,7 +15,7 @@ from holdfast.canonical.blocks import user
 from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log, SessionRow
-from holdfast.events.payloads import CacheLearned, MessageAppended, SessionEnded, TurnStarted
+from holdfast.events.payloads import CacheLearned, MessageAppended, Parent, SessionEnded, SessionStarted, TurnStarted
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import event, opened, said, talk
@@ -199,6 +199,13 @@ def test_a_session_is_listed_with_its_name_its_model_and_what_it_holds(store: Lo
 def test_a_session_that_never_started_is_listed_without_model_and_name(store: Log) -> None:
     store.append([replace(said(1), at=4.0)]).result(10)
     assert store.sessions() == (SessionRow("s", None, "", 4.0, 4.0, 1),)
+
+
+def test_a_row_names_the_session_that_started_it_and_later_events_leave_that_as_it_is(store: Log) -> None:
+    started = SessionStarted("anthropic:m", parent=Parent("above", "call", "above", 1))
+    store.append([Event("e1", 1.0, "s", "system", started)]).result(10)
+    store.append([replace(said(2), parent_event_id=None)]).result(10)
+    assert [row.parent_session_id for row in store.sessions()] == ["above"]
 
 
 def test_a_session_that_starts_again_keeps_the_name_it_is_not_given_anew(store: Log) -> None:

@@ -17,6 +17,7 @@ from holdfast.layers.padding import (
     fill,
     heuristic_prefix_tokens,
     heuristic_tokens,
+    padding_in,
 )
 
 bodies = st.lists(
@@ -49,6 +50,20 @@ def test_padding_reaches_the_minimum_and_never_passes_the_maximum(natural: int, 
     assert filling.prefix_tokens == natural + heuristic_tokens(filling.text)
     if natural < MIN_CACHEABLE_PREFIX_TOKENS:
         assert MIN_CACHEABLE_PREFIX_TOKENS <= filling.prefix_tokens <= MAX_CACHEABLE_PREFIX_TOKENS
+
+
+@given(st.text("word \n", max_size=200), st.integers(0, 6_000), bodies)
+def test_padding_is_found_again_in_the_prompt_that_it_has_made_longer(
+    prompt: str, natural: int, skills: list[tuple[str, str]]
+) -> None:
+    filling = fill(natural, HEURISTIC_BOUNDS, skills)
+    found = padding_in(f"{prompt}\n\n{filling.text}")
+    if not filling.text:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.before, found.names) == (prompt.rstrip(), filling.names)
+    assert found.has_guide == (GUIDE_PARTS[0] in filling.text)
 
 
 @given(bodies, st.randoms(use_true_random=False))

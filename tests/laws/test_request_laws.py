@@ -99,6 +99,8 @@ def test_an_explanation_accounts_for_every_token_and_a_later_change_costs_no_mor
     assert sum(part.tokens for part in explained.parts) == explained.tokens
     lost = [part.rewritten_tokens for part in explained.parts]
     assert lost == sorted(lost, reverse=True)
+    assert sum(layer.tokens for layer in explained.layers) == explained.tokens
+    assert sum(layer.blocks for layer in explained.layers) == len(explained.parts)
 
 
 @given(st.binary(max_size=200) | values.json_objects.map(lambda value: json.dumps(value).encode()))

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from holdfast.ledger.explaining import ExplainedMark, Explanation, Part
+    from holdfast.ledger.explaining import ExplainedMark, Explanation, Layer, Part
 
 ROWS_MAX = 60
+
+_OF_A_MARK = ("lifetime", "why", "tokens up to it", "each later read saves", "expected saving")
 
 
 @click.command("explain")
@@ -20,10 +22,12 @@ def command(request_file: Path, model: str | None, as_json: bool) -> None:
     import msgspec
 
     from holdfast.cli.requests import price_now, read_request_file
+    from holdfast.clock import system_clock
     from holdfast.ledger.explaining import explain
+    from holdfast.runtime.padded import padding_told
 
     request = read_request_file(request_file, model)
-    explained = explain(request, price_now(request))
+    explained = explain(request, price_now(request), padding=padding_told(request, at=system_clock()))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(explained)).decode())
         return
@@ -37,7 +41,10 @@ def _show(explained: "Explanation") -> None:
     click.echo(printable(f"{explained.model} ({explained.told_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
     click.echo(f"{explained.tokens} tokens, estimated{floor}\n")
-    headings = ("block", "place", "stability expected", "tokens", "digest", "a change rewrites", "and costs")
+    changed = ("a change rewrites", "and costs")
+    show_table(("layer", "stability expected", "blocks", "tokens", *changed), map(_layer_row, explained.layers))
+    click.echo("")
+    headings = ("block", "place", "stability expected", "tokens", "digest", *changed)
     rows, left_out = _shortened(explained.parts)
     show_table(headings, map(_part_row, rows))
     if left_out:
@@ -45,9 +52,11 @@ def _show(explained: "Explanation") -> None:
     for title, marks in (("marks", explained.marks), ("marks that Holdfast would add", explained.planned)):
         if marks:
             click.echo("")
-            show_table((title, "lifetime", "why", "tokens up to it", "each later read saves"), map(_mark_row, marks))
-    if explained.notes:
+            show_table((title, *_OF_A_MARK), map(_mark_row, marks))
+    if explained.padding or explained.notes:
         click.echo("")
+    if explained.padding:
+        click.echo(f"padding: {printable(explained.padding)}")
     for note in explained.notes:
         click.echo(f"note: {printable(note)}")
 
@@ -57,6 +66,13 @@ def _shortened(parts: "tuple[Part, ...]") -> "tuple[tuple[Part, ...], int]":
         return parts, 0
     half = ROWS_MAX // 2
     return parts[:half] + parts[-half:], len(parts) - 2 * half
+
+
+def _layer_row(layer: "Layer") -> tuple[str, ...]:
+    from holdfast.cli.requests import dollars
+
+    counts = (str(layer.blocks), str(layer.tokens), f"{layer.rewritten_tokens} tokens")
+    return layer.name, layer.stability, *counts, dollars(layer.rewritten_usd)
 
 
 def _part_row(part: "Part") -> tuple[str, ...]:
@@ -73,4 +89,4 @@ def _mark_row(mark: "ExplainedMark") -> tuple[str, ...]:
     from holdfast.cli.requests import dollars
 
     saves = "nothing: below the floor" if mark.below_floor else dollars(mark.saving_usd)
-    return mark.path, mark.ttl, mark.reason, str(mark.prefix_tokens), saves
+    return mark.path, mark.ttl, mark.reason, str(mark.prefix_tokens), saves, dollars(mark.expected_usd)

@@ -7,8 +7,10 @@ import click
 from holdfast.cli.stores import configured_models, open_configured
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.events.envelope import Event
-    from holdfast.events.log import Log
+    from holdfast.events.log import Log, SessionRow
     from holdfast.ledger.calls import CallRecord
     from holdfast.ledger.verdicts import Verdict
 
@@ -40,13 +42,9 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
         return
     from holdfast.cli.tables import show_table
 
-    show_table(
-        ("session", "name", "model", "started", "last event", "events"),
-        (
-            (row.id, row.name or "", row.model, _time(row.started_at), _time(row.last_event_at), str(row.event_count))
-            for row in rows
-        ),
-    )
+    headings = ("session", "name", "model", "started", "last event", "events", "works for")
+    columns = None if any(row.parent_session_id for row in rows) else -1
+    show_table(headings[:columns], (_session_row(row)[:columns] for row in rows))
 
 
 @command.command("show")
@@ -55,9 +53,11 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 @_json
 def show(session_id: str, db: str | None, as_json: bool) -> None:
     """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
+    from decimal import Decimal
+
     import msgspec
 
-    from holdfast.ledger.calls import calls, keeping_cost_usd, pinging_cost_usd
+    from holdfast.ledger.calls import calls, delegated, keeping_cost_usd, pinging_cost_usd
     from holdfast.ledger.verdicts import verdicts
 
     with open_configured(db) as log:
@@ -82,9 +82,16 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
     kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
-    total = sum((one.cost_usd for one in records), keeping + pinging)
+    handed_over = delegated(events)
+    for one in handed_over:
+        click.echo(f"delegated to session {one.child_session_id}: {one.outcome}, ${one.cost_usd:.6f}")
+    elsewhere = sum((one.cost_usd for one in handed_over), Decimal(0))
+    kept += f", ${elsewhere:.6f} of it for delegated tasks" if handed_over else ""
+    total = sum((one.cost_usd for one in records), keeping + pinging + elsewhere)
     models = ", then ".join(dict.fromkeys(one.model for one in records))
     click.echo(f"{len(records)} calls, ${total:.6f}{kept}; {models or 'none'}")
+    for line in _beginning(events):
+        click.echo(line)
 
 
 @command.command("delete")
@@ -111,6 +118,26 @@ def _events(log: "Log", session_id: str) -> "list[Event]":
     if not events:
         raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
     return events
+
+
+def _beginning(events: "list[Event]") -> "Iterator[str]":
+    """For whom the session works, and why its prefix is padded or not."""
+    from holdfast.cli.requests import printable
+    from holdfast.events.payloads import EpochOpened, SessionStarted
+
+    for event in events:
+        match event.payload:
+            case SessionStarted(parent=parent) if parent is not None:
+                yield f"works for session {parent.session_id}, call {printable(parent.tool_use_id)}"
+            case EpochOpened(padding=reason) if reason is not None:
+                yield printable(reason)
+            case _:
+                pass
+
+
+def _session_row(row: "SessionRow") -> tuple[str, ...]:
+    times = (_time(row.started_at), _time(row.last_event_at))
+    return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
 
 
 def _call_row(call: "CallRecord", verdict: "Verdict | None") -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 
 import msgspec
@@ -21,7 +22,7 @@ from holdfast.errors import BudgetError
 from holdfast.events.bus import Bus
 from holdfast.events.envelope import Actor, Event
 from holdfast.events.log import Log
-from holdfast.events.payloads import AnyPayload, TurnStarted
+from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallFailed, TurnStarted
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.planning.memory import NOTHING_LEARNED, Learned
@@ -73,19 +74,26 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """What was recorded is the truth: the state changes by events alone, after they are on the log."""
+    """What was recorded is the truth: the state changes by events alone, after they are on the log.
 
-    def __init__(self, parts: Parts, state: State) -> None:
+    `children` work for this conversation and spend its money; `promised_usd` is what a call under way may cost.
+    """
+
+    def __init__(self, parts: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
         self.parts = parts
         self.state = state
+        self.parent = parent
+        self.children: list[Conversation] = []
+        self.promised_usd = Decimal(0)
         self._recording = asyncio.Lock()
         self.draft = self.new_draft()
 
     @property
     def parameters(self) -> Parameters:
-        """What was set, and what keeps this session on one cache."""
-        given = self.parts.parameters
-        fields = self.parts.adapter.session_fields(self.parts.model, self.state.session_id)
+        """What was set, and what keeps sessions with one head on one cache."""
+        given, parent = self.parts.parameters, self.state.parent
+        owner = parent.head_session_id if parent else self.state.session_id
+        fields = self.parts.adapter.session_fields(self.parts.model, owner)
         return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
 
     def speak_through(self, parts: Parts) -> None:
@@ -118,6 +126,9 @@ class Conversation:
             await asyncio.wrap_future(self.parts.log.append(events))
             for event in events:
                 self.state = apply(self.state, event)
+                if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
+                    # From now on it is counted as spent.
+                    self.promised_usd = Decimal(0)
             self.parts.bus.publish(events)
 
     def _events(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> tuple[Event, ...]:
@@ -136,16 +147,38 @@ class Conversation:
     def price(self, prompt_tokens: int) -> Price:
         return price_at(self.parts.model, utc_date(self.parts.clock()), prompt_tokens)
 
-    def check_budget(self, estimated_tokens: int) -> None:
-        """Refuse a call that could take the session past its limit, even if nothing of it were read from cache."""
-        limit = self.parts.spend_max_usd
+    @property
+    def committed_usd(self) -> Decimal:
+        """What was spent, and what may be by calls that are under way, those of the children included."""
+        children = (one for one in self.children if one.state.session_id in self.state.delegating)
+        return sum((one.committed_usd for one in children), self.state.cost_usd + self.promised_usd)
+
+    @property
+    def payer(self) -> "Conversation":
+        """Whose limit holds: that of the session which nobody else has started."""
+        return self if self.parent is None else self.parent.payer
+
+    def can_spend(self, more_usd: Decimal) -> bool:
+        payer = self.payer
+        limit = payer.parts.spend_max_usd
+        return limit is None or payer.committed_usd + more_usd <= limit
+
+    @contextmanager
+    def promise(self, estimated_tokens: int) -> Iterator[None]:
+        """Set money aside for a call; one is refused that could pass the limit if it read nothing from cache."""
         worst = self.worst_cost_usd(estimated_tokens)
-        if limit is not None and self.state.cost_usd + worst > limit:
+        if not self.can_spend(worst):
+            spent, limit = self.payer.committed_usd, self.payer.parts.spend_max_usd or 0
             raise BudgetError(
-                f"the session has spent ${self.state.cost_usd:.4f} of its ${limit:f}; the next call could cost up to "
+                f"the session has spent ${spent:.4f} of its ${limit:f}; the next call could cost up to "
                 f"${worst:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
                 f"{self.parts.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
             )
+        self.promised_usd = worst
+        try:
+            yield
+        finally:
+            self.promised_usd = Decimal(0)
 
     def worst_cost_usd(self, estimated_tokens: int) -> Decimal:
         """What a call costs that reads nothing from cache and is answered with as much as it allows."""

@@ -64,6 +64,19 @@ class Toolbox:
         self._around = around
         self._confirmer = Confirmer(rules, clock)
 
+    def lent(self, session_id: str, *instead: Tool) -> "Toolbox":
+        """The same tools under the same rules for another session; those given stand in for the ones of their names.
+
+        Whoever is asked before a tool runs is asked by both, one question at a time.
+        """
+        tools = {**self._tools, **{one.spec.name: one for one in instead}}
+        around = msgspec.structs.replace(self._around, session_id=session_id)
+        made = Toolbox(
+            tuple(tools.values()), clock=self._clock, at_once_max=self._at_once_max, rules=self._rules, around=around
+        )
+        made._confirmer = self._confirmer
+        return made
+
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(self._tools[name].spec for name in sorted(self._tools))

@@ -65,13 +65,13 @@ async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinge
 
     `body` is spelled with `empty_parameters`. It is not sent where it would not leave enough money for a call.
     """
-    parts, limit = talk.parts, talk.parts.spend_max_usd
+    parts = talk.parts
     parameters = empty_parameters(talk.parameters, parts.model)
     if isinstance(parameters, str):
         return parameters
     needed = talk.prompt_cost_usd_max(wish.estimated_tokens) + talk.worst_cost_usd(wish.estimated_tokens)
-    if limit is not None and talk.state.cost_usd + needed > limit:
-        return f"with it, too little of the ${limit:f} could be left for a call"
+    if not talk.can_spend(needed):
+        return f"with it, too little of the ${parts.spend_max_usd or 0:f} could be left for a call"
     sent_at = parts.clock()
     try:
         sending = parts.wire.send(parts.adapter.endpoint(parameters), body)

@@ -158,11 +158,10 @@ async def _ask(talk: Conversation, adapter: KeepsCaches, endpoint: Endpoint, bod
 
 def _affordable(talk: Conversation, tokens: int) -> bool:
     """Whether the cache leaves enough for the call that is to use it."""
-    limit = talk.parts.spend_max_usd
     price = talk.price(tokens)
     dear = tokens * price.input / 1_000_000 + storage_usd(tokens, talk.parts.keeping.ttl_seconds, price)
     call = talk.worst_cost_usd(talk.state.calibration.corrected(talk.draft.scroll.tokens_total))
-    return limit is None or talk.state.cost_usd + dear + call <= limit
+    return talk.can_spend(dear + call)
 
 
 def _unused(talk: Conversation, kept: KeptPrefix) -> Decimal:

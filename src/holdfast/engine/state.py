@@ -21,6 +21,8 @@ from holdfast.events.payloads import (
     CacheLearned,
     CachePinged,
     ContextInjected,
+    DelegationCompleted,
+    DelegationStarted,
     EpochOpened,
     LlmCallCompleted,
     LlmCallFailed,
@@ -30,6 +32,7 @@ from holdfast.events.payloads import (
     MessageAppended,
     MessagesWithdrawn,
     ModelSwitched,
+    Parent,
     RequestPrepared,
     RouteDecided,
     SessionEnded,
@@ -75,7 +78,8 @@ class State(msgspec.Struct, frozen=True):
     """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
 
     `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `request` is the newest
-    one, `last_call` the newest one that was answered.
+    one, `last_call` the newest one that was answered. Sessions in `delegating` work for this one; what they cost is not
+    counted here yet.
     """
 
     session_id: str
@@ -117,6 +121,8 @@ class State(msgspec.Struct, frozen=True):
     uncached_calls: int = 0
     kept: KeptPrefix | None = None
     refused_prefix: str | None = None
+    parent: Parent | None = None
+    delegating: frozenset[str] = frozenset()
     ended: bool = False
 
 
@@ -170,6 +176,10 @@ def _apply(state: State, event: Event) -> State:
             return _count_call(state, it)
         case LlmCallFailed() as it:
             return change(state, call_open=None, usage=state.usage + it.usage, cost_usd=state.cost_usd + it.cost_usd)
+        case DelegationStarted() as it:
+            return change(state, delegating=state.delegating | {it.child_session_id})
+        case DelegationCompleted() as it:
+            return change(_paid(state, it.cost_usd, it.usage), delegating=state.delegating - {it.child_session_id})
         case ToolCalled():
             turn = state.turn and change(state.turn, tool_calls=state.turn.tool_calls + 1)
             return change(state, turn=turn, called_tools=True)
@@ -203,6 +213,7 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
         spend_max_usd=started.spend_max_usd,
         parameters=started.parameters,
         started_at=at,
+        parent=started.parent,
     )
 
 
@@ -286,15 +297,18 @@ def _withdraw(state: State) -> State:
 def _keep_cache(state: State, changed: CacheKept) -> State:
     alive = changed.action in ("created", "extended")
     kept = KeptPrefix(changed.name, changed.model, changed.digest, changed.tokens, changed.expires_at)
-    cost = changed.cost_usd + changed.storage_cost_usd
-    turn = state.turn and msgspec.structs.replace(state.turn, cost_usd=state.turn.cost_usd + cost)
     return msgspec.structs.replace(
-        state,
-        turn=turn,
+        _paid(state, changed.cost_usd + changed.storage_cost_usd, Usage()),
         kept=kept if alive else None,
         refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
-        cost_usd=state.cost_usd + cost,
     )
+
+
+def _paid(state: State, cost_usd: Decimal, usage: Usage) -> State:
+    turn = state.turn
+    if turn is not None:
+        turn = msgspec.structs.replace(turn, usage=turn.usage + usage, cost_usd=turn.cost_usd + cost_usd)
+    return msgspec.structs.replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
 
 
 def _count_ping(state: State, ping: CachePinged) -> State:
@@ -363,22 +377,15 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
     # The estimate on the log is corrected already; what is learned is the factor from the plain count.
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
     estimated = round(corrected / state.calibration.factor)
-    turn = state.turn and msgspec.structs.replace(
-        state.turn,
-        llm_calls=state.turn.llm_calls + 1,
-        usage=state.turn.usage + call.usage,
-        cost_usd=state.turn.cost_usd + call.cost_usd,
-    )
+    paid = _paid(state, call.cost_usd, call.usage)
     return msgspec.structs.replace(
-        state,
-        turn=turn,
+        paid,
+        turn=paid.turn and msgspec.structs.replace(paid.turn, llm_calls=paid.turn.llm_calls + 1),
         call_open=None,
         last_call=_answered(state.request, call.usage),
         answered_links=len(state.links),
         memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
-        usage=state.usage + call.usage,
-        cost_usd=state.cost_usd + call.cost_usd,
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
     )
 

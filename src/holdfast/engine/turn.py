@@ -30,6 +30,7 @@ from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
 from holdfast.engine.gate import Crossing, cross
+from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
 from holdfast.engine.state import Turn, open_calls, sent_view, view_of
@@ -121,6 +122,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
         await _abandon(talk, "error")
     if calls := open_calls(talk.state):
         await _answer(talk, calls, "The call was interrupted.")
+    await take_over_interrupted(talk)
     started = TurnStarted(
         user_message_hash=digest(canonical_json(content)),
         estimated_input_tokens=talk.state.calibration.corrected(talk.draft.scroll.tokens_total),
@@ -158,7 +160,6 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     opening = parts.adapter.opening(parameters)
     body = scroll.render(opening, plan.marks, start=kept.pieces if kept else 0)
     estimated = state.calibration.corrected(scroll.tokens_total)
-    talk.check_budget(estimated)
     prepared = RequestPrepared(
         plan=plan,
         encoding=ENCODING,
@@ -168,19 +169,32 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         body_bytes=len(body),
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
     )
-    async with cross(parts.gate, claim_of(talk, scroll, plan), parts.clock) as crossing:
-        request_id = parts.new_id(crossing.started_at)
-        started = LlmCallStarted(
-            parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=crossing.waited_seconds
-        )
-        await talk.record("agent", prepared, started)
-        reply, retries = await _exchange(talk, body, crossing, emit)
-    price = talk.price(reply.usage.tokens_sent)
-    completed = LlmCallCompleted(
+    claim = claim_of(talk, scroll, plan)
+    with talk.promise(estimated):
+        async with cross(parts.gate, claim, parts.clock) as crossing:
+            request_id = parts.new_id(crossing.started_at)
+            waited = crossing.waited_seconds
+            started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
+            await talk.record("agent", prepared, started)
+            reply, retries = await _exchange(talk, body, crossing, emit)
+        completed = _completed(talk, reply, crossing, retries=retries, request_id=request_id)
+        # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
+        content = sendable_content(reply.content)
+        said = (MessageAppended(Message("assistant", content)),) if content else ()
+        await talk.record("agent", completed, *said)
+    await teach_news(talk)
+    return msgspec.structs.replace(reply, content=content)
+
+
+def _completed(
+    talk: Conversation, reply: Reply, crossing: Crossing, *, retries: int, request_id: str
+) -> LlmCallCompleted:
+    parts = talk.parts
+    return LlmCallCompleted(
         model=parts.model.id,
         provider=parts.model.provider,
         usage=reply.usage,
-        cost_usd=cost_usd(reply.usage, price),
+        cost_usd=cost_usd(reply.usage, talk.price(reply.usage.tokens_sent)),
         pricing_version=parts.pricing_version,
         latency_ms=_since(talk, crossing.started_at),
         stop_reason=reply.stop_reason,
@@ -190,12 +204,6 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         response_id=reply.id,
         retry_count=retries,
     )
-    # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
-    content = sendable_content(reply.content)
-    said = (MessageAppended(Message("assistant", content)),) if content else ()
-    await talk.record("agent", completed, *said)
-    await teach_news(talk)
-    return msgspec.structs.replace(reply, content=content)
 
 
 async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: Emit) -> tuple[Reply, int]:

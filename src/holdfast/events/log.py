@@ -18,6 +18,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     started_at: float
     last_event_at: float
     event_count: int
+    parent_session_id: str | None = None
 
 
 class Log(Protocol):

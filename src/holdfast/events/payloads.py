@@ -34,6 +34,18 @@ class Payload(msgspec.Struct, frozen=True, tag_field="type"):
     """Common to all payloads: the tag, which is the event's type."""
 
 
+class Parent(msgspec.Struct, frozen=True):
+    """The session that started this one, for which of its calls, and how many sessions stand above.
+
+    `head_session_id` is the first of those that share one head, and with it one cache.
+    """
+
+    session_id: str
+    tool_use_id: str
+    head_session_id: str
+    depth: int
+
+
 class SessionStarted(Payload, frozen=True, tag="session.started"):
     model: str
     workspace_path: str | None = None
@@ -43,6 +55,7 @@ class SessionStarted(Payload, frozen=True, tag="session.started"):
     layout: Layout = "default"
     spend_max_usd: Decimal | None = None
     parameters: Parameters | None = None
+    parent: Parent | None = None
 
 
 class SessionEnded(Payload, frozen=True, tag="session.ended"):
@@ -286,6 +299,22 @@ class ToolConfirmationResolved(Payload, frozen=True, tag="tool.confirmation_reso
     scope: str | None = None
 
 
+class DelegationStarted(Payload, frozen=True, tag="delegation.started"):
+    """From here on another session works for this one; what it costs is counted here once it is over."""
+
+    tool_use_id: str
+    child_session_id: str
+
+
+class DelegationCompleted(Payload, frozen=True, tag="delegation.completed"):
+    """What a session took that worked for this one, and those that worked for it in turn."""
+
+    child_session_id: str
+    outcome: Literal["completed", "failed", "cancelled", "interrupted"]
+    usage: Usage
+    cost_usd: Decimal
+
+
 class RouteStep(msgspec.Struct, frozen=True):
     policy: str
     verdict: str
@@ -350,6 +379,8 @@ AnyPayload = (
     | ToolInputInvalid
     | ToolConfirmationRequested
     | ToolConfirmationResolved
+    | DelegationStarted
+    | DelegationCompleted
     | RouteDecided
     | SkillLoaded
     | MemoryUpdated

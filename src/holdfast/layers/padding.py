@@ -1,5 +1,6 @@
 """Which text makes a prefix long enough to be cached, and how much of it is needed."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -17,6 +18,8 @@ MAX_CACHEABLE_PREFIX_TOKENS = 5500
 """Heuristic tokens, four characters each; all other counts of tokens are those of a tokenizer."""
 
 LAYER = "padding"
+
+_SKILL = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -92,6 +95,29 @@ def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Cal
     while low and with_parts(low).prefix_tokens > bounds.tokens_max:
         low -= 1
     return with_parts(low) if low else filling
+
+
+class Padded(msgspec.Struct, frozen=True):
+    """A text in which padding was found: what stands before it, and what it consists of."""
+
+    before: str
+    names: tuple[str, ...]
+    has_guide: bool
+
+    @property
+    def told(self) -> str:
+        parts = [f"the skill {name}" for name in self.names] + ["the operating guide"] * self.has_guide
+        return " and ".join(parts)
+
+
+def padding_in(text: str) -> Padded | None:
+    """The padding at the end of a stable system prompt, if `fill` has made it longer."""
+    guide = text.find(GUIDE_PARTS[0])
+    skills = [found for found in _SKILL.finditer(text) if guide < 0 or found.start() < guide]
+    starts = [found.start() for found in skills] + ([guide] if guide >= 0 else [])
+    if not starts:
+        return None
+    return Padded(text[: min(starts)].rstrip(), tuple(found[1] for found in skills), guide >= 0)
 
 
 def _joined(before: str, text: str) -> str:

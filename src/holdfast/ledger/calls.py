@@ -15,6 +15,7 @@ from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
     CachePinged,
+    DelegationCompleted,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -114,6 +115,11 @@ def keeping_cost_usd(events: Iterable[Event]) -> Decimal:
 def pinging_cost_usd(events: Iterable[Event]) -> Decimal:
     """What requests cost that asked for nothing; they are no calls, and no call's cost holds any of it."""
     return sum((event.payload.cost_usd for event in events if isinstance(event.payload, CachePinged)), Decimal(0))
+
+
+def delegated(events: Iterable[Event]) -> tuple[DelegationCompleted, ...]:
+    """Sessions that worked for this one; their cost is a part of its own, and their calls are on their own logs."""
+    return tuple(event.payload for event in events if isinstance(event.payload, DelegationCompleted))
 
 
 class Bill(msgspec.Struct, frozen=True):

@@ -6,10 +6,15 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.canonical.encoding import digest
-from holdfast.canonical.prompt import Mark, Place, Ttl
+from holdfast.canonical.prompt import Mark, Place, Plan, Ttl
 from holdfast.catalog.rows import Price
 from holdfast.ledger.requests import SentRequest, kept_by, read_saving_usd, readable_tokens, rewrite_usd
+from holdfast.planning.gaps import expected
 from holdfast.planning.marks import plan_marks
+from holdfast.planning.memory import NOTHING_LEARNED, Memory
+from holdfast.planning.plan import plan
+from holdfast.planning.policy import Moment
+from holdfast.planning.savings import Warmth, with_savings
 
 DIGEST_CHARS = 12
 
@@ -27,50 +32,97 @@ class Part(msgspec.Struct, frozen=True):
     rewritten_usd: Decimal | None
 
 
-class ExplainedMark(msgspec.Struct, frozen=True):
-    """`saving_usd` is what each later call saves that reads up to here instead of sending it uncached."""
+class Layer(msgspec.Struct, frozen=True):
+    """What changes together, and what the next call writes again if its first block does."""
 
+    name: str
+    stability: str
+    blocks: int
+    tokens: int
+    rewritten_tokens: int
+    rewritten_usd: Decimal | None
+
+
+class ExplainedMark(msgspec.Struct, frozen=True):
+    """`saving_usd` is what each later call saves that reads up to here instead of sending it uncached.
+
+    `expected_usd` is what the mark is expected to save by the next call, beside those in front of it and less what it
+    costs to write: nobody knows yet whether and when that call comes.
+    """
+
+    piece: int
     path: str
     ttl: Ttl
     reason: str
     prefix_tokens: int
     below_floor: bool
     saving_usd: Decimal | None
+    expected_usd: Decimal | None
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All token counts are estimates. Stabilities are what a part's place lets expect; a request does not say them."""
+    """All token counts are estimates. Stabilities are what a part's place lets expect; a request does not say them.
+
+    `padding` says whether the stable head was made longer, or would be, and why.
+    """
 
     model: str
     told_by: str
     cache: str
     tokens: int
     floor_tokens: int | None
+    layers: tuple[Layer, ...]
     parts: tuple[Part, ...]
     marks: tuple[ExplainedMark, ...]
     planned: tuple[ExplainedMark, ...]
+    padding: str | None
     notes: tuple[str, ...]
 
 
-def explain(request: SentRequest, price: Price | None) -> Explanation:
+def explain(request: SentRequest, price: Price | None, *, padding: str | None = None) -> Explanation:
     row = request.row
-    planned = plan_marks(request.scroll, row.cache).marks if row else ()
+    planned = _planned(request, price)
     own = {mark.piece for mark in request.marks}
+    parts = tuple(_parts(request, price))
     return Explanation(
         model=request.model,
         told_by=request.told.because,
         cache=row.cache.kind if row else "unknown",
         tokens=request.scroll.tokens_total,
         floor_tokens=row.cache.tokens_min if row else None,
-        parts=tuple(_parts(request, price)),
-        marks=tuple(_mark(request, mark, f"yours{_why(mark)}", price) for mark in request.marks),
-        planned=tuple(_mark(request, mark, mark.reason, price) for mark in planned if mark.piece not in own),
-        notes=tuple(_notes(request)),
+        layers=tuple(_layers(parts)),
+        parts=parts,
+        marks=tuple(_marks(request, tuple(map(_yours, request.marks)), price)),
+        planned=tuple(one for one in _marks(request, planned.marks, price) if one.piece not in own),
+        padding=padding,
+        notes=(*_notes(request), *planned.notes),
     )
 
 
-def _why(mark: Mark) -> str:
-    return f", {mark.reason}" if mark.reason else ""
+def _planned(request: SentRequest, price: Price | None) -> Plan:
+    """What we would do with the first call of a session, of which nothing is known yet."""
+    if request.row is None:
+        return Plan()
+    if price is None:
+        return plan_marks(request.scroll, request.row.cache)
+    return plan(Moment(request.scroll, request.row.cache, price, at=0.0), Memory(), keep_small=True)
+
+
+def _yours(mark: Mark) -> Mark:
+    return msgspec.structs.replace(mark, reason=f"yours, {mark.reason}" if mark.reason else "yours")
+
+
+def _layers(parts: tuple[Part, ...]) -> Iterator[Layer]:
+    for name in dict.fromkeys(part.layer for part in parts):
+        own = [part for part in parts if part.layer == name]
+        yield Layer(
+            name=name,
+            stability=own[0].stability,
+            blocks=len(own),
+            tokens=sum(part.tokens for part in own),
+            rewritten_tokens=own[0].rewritten_tokens,
+            rewritten_usd=own[0].rewritten_usd,
+        )
 
 
 def _parts(request: SentRequest, price: Price | None) -> Iterator[Part]:
@@ -90,11 +142,32 @@ def _parts(request: SentRequest, price: Price | None) -> Iterator[Part]:
         )
 
 
-def _mark(request: SentRequest, mark: Mark, reason: str, price: Price | None) -> ExplainedMark:
-    tokens = request.tokens_before(mark.piece + 1)
-    below = request.row is not None and tokens < request.row.cache.tokens_min
-    saving = None if price is None else Decimal(0) if below else read_saving_usd(tokens, price)
-    return ExplainedMark(request.paths[mark.piece], mark.ttl, reason, tokens, below, saving)
+def _marks(request: SentRequest, marks: tuple[Mark, ...], price: Price | None) -> Iterator[ExplainedMark]:
+    floor = request.row.cache.tokens_min if request.row else 0
+    tokens = {mark.piece: request.tokens_before(mark.piece + 1) for mark in marks}
+    kept = _with_savings(request, tuple(mark for mark in marks if tokens[mark.piece] >= floor), price)
+    told = {mark.piece: mark.saving_usd for mark in kept}
+    for mark in marks:
+        upto, below = tokens[mark.piece], tokens[mark.piece] < floor
+        yield ExplainedMark(
+            piece=mark.piece,
+            path=request.paths[mark.piece],
+            ttl=mark.ttl,
+            reason=mark.reason,
+            prefix_tokens=upto,
+            below_floor=below,
+            saving_usd=None if price is None else Decimal(0) if below else read_saving_usd(upto, price),
+            expected_usd=None if price is None or request.row is None else told.get(mark.piece, Decimal(0)),
+        )
+
+
+def _with_savings(request: SentRequest, marks: tuple[Mark, ...], price: Price | None) -> tuple[Mark, ...]:
+    """The marks with what each is expected to save if nothing of the request is cached yet."""
+    if price is None or request.row is None:
+        return ()
+    gaps = expected(Memory().gaps.all, NOTHING_LEARNED.gaps.all)
+    warmth = Warmth(request.scroll.tokens_total, 0)
+    return with_savings(marks, request.scroll, warmth, gaps, rules=request.row.cache, price=price)
 
 
 def _notes(request: SentRequest) -> Iterator[str]:

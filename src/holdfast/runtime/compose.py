@@ -19,6 +19,7 @@ from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.padding import Outlook
 from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
+from holdfast.engine.delegating import Delegation
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.state import State
 from holdfast.errors import UserError
@@ -40,7 +41,7 @@ from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
 from holdfast.runtime.skills import SessionSkills, session_skills
-from holdfast.runtime.toolbox import missing_tools_hint, toolbox_of
+from holdfast.runtime.toolbox import delegation_of, missing_tools_hint, toolbox_of
 from holdfast.runtime.volatile import volatile_texts
 from holdfast.sources.instructions import read_instructions
 from holdfast.sources.named_texts import named_text
@@ -78,6 +79,7 @@ class Pieces(msgspec.Struct, frozen=True):
     volatile_for: Callable[[Model], VolatileTexts]
     owns_wire: bool
     owns_log: bool
+    delegation: Delegation | None = None
 
 
 def config_of(options: Options, *, workspace: str | None = None) -> Config:
@@ -101,7 +103,11 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     workspace = Path(folder) if folder else None
     home = Path(config.home)
     skilled = session_skills(options, config, state, workspace=workspace)
-    toolbox = toolbox_of(options, session_id=state.session_id, workspace=workspace, home=home, skilled=skilled)
+    delegation = delegation_of(options)
+    lent = (delegation.tool,) if delegation else ()
+    toolbox = toolbox_of(
+        options, session_id=state.session_id, workspace=workspace, home=home, skilled=skilled, more=lent
+    )
     _check_tools(state, toolbox)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
@@ -145,6 +151,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         volatile_for=volatile_for,
         owns_wire=wire is None,
         owns_log=owns_log,
+        delegation=delegation,
     )
 
 

@@ -48,8 +48,10 @@ class Options(TypedDict, total=False):
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
-    USER.md of the user, and the tools to keep them. `confirm` is asked before a tool runs whose side effects are among
-    `confirm_for`, and has `confirm_seconds_max` to say yes; `allowed` gives the reason why a call may not run at all.
+    USER.md of the user, and the tools to keep them. `delegate` adds a tool that hands a task to a session with the same
+    head, so many at once if it is a number; below `delegation_depth_max` that session may do the same. `confirm` is
+    asked before a tool runs whose side effects are among `confirm_for`, and has `confirm_seconds_max` to say yes;
+    `allowed` gives the reason why a call may not run at all.
 
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
     of `skills_mode`. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name`
@@ -70,6 +72,8 @@ class Options(TypedDict, total=False):
     skills: bool | str | Path | Sequence[str | Path] | SkillStore
     skills_mode: SkillMode
     enforce_allowed_tools: bool
+    delegate: bool | int
+    delegation_depth_max: int
     read_roots: Sequence[str | Path]
     allowed: Allowed
     confirm: Confirm
@@ -165,6 +169,8 @@ def _misfit(key: str, value: object) -> str | None:
         "memory": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
+        "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
+        "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),
         "allowed": (callable(value), "a function from a call to the reason against it"),
         "confirm": (callable(value), "a function that says whether a call may run"),
         "confirm_seconds_max": (_is_duration(value), "a number of seconds above 0"),

@@ -82,7 +82,7 @@ def _where_it_pays(head: View, occasion: Occasion, adapter: Adapter, bodies: Seq
     if not caching:
         return Decision("not padded: no model of this session caches prompts")
     highest = max(caching, key=_target)
-    natural, target = _prefix_tokens(head, adapter), _target(highest)
+    natural, target = prefix_tokens(head, adapter), _target(highest)
     floor = f"the floor of {highest.cache.tokens_min} tokens of {highest.id}"
     if natural >= target:
         return Decision(f"not padded: about {_of(highest, natural)} tokens reach {floor}")
@@ -105,7 +105,7 @@ def _padded(filling: Filling, reason: str) -> Decision:
     return Decision(reason, (LayerText(LAYER, filling.text),), filling.names)
 
 
-def _prefix_tokens(head: View, adapter: Adapter) -> int:
+def prefix_tokens(head: View, adapter: Adapter) -> int:
     """The stable prefix as it is sent, in tokens that belong to no model yet."""
     scroll = Scroll(adapter, count_block)
     for segment in head_of(head):

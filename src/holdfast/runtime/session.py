@@ -74,6 +74,8 @@ class Session:
             state = self._load(log)
             pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
             talk = Conversation(pieces.parts, state)
+            if pieces.delegation is not None:
+                pieces.delegation.work_for(talk)
             if self._resume is None:
                 await talk.record("system", *first_events(self._options, pieces))
         except BaseException:

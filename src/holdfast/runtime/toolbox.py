@@ -12,6 +12,8 @@ from holdfast.engine.builtin.remembering import memory_tools
 from holdfast.engine.builtin.skills import skill_tools
 from holdfast.engine.confirm import CONFIRM_FOR, CONFIRM_SECONDS_MAX, Rules
 from holdfast.engine.context import Surroundings
+from holdfast.engine.delegating import DEPTH_MAX, Delegation
+from holdfast.engine.delegating import NAME as DELEGATE
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.tools import Tool
 from holdfast.errors import UserError
@@ -26,7 +28,13 @@ OUTPUTS = "outputs"
 
 
 def toolbox_of(
-    options: Options, *, session_id: str, workspace: Path | None, home: Path, skilled: SessionSkills
+    options: Options,
+    *,
+    session_id: str,
+    workspace: Path | None,
+    home: Path,
+    skilled: SessionSkills,
+    more: Sequence[Tool] = (),
 ) -> Toolbox:
     """The caller's tools and the built-in ones that were asked for, under the caller's rules."""
     built_in = _built_in(options, workspace)
@@ -42,7 +50,7 @@ def toolbox_of(
     roots = roots_of(workspace, [*extra, *([folder] if folder else [])]) if workspace else None
     remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
-        (*options.get("tools", ()), *built_in, *remembering, *(skill_tools() if skilled.offered else ())),
+        (*options.get("tools", ()), *built_in, *remembering, *(skill_tools() if skilled.offered else ()), *more),
         clock=options.get("clock", system_clock),
         rules=rules,
         around=Surroundings(
@@ -54,6 +62,15 @@ def toolbox_of(
             enforce_allowed_tools=skilled.enforced,
         ),
     )
+
+
+def delegation_of(options: Options) -> Delegation | None:
+    """The way to hand tasks to other sessions, where the caller wants one."""
+    asked = options.get("delegate", False)
+    if asked is False:
+        return None
+    depth_max = options.get("delegation_depth_max", DEPTH_MAX)
+    return Delegation(at_once_max=None if asked is True else asked, depth_max=depth_max)
 
 
 def memory_files(workspace: Path | None, home: Path) -> tuple[MemoryFile, ...]:
@@ -68,7 +85,9 @@ def missing_tools_hint(missing: Sequence[str]) -> str:
         ways.append("builtin_tools")
     if any(name in MEMORY_NAMES for name in missing):
         ways.append("memory=True")
-    if any(name not in (*NAMES, *MEMORY_NAMES) for name in missing) or not ways:
+    if DELEGATE in missing:
+        ways.append("delegate=True")
+    if any(name not in (*NAMES, *MEMORY_NAMES, DELEGATE) for name in missing) or not ways:
         ways.append("tools")
     return f"give them as {' and '.join(ways)}"
 

@@ -160,6 +160,7 @@ def tallies(events: Iterable[Event]) -> tuple[SessionRow, ...]:
             started_at=event.at,
             last_event_at=event.at,
             event_count=1,
+            parent_session_id=started.parent.session_id if started and started.parent else None,
         )
         before = added.get(one.id)
         added[one.id] = merge(before, one) if before else one
@@ -175,6 +176,7 @@ def merge(row: SessionRow, more: SessionRow) -> SessionRow:
         started_at=min(row.started_at, more.started_at),
         last_event_at=max(row.last_event_at, more.last_event_at),
         event_count=row.event_count + more.event_count,
+        parent_session_id=more.parent_session_id or row.parent_session_id,
     )
 
 

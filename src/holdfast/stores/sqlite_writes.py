@@ -17,13 +17,15 @@ from holdfast.stores.writer import Append, Delete, Job, Settle
 ROWS_AT_ONCE = 50
 
 ADD_TO_SESSION = """
-INSERT INTO sessions (id, name, model, started_at, last_event_at, event_count) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO sessions (id, name, model, started_at, last_event_at, event_count, parent_session_id)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
     name = coalesce(excluded.name, name),
     model = coalesce(nullif(excluded.model, ''), model),
     started_at = min(started_at, excluded.started_at),
     last_event_at = max(last_event_at, excluded.last_event_at),
-    event_count = event_count + excluded.event_count
+    event_count = event_count + excluded.event_count,
+    parent_session_id = coalesce(excluded.parent_session_id, parent_session_id)
 """
 
 

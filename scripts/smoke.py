@@ -1,0 +1,69 @@
+"""Two turns with one model: did the second read from the cache what the first has sent, and what did both cost?"""
+
+import asyncio
+from decimal import Decimal
+
+from holdfast.canonical.usage import Usage
+from holdfast.errors import BudgetError, HoldfastError, UserError
+from holdfast.providers.registry import provider_named
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+
+SPEND_MAX_USD = Decimal("0.05")
+OUTPUT_TOKENS_MAX = 256
+PAUSE_SECONDS = 3.0
+"""Some providers take a moment until what they were sent can be read."""
+
+PASSED, FAILED, CANNOT = 0, 1, 2
+
+NATURAL_PROMPT = "You are a careful assistant. Answer in one short sentence."
+MESSAGES = ("What is a prompt cache?", "And what does it save?")
+
+
+def try_model(model: str, base_url: str | None) -> int:
+    """Speak to a model, print what came of it; 0 if its cache held, 1 if not, 2 if it cannot be spoken to as asked."""
+    try:
+        return asyncio.run(_two_turns(model, base_url))
+    except HoldfastError as error:
+        print(f"{model}: {error}")
+        return CANNOT if isinstance(error, UserError) and not isinstance(error, BudgetError) else FAILED
+
+
+async def _two_turns(model: str, base_url: str | None) -> int:
+    async with _session(model, base_url) as session:
+        first = await session.send(MESSAGES[0])
+        _show(model, 1, first.usage, first.cost_usd)
+        if base_url is None:
+            await asyncio.sleep(PAUSE_SECONDS)
+        second = await session.send(MESSAGES[1])
+        _show(model, 2, second.usage, second.cost_usd)
+        cost = session.cost
+    held = second.usage.cache_read > 0
+    verdict = "the cache held" if held else "the second turn read nothing from the cache"
+    print(f"{model}: {verdict}; ${cost:.6f} spent of at most ${SPEND_MAX_USD}")
+    return PASSED if held else FAILED
+
+
+def _session(model: str, base_url: str | None) -> Session:
+    """A natural prompt without tools or skills, padded whatever it costs."""
+    options: Options = {
+        "model": model,
+        "system_prompt": NATURAL_PROMPT,
+        "padding": "always",
+        # Whether a route caches of which that is not known is what is to be found out.
+        "allow_uncached": True,
+        "output_tokens_max": OUTPUT_TOKENS_MAX,
+        "spend_max_usd": SPEND_MAX_USD,
+        "store": "memory:",
+    }
+    if base_url is None:
+        return Session.create(**options)
+    path = provider_named(model.partition(":")[0]).path_prefix
+    # A key is for its provider alone.
+    elsewhere = Options(base_url=base_url.rstrip("/") + path, api_key="simulated")
+    return Session.create(**(options | elsewhere))
+
+
+def _show(model: str, turn: int, usage: Usage, cost_usd: Decimal) -> None:
+    read, written = usage.cache_read, usage.cache_write
+    print(f"{model}: turn {turn}: {usage.tokens_sent} tokens sent, {read} read, {written} written, ${cost_usd:.6f}")
