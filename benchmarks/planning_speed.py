@@ -8,7 +8,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.engine.draft import Draft
 from holdfast.layers.assemble import assemble
 from holdfast.planning.memory import Memory, Sent, after_call
-from holdfast.planning.ours import plan_call
+from holdfast.planning.plan import plan
 from holdfast.planning.policy import Moment
 from holdfast.replay.play import newest_price
 
@@ -28,13 +28,13 @@ def planning_microseconds(messages: int) -> float:
         scroll, at = draft.scroll, 1_000.0 + 400.0 * number
         moment = Moment(scroll, MODEL.cache, newest_price(MODEL, scroll.tokens_total), at, 400.0, "tool")
         if number < CALLS_BEFORE:
-            sent = Sent(at, plan_call(moment, memory).plan.marks, len(scroll.pieces))
+            sent = Sent(at, plan(moment, memory).marks, len(scroll.pieces))
             memory = after_call(memory, sent, Usage(cache_write_5m=scroll.tokens_total))
     assert moment is not None
     taken = []
     for _ in range(TIMES):
         start = time.perf_counter()
-        plan_call(moment, memory)
+        plan(moment, memory)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken) * 1e6
 

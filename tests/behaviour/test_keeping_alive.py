@@ -1,82 +1,17 @@
 """An idle session that may keep its cache alive: what it sends, when it stops, and what it says of it."""
 
-import asyncio
 from decimal import Decimal
 from typing import cast
 
-import msgspec
 import pytest
 
-from holdfast.catalog.lookup import shipped_models
-from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import UserError
-from holdfast.events.payloads import CachePinged, LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads import CacheLearned, CachePinged, LlmCallCompleted, RequestPrepared
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
-from holdfast.simulator.provider import SimulatedProvider
-from holdfast.stores.memory import MemoryStore
+from nights import Night
 
-SONNET = "anthropic:claude-sonnet-5-5"
-PROMPT = "Follow the rules of the house. " * 2000
 CALL = '{"content": [{"type": "tool_use", "id": "t1", "name": "wait", "input": {}}]}'
-
-
-class Night:
-    """A session, and a clock that passes over whatever it sleeps through."""
-
-    def __init__(self, *, upgrades: bool = True, script: str = '{"content": "Yes."}\n' * 200) -> None:
-        row = shipped_models()[SONNET]
-        rules = msgspec.structs.replace(row.cache, ttl_upgrade=upgrades)
-        self.models = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=rules)}
-        self.clock = ManualClock()
-        self.store = MemoryStore()
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-        self.provider = SimulatedProvider(clock=self.clock, models=self.models, script=script)
-        self.options: Options = {
-            "store": self.store,
-            "wire": self.provider,
-            "clock": self.clock,
-            "sleep": self.sleep,
-            "new_id": CountedIds(),
-            "keep_alive": True,
-        }
-        self.created: Options = {**self.options, "model": SONNET, "system_prompt": PROMPT}
-
-    async def sleep(self, seconds: float) -> None:
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.clock.now + seconds, woken))
-        await woken
-
-    async def pause(self, seconds: float) -> None:
-        """So much time passes, with whatever the session does in it."""
-        until = self.clock.now + seconds
-        while True:
-            for _ in range(50):
-                await asyncio.sleep(0)
-            due = [(at, woken) for at, woken in self._sleepers if not woken.done()]
-            at, woken = min(due, key=lambda pair: pair[0], default=(until, None))
-            if woken is None or at >= until:
-                break
-            self.clock.advance(max(0.0, at - self.clock.now))
-            woken.set_result(None)
-        self.clock.advance(until - self.clock.now)
-
-    async def say(self, session: Session, *seconds: float) -> None:
-        for pause in seconds:
-            await session.send("So?")
-            await self.pause(pause)
-
-    @property
-    def payloads(self) -> list[object]:
-        return [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
-
-    @property
-    def pings(self) -> list[CachePinged]:
-        return [it for it in self.payloads if isinstance(it, CachePinged)]
-
-    @property
-    def reads(self) -> list[int]:
-        return [it.usage.cache_read for it in self.payloads if isinstance(it, LlmCallCompleted)]
 
 
 PAUSES = [1200.0] * 4
@@ -181,6 +116,16 @@ async def test_where_no_request_can_ask_for_nothing_the_plan_says_why() -> None:
     assert all("not kept alive" in note and "thinking" in note for note in notes)
 
 
+async def test_the_seed_whose_marks_never_reach_a_reply_is_not_kept_alive_and_teaches_nothing_wrong() -> None:
+    night = Night()
+    options: Options = {**night.created, "profile": "seed"}
+    async with Session.create(**options) as session:
+        await night.say(session, *PAUSES)
+    assert night.pings == []
+    assert all("seed" in it.plan.notes[-1] for it in night.payloads if isinstance(it, RequestPrepared))
+    assert all(it.anchors_lost == 0 for it in night.payloads if isinstance(it, CacheLearned))
+
+
 async def test_a_tool_that_takes_long_is_waited_for_with_a_warm_cache() -> None:
     calls = [CALL.replace("t1", f"t{number}") for number in range(9)]
     night = Night(script="".join(f'{call}\n{{"content": "Done."}}\n' for call in calls))
@@ -227,3 +172,16 @@ async def test_what_it_may_cost_and_whether_it_may_be_are_checked(value: object)
     with pytest.raises(UserError, match=key):
         async with Session.create(**options):
             pass
+
+
+async def test_a_long_reply_counts_before_the_money_is_spent() -> None:
+    script = '{"content": "%s"}\n' % ("Yes indeed. " * 6_000)
+    free, capped = Night(script=script * 9), Night(script=script * 9)
+    async with Session.create(**free.created) as session:
+        await free.say(session, *PAUSES)
+    dearest = max(ping.cost_usd for ping in free.pings)
+    limit = dearest / 2
+    options: Options = {**capped.created, "keep_alive_usd_max": limit}
+    async with Session.create(**options) as session:
+        await capped.say(session, *PAUSES)
+    assert sum((ping.cost_usd for ping in capped.pings), Decimal(0)) <= limit

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
-from holdfast.errors import StoreError
+from holdfast.errors import ProviderError, StoreError
 from holdfast.events.payloads import CacheLearned, RequestPrepared
 from holdfast.providers.registry import provider_named
 from holdfast.runtime.config import load_config
@@ -24,13 +24,15 @@ PROMPT = "Follow the rules of the house. " * 2000
 class House:
     """Sessions that share a store, one after the other."""
 
-    def __init__(self, *, upgrades: bool = True, floor: int | None = None) -> None:
+    def __init__(
+        self, *, upgrades: bool = True, floor: int | None = None, script: str = '{"content": "Yes."}\n' * 200
+    ) -> None:
         row = shipped_models()[SONNET]
         rules = msgspec.structs.replace(row.cache, ttl_upgrade=upgrades, tokens_min=floor or row.cache.tokens_min)
         models = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=rules)}
         self.clock = ManualClock()
         self.store = MemoryStore()
-        provider = SimulatedProvider(clock=self.clock, models=models, script='{"content": "Yes."}\n' * 200)
+        provider = SimulatedProvider(clock=self.clock, models=models, script=script)
         self.options: Options = {
             "store": self.store,
             "wire": provider,
@@ -154,3 +156,34 @@ def test_a_route_tells_the_host_and_no_more_of_an_address() -> None:
     assert route_of({"base_url": "https://me:secret@gateway.example:99/x"}, config, provider) == "gateway.example"
     assert route_of({"base_url": "http://["}, config, provider) == "elsewhere"
     assert route_of({"wire": SimulatedProvider()}, config, provider) == "simulated"
+
+
+async def test_what_was_seen_of_one_model_is_not_taught_of_another() -> None:
+    house = House(floor=3_000)
+    options: Options = {**house.options, "system_prompt": "Follow the rules of the house. " * 250}
+    async with Session.create(**options) as session:
+        for _ in range(3):
+            await session.send("So?")
+            house.clock.advance(10)
+        await session.switch_model("anthropic:claude-haiku-4-5")
+        await session.send("And you?")
+    told = {lesson.model: lesson.floor_misses for lesson in house.lessons}
+    assert told[SONNET] >= 2
+    assert told["anthropic:claude-haiku-4-5"] == 0
+
+
+async def test_what_a_broken_call_may_have_kept_warm_is_no_evidence_of_lifetimes() -> None:
+    said = '{"content": "Yes."}\n'
+    house = House(upgrades=False, script=said * 3 + '{"content": "Yes.", "fault": "cut;after=2"}\n' + said)
+    async with Session.create(**house.options) as session:
+        for _ in range(3):
+            await session.send("So?")
+            house.clock.advance(10)
+        assert "1h" in {it.plan.marks[-1].ttl for it in house.plans(session.id)}
+        house.clock.advance(230)
+        with pytest.raises(ProviderError):
+            await session.send("Are you there?")
+        house.clock.advance(200)
+        answer = await session.send("And now?")
+        assert answer.usage.cache_read > 10_000
+    assert [(lesson.anchors_read, lesson.anchors_lost) for lesson in house.lessons] == [(0, 0)]

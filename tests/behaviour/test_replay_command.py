@@ -1,6 +1,8 @@
 """`holdfast replay`: the table, the JSON, the requests it writes, and what it refuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,15 @@ def test_traces_without_a_conversation_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("nothing\nat all\n")
     with pytest.raises(UserError, match="none of the 2 lines"):
         replay(tmp_path / "bad.jsonl", *MODEL)
+
+
+def test_a_file_that_cannot_be_written_is_named(traces: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nowhere" / "requests.jsonl"
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", "replay", traces, *MODEL, "--policy", "none", "--requests-out", out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"holdfast: {out}: No such file or directory\n"

@@ -138,6 +138,19 @@ def test_a_tool_loop_with_thinking_goes_on_with_the_clients_own_objects(client: 
     assert recorder_of(client).calls[1].prefix_held
 
 
+def test_many_tools_at_once_hide_nothing_of_the_call_before(client: anthropic.Anthropic) -> None:
+    ids = [f"t{number}" for number in range(25)]
+    uses = [{"type": "tool_use", "id": id, "name": "read", "input": {}} for id in ids]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": f"file {id} " * 20} for id in ids]
+    asked: list[Any] = [{"role": "user", "content": "Read all of them. " * 200}]
+    first = create(client, tools=[TOOL], messages=asked)
+    loop = [*asked, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+    second = create(client, tools=[TOOL], messages=loop)
+    third = create(client, tools=[TOOL], messages=[{"role": "user", "content": "Something else."}])
+    assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
+    assert 0 < (third.usage.cache_read_input_tokens or 0) < (second.usage.cache_read_input_tokens or 0)
+
+
 def test_the_callers_arguments_stay_as_they_are(simulated: Simulated, client: anthropic.Anthropic) -> None:
     blocks = [{"type": "text", "text": SYSTEM}]
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]

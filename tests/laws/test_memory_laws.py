@@ -225,3 +225,14 @@ def test_the_savings_of_the_marks_add_up_to_that_of_the_plan(
     back = Decimal(gaps.chance(0, SONNET.cache.ttls_seconds[ttl]))
     gained = back * (PRICE.input - PRICE.cache_read) * upto - (write - PRICE.input) * max(0, upto - hit)
     assert abs(sum(mark.saving_usd for mark in marks) - gained / 1_000_000) < Decimal("0.0000001")
+
+
+@given(sizes, sizes)
+def test_a_reply_is_in_no_entry_until_a_ping_takes_it_along(prompt: int, reply: int) -> None:
+    memory = after_call(Memory(), Sent(0.0, MARK, 10), Usage(cache_write_5m=prompt, output=reply))
+    assert memory.reply_tokens == reply
+    plain = after_ping(memory, Pinged(280.0, "5m", Usage(cache_read=prompt), 9, 10, prompt))
+    assert plain.reply_tokens == reply
+    with_it = Usage(cache_read=prompt, cache_write_1h=reply)
+    assert after_ping(memory, Pinged(280.0, "1h", with_it, 11, 12, prompt + reply)).reply_tokens == 0
+    assert moved(memory).reply_tokens == 0

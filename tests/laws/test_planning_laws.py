@@ -160,18 +160,21 @@ def test_a_belief_follows_what_was_seen_and_can_be_unlearned(seen: list[bool]) -
     assert belief.chance > 0.9
 
 
-@given(amounts, st.floats(0, 1), st.lists(st.floats(0, 20_000), max_size=30))
+@given(amounts, amounts, st.floats(0, 1), st.lists(st.floats(0, 20_000), max_size=30))
 def test_an_idle_cache_is_used_again_only_where_that_is_expected_to_pay(
-    prompt: int, upgrade: float, gaps: list[float]
+    prompt: int, reply: int, upgrade: float, gaps: list[float]
 ) -> None:
-    idle = Idle(prompt, 0, "5m", 0.0, upgrade)
+    idle = Idle(prompt, 0, "5m", 0.0, upgrade, reply)
     known = expected(counted(gaps), Gaps())
     ping = plan_ping(idle, known, TIMES)
     read, saved = float(TIMES.read), float(TIMES.write_5m - TIMES.read)
     soon = known.chance(300, 585, given_seconds=285) * saved - read
-    upgraded = prompt * (upgrade * known.chance(300, 3885, given_seconds=285) * saved - read)
-    if soon > 0 or upgraded > CLOSING_TOKENS:
+    kept = upgrade * known.chance(300, 3885, given_seconds=285) * saved * (prompt + reply)
+    written = read * prompt + float(TIMES.write_1h) * reply
+    if soon > 0 or kept - written > CLOSING_TOKENS:
         assert ping is not None
+    if kept <= written:
+        assert ping is None or ping.ttl == "5m"
     if known.chance(285, math.inf) == 0:
         assert ping is None
     if ping is not None:

@@ -16,7 +16,8 @@ from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import find_model
 from holdfast.engine.draft import Draft
-from holdfast.engine.state import apply, fold, view_of
+from holdfast.engine.state import apply, fold
+from holdfast.engine.views import view_of
 from holdfast.errors import HoldfastError, ProviderError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (

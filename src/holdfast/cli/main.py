@@ -82,7 +82,8 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         _discard_output()
-        click.echo(f"holdfast: {error.strerror or error}", err=True)
+        what = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        click.echo(f"holdfast: {what}{error.strerror or error}", err=True)
         sys.exit(1)
 
 

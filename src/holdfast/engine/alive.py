@@ -9,17 +9,31 @@ import msgspec
 
 from holdfast.canonical.prompt import Mark
 from holdfast.engine.conversation import Conversation, KeepAlive
-from holdfast.engine.empty import Empty, empty_parameters, send_empty
+from holdfast.engine.empty import Empty, empty_parameters, send_empty, why_not_alive
 from holdfast.engine.planned import moment_of
-from holdfast.engine.state import open_calls, sent_view
+from holdfast.engine.state import open_calls
+from holdfast.engine.views import sent_view
+from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import CachePinged, LlmCallCompleted, LlmCallStarted, ModelSwitched, PingKind
+from holdfast.events.payloads import (
+    CachePinged,
+    LlmCallCompleted,
+    LlmCallStarted,
+    ModelSwitched,
+    PingKind,
+    SessionEnded,
+    TurnStarted,
+)
 from holdfast.layers.assemble import assemble
 from holdfast.planning.closing import closing_behind
 from holdfast.planning.marks import takes_mark
 from holdfast.planning.ours import ping_of
 from holdfast.planning.pings import MARGIN_SECONDS
 from holdfast.planning.policy import Ping
+from holdfast.planning.savings import write_rate
+
+CLOSING_SECONDS_MAX = 2.0
+"""How long a session that is closed waits for a ping under way."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,87 +41,116 @@ _MILLION = Decimal(1_000_000)
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """A ping as it is sent."""
+    """A ping as it is sent; `new_tokens` of it are in no cache yet."""
 
     body: bytes
     wish: Empty
+    new_tokens: int = 0
 
 
 class Keeper:
-    """Watches one session from its opening to its close. A call that begins stops what has not been sent yet."""
+    """Watches one session from its opening to its close. A turn or a call that begins stops what was not sent yet."""
 
     def __init__(self, talk: Conversation, rules: KeepAlive) -> None:
         self._talk = talk
         self._rules = rules
         self._waiting: asyncio.Task[None] | None = None
-        self._sending = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._stop: Callable[[], None] = talk.parts.bus.subscribe(self._hear)
 
     def _hear(self, event: Event) -> None:
         match event.payload:
-            case LlmCallStarted() | ModelSwitched():
+            case TurnStarted() | LlmCallStarted() | ModelSwitched() | SessionEnded():
                 self._leave()
             case LlmCallCompleted():
                 self._leave()
                 self._waiting = asyncio.ensure_future(self._keep())
+                self._tasks.add(self._waiting)
+                self._waiting.add_done_callback(self._tasks.discard)
             case _:
                 return
 
     def _leave(self) -> None:
         # What is under way is paid for already: it is read to its end, and recorded.
-        if self._waiting is not None and not self._sending:
+        if self._waiting is not None and self._waiting not in self._sending:
             self._waiting.cancel()
         self._waiting = None
 
     async def _keep(self) -> None:
         this = asyncio.current_task()
-        while self._waiting is this:
-            ping = next_ping(self._talk, self._rules)
-            if isinstance(ping, str):
-                logger.info("the cache of session %s is not kept alive: %s", self._talk.state.session_id, ping)
-                return
-            used_at = self._talk.state.memory.used_at or 0.0
-            await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._talk.parts.clock()))
-            if self._talk.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
-                return  # The machine slept longer than it was told to: nothing is left to be kept.
-            if not await self._send(ping):
-                return
+        try:
+            while self._waiting is this and await self._keep_once():
+                pass
+        except HoldfastError as error:
+            # Nobody waits for this task: what fails here, the next call of the session meets too, and tells.
+            logger.warning("the cache of session %s is not kept alive: %s", self._talk.state.session_id, error)
 
-    async def _send(self, ping: Ping) -> bool:
+    async def _keep_once(self) -> bool:
+        """Wait for the next ping and send it; whether there may be another one."""
+        ping = next_ping(self._talk)
+        if isinstance(ping, str):
+            return self._give_up(ping)
+        used_at = self._talk.state.memory.used_at or 0.0
+        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._talk.parts.clock()))
+        if self._talk.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
+            return False  # The machine slept longer than it was told to: nothing is left to be kept.
         letter = letter_of(self._talk, ping)
         if isinstance(letter, str):
-            logger.info("the cache of session %s is not kept alive: %s", self._talk.state.session_id, letter)
-            return False
-        self._sending = True
+            return self._give_up(letter)
+        if over := over_limit(self._talk, letter, self._rules):
+            return self._give_up(over)
+        return await self._send(letter)
+
+    def _give_up(self, reason: str) -> bool:
+        logger.info("the cache of session %s is not kept alive: %s", self._talk.state.session_id, reason)
+        return False
+
+    async def _send(self, letter: Letter) -> bool:
+        this = asyncio.current_task()
+        assert this is not None
+        self._sending.add(this)
         try:
             return isinstance(await send_empty(self._talk, letter.body, letter.wish), CachePinged)
         finally:
-            self._sending = False
+            self._sending.discard(this)
 
     async def aclose(self) -> None:
+        """What waits is stopped; what is under way is given a moment to end, for it is paid for."""
         self._stop()
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+        self._leave()
+        try:
+            if self._sending:
+                await asyncio.wait(self._sending, timeout=CLOSING_SECONDS_MAX)
+        finally:
+            left = tuple(self._tasks)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
-def next_ping(talk: Conversation, rules: KeepAlive) -> Ping | str:
+def next_ping(talk: Conversation) -> Ping | str:
     """The ping that is due if nothing else happens; or why there is none."""
     state, parts = talk.state, talk.parts
-    made = empty_parameters(talk.parameters, parts.model)
-    if isinstance(made, str):
-        return made
+    if refused := why_not_alive(talk):
+        return refused
     if state.memory.tail_piece is None or not {"5m", "1h"} <= parts.model.cache.ttls_seconds.keys():
         return "nothing was marked"
     moment = moment_of(talk, talk.draft.scroll)
     ping = ping_of(state.memory, parts.learned, moment, "tool" if open_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
-    cost = moment.price.cache_read * state.memory.tail_tokens / _MILLION
-    if state.pinged_usd + cost > rules.usd_max:
-        return f"${state.pinged_usd:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
     return ping
+
+
+def over_limit(talk: Conversation, letter: Letter, rules: KeepAlive) -> str | None:
+    """Why there is too little money left for this ping, where there is."""
+    spent, held = talk.state.pinged_usd, talk.state.memory.tail_tokens
+    price = talk.price(letter.wish.estimated_tokens)
+    cost = (price.cache_read * held + write_rate(letter.wish.ttl, price) * letter.new_tokens) / _MILLION
+    if spent + cost <= rules.usd_max:
+        return None
+    return f"${spent:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
 
 
 def letter_of(talk: Conversation, ping: Ping) -> Letter | str:
@@ -124,8 +167,8 @@ def letter_of(talk: Conversation, ping: Ping) -> Letter | str:
         behind = scroll.pieces[request.pieces :]
         scroll.cut(request.pieces)
         body = scroll.render(opening, request.marks)
-        scroll.extend(behind)
         tokens = talk.state.calibration.corrected(scroll.tokens_total)
+        scroll.extend(behind)
         return Letter(body, Empty("refresh", last.ttl, tokens, ping.reason, last.piece, request.pieces))
     return _with_reply(talk, ping, opening)
 
@@ -149,6 +192,7 @@ def _with_reply(talk: Conversation, ping: Ping, opening: bytes) -> Letter | str:
     body = scroll.render(opening, marks)
     closing_tokens = sum(scroll.tokens[-len(closing_pieces) :])
     tokens = state.calibration.corrected(scroll.tokens_total)
+    new_tokens = state.calibration.corrected(sum(scroll.tokens[state.memory.pieces :]))
     scroll.cut(pieces)
     kind: PingKind = "refresh" if talk.state.memory.pieces == pieces else "upgrade"
-    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, place, pieces, closing_tokens))
+    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, place, pieces, closing_tokens), new_tokens)

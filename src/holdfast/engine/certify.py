@@ -8,7 +8,8 @@ from holdfast.canonical.encoding import ENCODING
 from holdfast.canonical.pieces import shared_links
 from holdfast.catalog.lookup import Models, find_model
 from holdfast.engine.draft import Draft
-from holdfast.engine.state import State, apply, sent_view
+from holdfast.engine.state import State, apply
+from holdfast.engine.views import sent_view
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
 from holdfast.layers.assemble import assemble

@@ -128,7 +128,7 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
             depth=above.depth + 1 if above else 1,
         ),
     )
-    return started, EpochOpened(1, state.pinned, state.tools, padding=state.padding)
+    return started, EpochOpened(1, state.pinned, state.tools, skills=state.skills, padding=state.padding)
 
 
 async def _settle(parent: Conversation, child: Conversation, outcome: Outcome) -> None:

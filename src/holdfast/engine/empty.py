@@ -5,6 +5,7 @@ import logging
 import msgspec
 
 from holdfast.canonical.prompt import Parameters, Ttl
+from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
@@ -13,7 +14,7 @@ from holdfast.events.payloads import CachePinged, PingKind
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.emptying import AsksForNothing
 from holdfast.providers.registry import adapter_for
-from holdfast.providers.wire import whole_answer
+from holdfast.providers.wire import OnRetry, whole_answer
 
 ANSWER_BYTES_MAX = 1_000_000
 
@@ -60,6 +61,14 @@ def refusal_of(parameters: Parameters, model: Model) -> str | None:
     return made if isinstance(made, str) else None
 
 
+def why_not_alive(talk: Conversation) -> str | None:
+    """Why the cache of this session cannot be kept alive, whatever that would save; None where it can."""
+    if talk.state.profile == "seed":
+        # What a ping keeps beyond the head, no later request of the seed would look for.
+        return "the seed profile marks no more than tools and system prompt"
+    return refusal_of(talk.parameters, talk.parts.model)
+
+
 async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinged | str:
     """What was recorded of the request; or why it came to nothing, which is logged and is nobody's failure.
 
@@ -74,13 +83,14 @@ async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinge
         return f"with it, too little of the ${parts.spend_max_usd or 0:f} could be left for a call"
     sent_at = parts.clock()
     try:
-        sending = parts.wire.send(parts.adapter.endpoint(parameters), body)
+        sending = parts.wire.send(parts.adapter.endpoint(parameters), body, on_retry=_in_time(wish))
         answer = await whole_answer(sending, bytes_max=ANSWER_BYTES_MAX)
         usage = parts.adapter.read_reply(answer).usage
     except ProviderError as error:
         logger.warning("a request that asks for nothing (%s) failed: %s", wish.kind, error)
         return str(error)
-    price = talk.price(usage.tokens_sent)
+    # Another model may be spoken to by now.
+    price = price_at(parts.model, utc_date(parts.clock()), usage.tokens_sent)
     pinged = CachePinged(
         kind=wish.kind,
         model=parts.model.id,
@@ -96,3 +106,12 @@ async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinge
     )
     await talk.record("system", pinged)
     return pinged
+
+
+def _in_time(wish: Empty) -> OnRetry | None:
+    """What keeps a cache alive is not sent again: by then the cache may be gone, and it would pay for all of it."""
+    return None if wish.kind == "warm" else _raise_failure
+
+
+def _raise_failure(attempt: int, error: ProviderError) -> None:
+    raise error

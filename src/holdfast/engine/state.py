@@ -50,7 +50,8 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import head_of
 from holdfast.planning.explicit import KeptPrefix
-from holdfast.planning.memory import Memory, Sent, after_call, after_ping, moved
+from holdfast.planning.floors import Floor
+from holdfast.planning.memory import Memory, Sent, after_call, after_ping, doubted, moved
 from holdfast.planning.policy import Pinged, WaitedFor
 from holdfast.planning.truths import Belief
 
@@ -144,9 +145,7 @@ def _apply(state: State, event: Event) -> State:
         case SessionStarted() as it:
             return _begin_session(state, it, event.at)
         case EpochOpened() as it:
-            head = head_of(View(tools=it.tools, pinned=it.system))
-            state = change(state, epoch=it.epoch, pinned=it.system, tools=it.tools, head=head)
-            return change(state, skills=it.skills, padding=it.padding)
+            return _open_epoch(state, it)
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
@@ -159,9 +158,7 @@ def _apply(state: State, event: Event) -> State:
         case ContextInjected() as it:
             return _inject(state, it)
         case RequestPrepared() as it:
-            links = (*state.links[: it.shared_blocks], *it.links)
-            request = Sent(event.at, it.plan.marks, len(links), waited_for(state), it.plan.floor_tokens)
-            return change(state, links=links, sent=len(state.passages), request=request)
+            return _prepare(state, it, event.at)
         case ModelSwitched() as it:
             return _switch_model(state, it)
         case CacheKept() as it:
@@ -175,7 +172,7 @@ def _apply(state: State, event: Event) -> State:
         case LlmCallCompleted() as it:
             return _count_call(state, it)
         case LlmCallFailed() as it:
-            return change(state, call_open=None, usage=state.usage + it.usage, cost_usd=state.cost_usd + it.cost_usd)
+            return change(_spent(state, it.cost_usd, it.usage), call_open=None, memory=doubted(state.memory))
         case DelegationStarted() as it:
             return change(state, delegating=state.delegating | {it.child_session_id})
         case DelegationCompleted() as it:
@@ -217,39 +214,37 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
     )
 
 
-def waited_for(state: State) -> WaitedFor:
-    """What has been waited for since the call before, if a call is made now."""
-    if state.memory.last_at is None:
-        return "start"
-    return "tool" if state.turn is not None and state.turn.llm_calls else "person"
-
-
-def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
-    """The conversation as the layers see it; the log itself is never changed."""
-    return View(
-        tools=state.tools,
-        pinned=state.pinned,
-        history=state.passages[: state.sent],
-        newest=state.passages[state.sent :],
-        current=current,
-        emitted=state.emitted,
-        layout=state.layout,
-        head=state.head,
-    )
-
-
-def sent_view(state: State) -> View:
-    """What is sent next: in the seed layout the recorded text, so that a request is a function of the log alone."""
-    tail = state.system_tail
-    return view_of(state, (tail,) if state.layout == "seed" and tail else ())
-
-
 def open_calls(state: State) -> tuple[ToolUse, ...]:
     """Calls of the last message that nobody has answered yet; also those with fields that we do not know."""
     if not state.passages or state.passages[-1].role != "assistant":
         return ()
     calls = (call_in(block) for block in state.passages[-1].content)
     return tuple(call for call in calls if call is not None)
+
+
+def _open_epoch(state: State, opened: EpochOpened) -> State:
+    return msgspec.structs.replace(
+        state,
+        epoch=opened.epoch,
+        pinned=opened.system,
+        tools=opened.tools,
+        head=head_of(View(tools=opened.tools, pinned=opened.system)),
+        skills=opened.skills,
+        padding=opened.padding,
+    )
+
+
+def _prepare(state: State, prepared: RequestPrepared, at: float) -> State:
+    links = (*state.links[: prepared.shared_blocks], *prepared.links)
+    request = Sent(at, prepared.plan.marks, len(links), waited_for(state), prepared.plan.floor_tokens)
+    return msgspec.structs.replace(state, links=links, sent=len(state.passages), request=request)
+
+
+def waited_for(state: State) -> WaitedFor:
+    """What has been waited for since the call before, if a call is made now."""
+    if state.memory.last_at is None:
+        return "start"
+    return "tool" if state.turn is not None and state.turn.llm_calls else "person"
 
 
 def _switch_model(state: State, switched: ModelSwitched) -> State:
@@ -267,7 +262,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         links=(),
         answered_links=0,
         # Another model's cache knows nothing of this one's entries; how long people think stays what it was.
-        memory=msgspec.structs.replace(moved(state.memory), belief=Belief()),
+        memory=msgspec.structs.replace(moved(state.memory), belief=Belief(), floor=Floor()),
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         refused_prefix=None,
@@ -311,21 +306,21 @@ def _paid(state: State, cost_usd: Decimal, usage: Usage) -> State:
     return msgspec.structs.replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
 
 
+def _spent(state: State, cost_usd: Decimal, usage: Usage) -> State:
+    return msgspec.structs.replace(state, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+
+
 def _count_ping(state: State, ping: CachePinged) -> State:
     """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
-    paid = msgspec.structs.replace(state, usage=state.usage + ping.usage, cost_usd=state.cost_usd + ping.cost_usd)
+    pinged = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
+    paid = msgspec.structs.replace(_spent(state, ping.cost_usd, ping.usage), pinged_usd=pinged)
     last = state.memory.last_at
-    if ping.piece is None or last is None or ping.sent_at < last:
-        # It put the head there, or a call has come since and says more.
+    if ping.piece is None or last is None or ping.sent_at < last or ping.model != state.model:
+        # It put the head there, a call has come since and says more, or it was for the cache of another model.
         return paid
     seen = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
     kept = SentCall(ping.sent_at, ping.ttl, ping.usage)
-    return msgspec.structs.replace(
-        paid,
-        memory=after_ping(state.memory, seen),
-        last_call=kept,
-        pinged_usd=state.pinged_usd + ping.cost_usd,
-    )
+    return msgspec.structs.replace(paid, memory=after_ping(state.memory, seen), last_call=kept)
 
 
 def provider_of(model: str) -> str:

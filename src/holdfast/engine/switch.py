@@ -12,7 +12,8 @@ from holdfast.catalog.tokens import count_block
 from holdfast.engine.carry import Carried, carry
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.draft import Draft
-from holdfast.engine.state import provider_of, view_of
+from holdfast.engine.state import provider_of
+from holdfast.engine.views import view_of
 from holdfast.layers.assemble import assemble
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.capabilities import capabilities_of

@@ -33,8 +33,9 @@ from holdfast.engine.gate import Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
-from holdfast.engine.state import Turn, open_calls, sent_view, view_of
+from holdfast.engine.state import Turn, open_calls
 from holdfast.engine.teaching import teach_news
+from holdfast.engine.views import sent_view, view_of
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.payloads import (
     AnyPayload,

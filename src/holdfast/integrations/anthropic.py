@@ -9,7 +9,7 @@ from holdfast.canonical.prompt import Mark, Plan, Ttl
 from holdfast.errors import UserError
 from holdfast.integrations.dialect import Dialect, Request, Rewritten, as_named_event
 from holdfast.integrations.plain import Arguments, extra_body, is_absent, members_of, parts_of
-from holdfast.planning.marks import plan_marks
+from holdfast.planning.marks import plan_marks, takes_mark
 from holdfast.providers.anthropic import anthropic as adapter
 from holdfast.providers.anthropic.blocks import MARK
 from holdfast.providers.anthropic.spell import PROMPT_NAMES
@@ -37,7 +37,7 @@ def _ours(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
     pieces = request.scroll.pieces
     wanted = [
         mark
-        for mark in plan_marks(request.scroll, request.model.cache).marks
+        for mark in _planned(request)
         # The provider's automatic mark stands at the end of the conversation already.
         if mark.piece not in marked and not (automatic is not None and pieces[mark.piece].place == "messages")
     ]
@@ -49,6 +49,17 @@ def _ours(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
     last_hour = max(hours, default=-1)
     chosen = wanted[-left:] if left else []
     return tuple(Mark(mark.piece, "1h" if mark.piece < last_hour else mark.ttl, mark.reason) for mark in chosen)
+
+
+def _planned(request: Request) -> tuple[Mark, ...]:
+    """The plan, and the end of the call before where that lies too far back to be found from the end of this one."""
+    rules, tail, pieces = request.model.cache, request.tail, request.scroll.pieces
+    marks = plan_marks(request.scroll, rules).marks
+    if tail is None or not marks or not takes_mark(pieces, tail) or pieces[tail].place != "messages":
+        return marks
+    if marks[-1].piece - tail < rules.lookback_positions:
+        return marks
+    return (*marks[:-1], Mark(tail, reason="end of the call before, which is too far back to be found"), marks[-1])
 
 
 def _count(body: Mapping[str, Json]) -> int:

@@ -13,13 +13,17 @@ from holdfast.providers.streaming import written_event
 
 
 class Request(NamedTuple):
-    """A request as the caller wrote it, read and spelled by us."""
+    """A request as the caller wrote it, read and spelled by us.
+
+    `tail` is the last piece that the call before had marked, where this one says the same up to it.
+    """
 
     body: Mapping[str, Json]
     wire: WireRequest
     scroll: Scroll
     model: Model
     session: str
+    tail: int | None = None
 
 
 class Rewritten(NamedTuple):

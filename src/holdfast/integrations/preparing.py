@@ -27,6 +27,7 @@ class Desk:
         self._session = session
         self._lock = Lock()
         self._drafts: dict[tuple[str, float], Draft] = {}
+        self._tails: dict[str, tuple[int, str]] = {}
 
     def prepare(self, dialect: Dialect, given: Arguments) -> tuple[Arguments, Prepared | None]:
         """The arguments to send, and what to record; no record where the arguments could not be read."""
@@ -37,7 +38,8 @@ class Desk:
             wire = dialect.adapter.read_request(plain_json(body))
 
             def rewrite(scroll: Scroll, row: Model) -> Rewritten:
-                return dialect.rewrite(arguments, Request(body, wire, scroll, row, self._session_of(wire)))
+                tail = self._tail(dialect.adapter, scroll)
+                return dialect.rewrite(arguments, Request(body, wire, scroll, row, self._session_of(wire), tail))
 
             rewritten, prepared = self._spell(dialect.adapter, Rewritten(arguments, wire), rewrite)
             return rewritten.arguments, prepared
@@ -63,6 +65,8 @@ class Desk:
             rewritten = written if row is None else rewrite(scroll, row)
             # What the provider cannot be told was left out of our spelling, and a mark on it too.
             marks = tuple(mark for mark in rewritten.wire.plan.marks if mark.piece < len(scroll.pieces))
+            if marks:
+                self._tails[adapter.name] = marks[-1].piece, scroll.links[marks[-1].piece].digest
             opening = adapter.opening(rewritten.wire.parameters)
             prepared = Prepared(
                 model=model,
@@ -83,6 +87,10 @@ class Desk:
             first = next(texts, self.recorder.session_id)
             self._session = f"holdfast-{digest(first.encode(errors='replace'))[:32]}"
         return self._session
+
+    def _tail(self, adapter: Adapter, scroll: Scroll) -> int | None:
+        piece, known = self._tails.get(adapter.name, (-1, ""))
+        return piece if 0 <= piece < len(scroll.links) and scroll.links[piece].digest == known else None
 
     def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> Scroll:
         key = (adapter.name, factor)

@@ -60,7 +60,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     `last_at` is when the last call began, `used_at` when what is cached was last used, by a call or a ping.
     `tail_piece` is where the newest entry ends and `tail_tokens` what the prompt had, `kept_tokens` what of it the
-    provider said to hold; `pieces` of the prompt are in that.
+    provider said to hold; `pieces` of the prompt are in that, and `reply_tokens` stand behind it that no entry holds.
     """
 
     calls: int = 0
@@ -72,6 +72,7 @@ class Memory(msgspec.Struct, frozen=True):
     tail_tokens: int = 0
     kept_tokens: int = 0
     pieces: int = 0
+    reply_tokens: int = 0
     base: Base = "none"
     anchor: Anchor | None = None
     belief: Belief = Belief()
@@ -88,6 +89,14 @@ def moved(memory: Memory) -> Memory:
         belief=memory.belief,
         floor=memory.floor,
     )
+
+
+def doubted(memory: Memory) -> Memory:
+    """What is left to know after a request that came to nothing: it may have used the cache, or not, so that whether
+    the anchor is read next says nothing of lifetimes."""
+    if memory.anchor is None:
+        return memory
+    return msgspec.structs.replace(memory, anchor=msgspec.structs.replace(memory.anchor, telling=False))
 
 
 def living(memory: Memory, at: float) -> Anchor | None:
@@ -147,6 +156,7 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
         tail_tokens=usage.tokens_sent,
         kept_tokens=usage.cache_read + usage.cache_write,
         pieces=sent.pieces,
+        reply_tokens=usage.output,
         base=base,
         anchor=anchor,
         belief=belief,
@@ -168,6 +178,7 @@ def after_ping(memory: Memory, ping: Pinged) -> Memory:
         tail_tokens=ping.marked_tokens,
         kept_tokens=ping.usage.cache_read + ping.usage.cache_write,
         pieces=ping.pieces,
+        reply_tokens=memory.reply_tokens if ping.pieces == memory.pieces else 0,
         base=base,
         anchor=anchor,
         belief=belief,

@@ -142,7 +142,8 @@ def _idle(memory: Memory, learned: Learned) -> Idle:
     trusted = anchor is not None and (anchor.sound or upgrade >= 0.5)
     held = anchor.tokens if anchor is not None and trusted else 0
     used = 0.0 if memory.used_at is None or memory.last_at is None else memory.used_at - memory.last_at
-    return Idle(memory.tail_tokens, held, "1h" if trusted and held >= memory.tail_tokens else "5m", used, upgrade)
+    lifetime: Ttl = "1h" if trusted and held >= memory.tail_tokens else "5m"
+    return Idle(memory.tail_tokens, held, lifetime, used, upgrade, memory.reply_tokens)
 
 
 class OurPolicy:

@@ -22,7 +22,8 @@ CLOSING_TOKENS = 10
 class Idle(msgspec.Struct, frozen=True):
     """A session that waits. `prompt_tokens` lapse unless they are used again, but for `held_tokens` of them, which an
     entry with the long lifetime holds. `lifetime` is that of the newest entry, used last `idle_seconds` after the
-    last call began; `upgrade` is how likely a longer lifetime is to take hold of a prefix that is still warm.
+    last call began; `upgrade` is how likely a longer lifetime is to take hold of a prefix that is still warm, and
+    `reply_tokens` are what it would have to write to do so.
     """
 
     prompt_tokens: int
@@ -30,6 +31,7 @@ class Idle(msgspec.Struct, frozen=True):
     lifetime: Ttl
     idle_seconds: float
     upgrade: float
+    reply_tokens: int = 0
 
 
 def plan_ping(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
@@ -78,7 +80,7 @@ def _upgrade_gain(idle: Idle, gaps: Gaps, times: Multipliers) -> float:
     return float(
         upgrade_ping_pays(
             idle.prompt_tokens,
-            0,
+            idle.reply_tokens,
             back,
             upgrade_belief=idle.upgrade,
             times=times,

@@ -41,7 +41,7 @@ from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
 from holdfast.runtime.skills import SessionSkills, session_skills
-from holdfast.runtime.toolbox import delegation_of, missing_tools_hint, toolbox_of
+from holdfast.runtime.toolbox import Where, delegation_of, missing_tools_hint, toolbox_of
 from holdfast.runtime.volatile import volatile_texts
 from holdfast.sources.instructions import read_instructions
 from holdfast.sources.named_texts import named_text
@@ -92,22 +92,16 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     """All parts of a new session, or of a stored one whose state is given."""
     config = config_of(options, workspace=state.workspace_path)
     models = with_overrides(shipped_models(), config.models)
-    model = find_model(state.model or config.model, models)
-    if state.model:
-        _check_unchanged(options, state)
-    elif not options.get("allow_uncached"):
-        check_caching(model, options.get("clock", system_clock)())
+    model = _checked_model(options, state, find_model(state.model or config.model, models))
     provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
     workspace = Path(folder) if folder else None
     home = Path(config.home)
     skilled = session_skills(options, config, state, workspace=workspace)
-    delegation = delegation_of(options)
-    lent = (delegation.tool,) if delegation else ()
-    toolbox = toolbox_of(
-        options, session_id=state.session_id, workspace=workspace, home=home, skilled=skilled, more=lent
-    )
+    lent = delegation_of(options)
+    where = Where(state.session_id, workspace, home)
+    toolbox = toolbox_of(options, where, skilled=skilled, more=(lent.tool,) if lent else ())
     _check_tools(state, toolbox)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
@@ -151,8 +145,16 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         volatile_for=volatile_for,
         owns_wire=wire is None,
         owns_log=owns_log,
-        delegation=delegation,
+        delegation=lent,
     )
+
+
+def _checked_model(options: Options, state: State, model: Model) -> Model:
+    if state.model:
+        _check_unchanged(options, state)
+    elif not options.get("allow_uncached"):
+        check_caching(model, options.get("clock", system_clock)())
+    return model
 
 
 def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:

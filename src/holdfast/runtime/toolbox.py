@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+import msgspec
+
 from holdfast.clock import system_clock
 from holdfast.engine.builtin.chosen import NAMES, builtin_tools
 from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
@@ -27,21 +29,22 @@ OUTPUTS = "outputs"
 """The folder, in the user's home of Holdfast, where outputs are kept whole that are too long to be sent."""
 
 
-def toolbox_of(
-    options: Options,
-    *,
-    session_id: str,
-    workspace: Path | None,
-    home: Path,
-    skilled: SessionSkills,
-    more: Sequence[Tool] = (),
-) -> Toolbox:
+class Where(msgspec.Struct, frozen=True):
+    """Which session it is, where it works, and where Holdfast keeps what is its own."""
+
+    session_id: str
+    workspace: Path | None
+    home: Path
+
+
+def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: Sequence[Tool] = ()) -> Toolbox:
     """The caller's tools and the built-in ones that were asked for, under the caller's rules."""
+    workspace, home = where.workspace, where.home
     built_in = _built_in(options, workspace)
     rules = _rules(options, built_in)
     # Only who can read a file is told that there is one.
     keeps_outputs = any(one.spec.name == "read_file" for one in built_in)
-    folder = Path(os.path.realpath(home / OUTPUTS / session_id)) if keeps_outputs else None
+    folder = Path(os.path.realpath(home / OUTPUTS / where.session_id)) if keeps_outputs else None
     extra = [Path(one) for one in options.get("read_roots", ())]
     if extra and workspace is None:
         raise UserError("read_roots are read from within a workspace; give the session one")
@@ -54,7 +57,7 @@ def toolbox_of(
         clock=options.get("clock", system_clock),
         rules=rules,
         around=Surroundings(
-            session_id,
+            where.session_id,
             roots,
             folder,
             skills=skilled.store,
