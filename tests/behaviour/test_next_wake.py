@@ -104,3 +104,32 @@ async def test_a_named_cache_is_warm_for_as_long_as_it_is_paid_for() -> None:
         kept = next(event.payload for event in store.read(session.id) if isinstance(event.payload, CacheKept))
         clock.advance(600)
         assert session.next_wake().within_seconds == kept.expires_at - clock() - 15
+
+
+async def test_what_is_cached_is_told_with_its_lifetime_and_its_end(agent: MakeAgent) -> None:
+    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
+    async with one.session as session:
+        assert session.cache_state().tokens == 0
+        await session.send("hello")
+        sent_at = one.clock()
+        one.clock.advance(100)
+        cached = session.cache_state()
+    assert (cached.tokens, cached.lifetime_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
+
+
+async def test_what_the_prompt_is_made_of_is_told_by_layer(agent: MakeAgent) -> None:
+    one = agent(says("ok"), system_prompt="Be kind. " * 20, tools=[sorted_names])
+    async with one.session as session:
+        await session.send("hello " * 50)
+        use = session.context_use()
+        assert [spec.name for spec in session.tools] == ["sorted_names"]
+    assert [layer.layer for layer in use.layers] == ["tools", "preset", "history"]
+    assert use.tokens == sum(layer.tokens for layer in use.layers)
+    assert min(layer.tokens for layer in use.layers) > 40
+    assert use.tokens_max == 1_000_000
+    assert session.turn_count == 1
+
+
+def sorted_names(names: list[str]) -> list[str]:
+    """The names by their order in the alphabet."""
+    return sorted(names)

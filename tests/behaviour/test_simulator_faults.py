@@ -36,6 +36,7 @@ def ask(fault: str, *, stream: bool = True) -> list[object]:
         ("slow", DeliveryFault("slow", seconds=1.0)),
         ("slow; seconds=0.5", DeliveryFault("slow", seconds=0.5)),
         ("slow;seconds=9999999", DeliveryFault("slow", seconds=3600.0)),
+        ("drip;seconds=0.5", DeliveryFault("drip", seconds=0.5)),
         ("stall", DeliveryFault("stall", after=1)),
         ("stall;after=3", DeliveryFault("stall", after=3)),
         ("cut;after=0", DeliveryFault("cut", after=0)),
@@ -71,7 +72,7 @@ def test_a_fault_is_written_in_a_word_with_its_numbers(written: str, fault: obje
 )
 def test_any_other_fault_is_refused_with_the_known_ones(written: str) -> None:
     with pytest.raises(
-        UserError, match=r"unknown fault .*; known: an HTTP status .*slow;seconds=1; stall;after=1; cut"
+        UserError, match=r"unknown fault .*; known: an HTTP status .*slow;seconds=1; drip;seconds=1; stall;after=1; cut"
     ):
         parse_fault(written)
 
@@ -81,6 +82,12 @@ def test_a_slow_reply_is_whole_behind_a_pause() -> None:
     assert pause == Pause(7.0)
     assert rest[0] == ask("slow")[1]
     assert b"message_stop" in rest[-1]  # type: ignore[operator]
+
+
+def test_a_dripping_reply_is_whole_with_a_pause_before_each_part() -> None:
+    dripped = ask("drip;seconds=0.5")
+    assert dripped[::2] == [Pause(0.5)] * (len(dripped) // 2)
+    assert dripped[1::2] == ask("slow")[1:]
 
 
 def test_a_stalled_reply_falls_silent_behind_some_parts() -> None:

@@ -38,6 +38,12 @@ def test_the_reply_is_the_line_of_as_many_turns_as_were_taken() -> None:
     assert says(provider, user("Another.")) == "One."
 
 
+def test_a_function_can_speak_in_place_of_a_script() -> None:
+    provider = SimulatedProvider(script=lambda messages: ScriptedReply((Text(f"{len(messages)} so far"),)))
+    assert says(provider, user("Ask.")) == "1 so far"
+    assert says(provider, user("Ask."), assistant("One."), user("More.")) == "3 so far"
+
+
 def test_a_request_made_again_is_answered_alike() -> None:
     provider = simulator(TWO)
     assert says(provider, user("Ask.")) == says(provider, user("Ask.")) == "One."

@@ -12,6 +12,7 @@ from holdfast.errors import HoldfastError
 COMMANDS = {
     "audit": "Show what sessions on disk spent, what cold calls cost and why, and what a better plan would have.",
     "certify": "Check a stored session again, byte by byte; end with 1 where its prefix moved.",
+    "chat": "Talk to an agent in the terminal that works in a folder, and see what each turn costs.",
     "config": "Show the configuration and where each value comes from.",
     "demo": "Play a cached multi-turn session against the simulator, offline.",
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",

@@ -28,7 +28,8 @@ def command(host: str, port: int, script: Path | None) -> None:
       {"content": "Done.", "stop_reason": "end_turn"}
 
     A line that has only a fault is an attempt that fails before the next line's reply. Faults: a status from 400 to 599
-    with an optional retry-after, slow;seconds=N, stall;after=N, cut;after=N, malformed;after=N, content-type.
+    with an optional retry-after, slow;seconds=N, drip;seconds=N, stall;after=N, cut;after=N, malformed;after=N,
+    content-type.
     """
     import asyncio
     import os

@@ -11,6 +11,7 @@ from typing import Self, Unpack
 
 from holdfast.canonical.blocks import Block, Image, Message, Text
 from holdfast.canonical.reply import Delta
+from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
@@ -29,9 +30,10 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events
+from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.switching import Reach, quote, switch
-from holdfast.runtime.waking import wake_of
+from holdfast.runtime.waking import CacheState, cached_of, wake_of
 from holdfast.stores.open import open_store
 
 logger = logging.getLogger(__name__)
@@ -160,6 +162,14 @@ class Session:
         """When to come back, for an agent that is about to wait: in time or late enough, and the price of each."""
         return wake_of(self._open)
 
+    def cache_state(self) -> CacheState:
+        """What the provider keeps of this session by what it last reported; pings count."""
+        return cached_of(self._open)
+
+    def context_use(self) -> ContextUse:
+        """Which layer takes how many tokens of what would be sent now, and how many the model takes."""
+        return context_use(self._open)
+
     def quote_switch(self, model: str) -> SwitchQuote:
         """What it would cost to go on with another model; nothing is changed."""
         return quote(self._composed, self._open, model)
@@ -211,6 +221,15 @@ class Session:
     def history(self) -> tuple[Message, ...]:
         """The conversation as the provider sees it, volatile text included."""
         return messages_of(self._known.passages)
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the model is told of, since the epoch began."""
+        return self._known.tools
+
+    @property
+    def turn_count(self) -> int:
+        return self._known.turn_count
 
     @property
     def usage(self) -> Usage:

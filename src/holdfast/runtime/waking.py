@@ -1,4 +1,6 @@
-"""When the agent of a session should come back, if it is about to wait."""
+"""What is in the cache for a session, and when its agent should come back if it is about to wait."""
+
+import msgspec
 
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
@@ -11,21 +13,38 @@ from holdfast.providers.capabilities import capabilities_of
 _ASKED_LIFETIME = "prompt_cache_retention"
 
 
+class CacheState(msgspec.Struct, frozen=True):
+    """What the last call left in the cache: how many tokens, for how long since they were last used, until when."""
+
+    tokens: int
+    lifetime_seconds: float
+    expires_at: float
+
+
+def cached_of(talk: Conversation) -> CacheState:
+    """No tokens where nothing was sent yet, or where the model keeps nothing."""
+    state, model, now = talk.state, talk.parts.model, talk.parts.clock()
+    last = state.last_call or SentCall(now, None)
+    lifetime = _lifetime_seconds(talk, last)
+    cached, expires_at = _cached_tokens(last.usage, model.cache), last.at + lifetime
+    if state.kept is not None and state.kept.expires_at > now:
+        cached, expires_at = state.kept.tokens, state.kept.expires_at
+    if not capabilities_of(model).supports_prompt_caching:
+        cached = 0
+    return CacheState(cached, lifetime, expires_at)
+
+
 def wake_of(talk: Conversation) -> NextWake:
     """The two times to come back at, by what the last call left in the cache."""
     state, model, now = talk.state, talk.parts.model, talk.parts.clock()
     last = state.last_call or SentCall(now, None)
     prompt_tokens = last.usage.tokens_sent + last.usage.output
     price = talk.price(prompt_tokens)
-    cached, expires_at = _cached_tokens(last.usage, model.cache), last.at + _lifetime_seconds(talk, last)
-    if state.kept is not None and state.kept.expires_at > now:
-        cached, expires_at = state.kept.tokens, state.kept.expires_at
-    if not capabilities_of(model).supports_prompt_caching:
-        cached = 0
+    cached = cached_of(talk)
     return plan_wake(
         prompt_tokens=prompt_tokens,
-        cached_tokens=cached,
-        warm_seconds=expires_at - now,
+        cached_tokens=cached.tokens,
+        warm_seconds=cached.expires_at - now,
         read_usd=price.cache_read,
         write_usd=price.cache_write_1h if last.ttl == "1h" else first_rate(model, price),
     )

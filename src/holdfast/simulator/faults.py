@@ -11,8 +11,8 @@ from holdfast.errors import UserError
 from holdfast.simulator.answer import Answer, Chunk, Cut, Pause
 
 KNOWN_FAULTS = (
-    "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1; slow;seconds=1; stall;after=1; "
-    "cut;after=1; malformed;after=1; content-type"
+    "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1; slow;seconds=1; drip;seconds=1; "
+    "stall;after=1; cut;after=1; malformed;after=1; content-type"
 )
 STALL_SECONDS = 3600.0
 PAUSE_SECONDS_MAX = 3600.0
@@ -28,14 +28,14 @@ class StatusFault(msgspec.Struct, frozen=True):
     retry_after_seconds: float | None = None
 
 
-Trouble = Literal["slow", "stall", "cut", "malformed", "content-type"]
+Trouble = Literal["slow", "drip", "stall", "cut", "malformed", "content-type"]
 
 
 class DeliveryFault(msgspec.Struct, frozen=True):
     """The reply is made, and billed, but its delivery goes wrong.
 
-    `slow` begins late. `stall` falls silent and `cut` breaks off behind the first `after` parts, and `malformed` sends
-    something unreadable there. `content-type` sends a page for people.
+    `slow` begins late, and `drip` pauses before each part. `stall` falls silent and `cut` breaks off behind the first
+    `after` parts, and `malformed` sends something unreadable there. `content-type` sends a page for people.
     """
 
     trouble: Trouble
@@ -52,8 +52,9 @@ def parse_fault(text: str) -> Fault:
     if kind.isascii() and kind.isdigit() and 400 <= int(kind[:4]) <= 599:
         retry_after = values.pop("retry-after", None)
         fault: Fault = StatusFault(int(kind), retry_after)
-    elif kind == "slow":
-        fault = DeliveryFault("slow", seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
+    elif kind in ("slow", "drip"):
+        pace: Trouble = "slow" if kind == "slow" else "drip"
+        fault = DeliveryFault(pace, seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
     elif kind in ("stall", "cut", "malformed"):
         after = values.pop("after", 1.0)
         if not after.is_integer() or after > AFTER_MAX:
@@ -82,6 +83,11 @@ def _spoiled(parts: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) ->
     if fault.trouble == "slow":
         yield Pause(fault.seconds)
         yield from parts
+        return
+    if fault.trouble == "drip":
+        for part in parts:
+            yield Pause(fault.seconds)
+            yield part
         return
     coming = iter(parts)
     yield from islice(coming, fault.after)

@@ -32,7 +32,7 @@ from holdfast.simulator.faults import DeliveryFault, Fault, StatusFault, parse_f
 from holdfast.simulator.named import NamedCaches
 from holdfast.simulator.records import RecordedRequest, RequestRing
 from holdfast.simulator.reply import reply_content, stop_reason_of
-from holdfast.simulator.script import Script, ScriptedReply, parse_script
+from holdfast.simulator.script import Improvise, Script, ScriptedReply, parse_script
 from holdfast.simulator.wire import SimulatedWire
 
 FAULT_HEADER = "x-holdfast-fault"
@@ -52,7 +52,7 @@ class SimulatedProvider:
         self,
         *,
         clock: Clock = system_clock,
-        script: Script | str | bytes | None = None,
+        script: Script | Improvise | str | bytes | None = None,
         models: Models | None = None,
         requests: RequestRing | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class SimulatedProvider:
         return self._reply_to(dialect, request, fault)
 
     def _reply_to(self, dialect: Dialect, request: Understood, ordered: DeliveryFault | None) -> Answer:
-        scripted = self._script.reply_to(request.turn)
+        scripted = self._scripted(request)
         fault = ordered or (None if request.prewarmed else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
@@ -165,6 +165,10 @@ class SimulatedProvider:
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
             answer = Answer(200, headers | self._request_id(dialect), self._begun(outcome, spelled))
         return spoiled(answer, fault, streamed=request.parameters.stream) if fault else answer
+
+    def _scripted(self, request: Understood) -> ScriptedReply:
+        script = self._script
+        return script.reply_to(request.turn) if isinstance(script, Script) else script(request.messages)
 
     def _reply(self, dialect: Dialect, request: Understood, scripted: ScriptedReply, outcome: Outcome) -> Reply:
         content: tuple[Block, ...] = ()

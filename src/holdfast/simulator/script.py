@@ -1,10 +1,11 @@
 """What the simulated model says: one reply per line of a JSONL file, the same for every conversation."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Text
+from holdfast.canonical.blocks import Block, Message, Text
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.reply import StopReason
 from holdfast.errors import UserError
@@ -34,6 +35,9 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 
 _USED_UP = ScriptedReply(None)
+
+Improvise = Callable[[Sequence[Message]], ScriptedReply]
+"""What the simulated model says to a conversation, where no script could know what it will be asked."""
 
 
 class Script(msgspec.Struct, frozen=True):

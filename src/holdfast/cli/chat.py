@@ -1,0 +1,84 @@
+"""`holdfast chat`: an agent in the terminal."""
+
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+import click
+
+NEWEST = ""
+
+
+def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Decimal | None:
+    if value is None:
+        return None
+    try:
+        amount = Decimal(value)
+    except InvalidOperation:
+        amount = Decimal(-1)
+    if not amount.is_finite() or amount < 0:
+        raise click.BadParameter(f"{value!r} is no amount of dollars such as 0.50")
+    return amount
+
+
+@click.command("chat")
+@click.argument(
+    "folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False, exists=True)
+)
+@click.option("--model", metavar="PROVIDER:NAME", help="Model to speak to; the configured one if left out.")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value=NEWEST,
+    metavar="[ID]",
+    help="Go on with a stored session; without an id, with the newest one of this folder.",
+)
+@click.option("--simulate", is_flag=True, help="Speak to a simulated model: no key, no network, no cost.")
+@click.option("--no-tools", is_flag=True, help="Give the model no tools.")
+@click.option("--yes", is_flag=True, help="Let tools write and execute without asking.")
+@click.option("--thinking", is_flag=True, help="Show what the model thinks, where it tells.")
+@click.option("--keep-alive", is_flag=True, help="Keep an idle cache alive where that is expected to pay.")
+@click.option("--spend-max", callback=_amount, metavar="USD", help="Stop before a call that could cost more in all.")
+@click.option("--allow-uncached", is_flag=True, help="Take a model that is not known to cache.")
+@click.option("--store", metavar="PATH", help="Store to use instead of the configured one.")
+def command(
+    folder: Path | None,
+    *,
+    model: str | None,
+    resume: str | None,
+    simulate: bool,
+    no_tools: bool,
+    yes: bool,
+    thinking: bool,
+    keep_alive: bool,
+    spend_max: Decimal | None,
+    allow_uncached: bool,
+    store: str | None,
+) -> None:
+    """Talk to an agent that works in DIR, the current folder if left out.
+
+    It reads, searches, writes and runs what you let it: before anything is written or executed you are shown what and
+    asked. Ctrl-C stops a call, Ctrl-D leaves; /help lists what else can be typed. The session is stored as it happens.
+
+    Without a terminal each line of standard input is one message; answers go to standard output, all else to standard
+    error, and what would have to be asked is refused unless --yes.
+    """
+    import os
+
+    from holdfast.cli.chat_flow import enter
+    from holdfast.cli.chat_screen import terminal_screen
+    from holdfast.cli.chat_setup import Wishes
+
+    wishes = Wishes(
+        folder=folder,
+        model=model,
+        resume=resume,
+        simulate=simulate,
+        tools=not no_tools,
+        keep_alive=keep_alive,
+        allow_uncached=allow_uncached,
+        yes=yes,
+        thinking=thinking,
+        spend_max_usd=spend_max,
+        store=store,
+    )
+    raise click.exceptions.Exit(enter(wishes, terminal_screen(os.environ), os.environ))

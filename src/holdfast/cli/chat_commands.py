@@ -1,0 +1,156 @@
+"""What can be typed in a chat beside messages: lines that begin with a slash."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from holdfast.catalog.lookup import find_model
+from holdfast.cli.chat_room import Room
+from holdfast.cli.chat_screen import home_relative
+from holdfast.cli.chat_setup import check_reach, resume_command
+from holdfast.cli.chat_texts import cache_lines, context_lines, cost_rows, cost_sum, dollars, near
+from holdfast.cli.requests import printable
+from holdfast.clock import system_clock
+from holdfast.engine.builtin.chosen import builtin_tools
+from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
+from holdfast.engine.confirm import CONFIRM_FOR
+from holdfast.errors import HoldfastError
+from holdfast.ledger.turns import turn_costs
+
+LEAVE = ("exit", "quit")
+DESCRIPTION_CHARACTERS_MAX = 80
+
+
+class Command(NamedTuple):
+    run: Callable[[Room, str], None]
+    usage: str
+    about: str
+
+
+def obey(room: Room, line: str) -> bool:
+    """Do what a line with a slash asks for; False if it asks to leave."""
+    name, _, argument = line[1:].strip().partition(" ")
+    name = name.lower()
+    if name in LEAVE:
+        return False
+    command = COMMANDS.get(name)
+    if command is None:
+        meant = near(name, (*COMMANDS, *LEAVE))
+        hint = f"did you mean /{meant}?" if meant else "/help lists what there is"
+        room.screen.complain(f"there is no /{printable(name)}; {hint} A space in front sends the line as it is.")
+        return True
+    try:
+        command.run(room, argument.strip())
+    except HoldfastError as error:
+        room.screen.complain(printable(str(error)))
+    return True
+
+
+def switch_to(room: Room, name: str) -> None:
+    """Go on with another model, once its price was told and agreed to."""
+    setting, session = room.setting, room.session
+    model = find_model(name, setting.models)
+    if model.id == session.model:
+        room.screen.tell(f"{model.id} speaks already")
+        return
+    check_reach(model, setting.wishes, setting.config, setting.environ)
+    quote = session.quote_switch(model.id)
+    room.screen.tell(str(quote))
+    if quote.dropped:
+        room.screen.tell("what stays behind: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
+    if not room.sure("Switch?"):
+        room.screen.tell(f"{session.model} goes on")
+        return
+    room.call(session.switch_model(model.id, allow_uncached=True))
+    room.plan = None
+    room.screen.tell(f"{session.model} goes on from here")
+
+
+def _help(room: Room, argument: str) -> None:
+    rows = [(command.usage, command.about) for command in COMMANDS.values()]
+    widest = max(len(usage) for usage, _ in rows)
+    room.screen.tell(
+        *(f"{usage:<{widest}}  {about}" for usage, about in rows),
+        f"{'/exit':<{widest}}  leave; Ctrl-D does the same",
+        "A line that ends in \\ goes on in the next one. Ctrl-C stops a call.",
+    )
+
+
+def _cost(room: Room, argument: str) -> None:
+    from holdfast.cli.tables import show_table
+
+    turns = turn_costs(room.log.read(room.session.id), room.setting.models)
+    if not turns:
+        room.screen.tell("nothing was paid yet")
+        return
+    room.screen.end_line()
+    show_table(("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"), cost_rows(turns))
+    room.screen.tell(cost_sum(turns))
+
+
+def _cache(room: Room, argument: str) -> None:
+    from holdfast.ledger.verdicts import verdicts
+
+    session, verdict = room.session, None
+    for judged in verdicts(room.log.read(session.id), room.setting.models):
+        verdict = judged.verdict
+    room.screen.tell(*cache_lines(session.cache_state(), session.next_wake(), room.plan, verdict, at=system_clock()))
+
+
+def _context(room: Room, argument: str) -> None:
+    room.screen.tell(*context_lines(room.session.context_use(), room.screen.width))
+
+
+def _skills(room: Room, argument: str) -> None:
+    from holdfast.sources.skills.library import default_skills_dir, read_library, skill_roots
+
+    library = read_library(skill_roots(default_skills_dir(room.setting.environ), room.setting.workspace))
+    skills = library.store.list_skills()
+    if not skills:
+        room.screen.tell("no skills; they are folders with a SKILL.md in .holdfast/skills, here or at home")
+    for skill in skills:
+        about = " ".join(printable(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
+        room.screen.tell(f"{skill.name} ({skill.source}, {skill.estimated_body_tokens:,} tokens): {about}")
+    if unusable := sum(not report.valid for report in library.reports):
+        room.screen.tell(f"{unusable} could not be loaded; `holdfast skills validate` says why")
+
+
+def _model(room: Room, argument: str) -> None:
+    if argument:
+        switch_to(room, argument)
+        return
+    provider = room.session.model.partition(":")[0]
+    others = [name for name in room.setting.models if name.startswith(f"{provider}:") and name != room.session.model]
+    room.screen.tell(room.session.model, *(f"  {name}" for name in others))
+    room.screen.tell("/model PROVIDER:NAME tells what a switch costs, and asks")
+
+
+def _tools(room: Room, argument: str) -> None:
+    asked = {one.spec.name for one in builtin_tools() if one.side_effects in CONFIRM_FOR} | set(MEMORY_NAMES)
+    if not room.session.tools:
+        room.screen.tell("the model has no tools")
+    for spec in room.session.tools:
+        first = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
+        room.screen.tell(f"{spec.name}{' (asks first)' if spec.name in asked else ''}: {printable(first)}")
+
+
+def _session(room: Room, argument: str) -> None:
+    session, setting = room.session, room.setting
+    room.screen.tell(
+        f"session    {session.id}",
+        f"model      {session.model}{' (simulated)' if setting.wishes.simulate else ''}",
+        f"workspace  {printable(home_relative(str(setting.workspace.resolve())))}",
+        f"turns      {session.turn_count}, {dollars(session.cost)}",
+        f"resume     {resume_command(setting.wishes, session.id)}",
+    )
+
+
+COMMANDS = {
+    "help": Command(_help, "/help", "this list"),
+    "cost": Command(_cost, "/cost", "what each turn took, and what it would have cost without a cache"),
+    "cache": Command(_cache, "/cache", "what is cached, until when, and what coming back late costs"),
+    "context": Command(_context, "/context", "what the prompt is made of"),
+    "model": Command(_model, "/model [NAME]", "the model; with a name, another one from here on"),
+    "tools": Command(_tools, "/tools", "what the model can do"),
+    "skills": Command(_skills, "/skills", "what skills this folder has"),
+    "session": Command(_session, "/session", "this session, and how to resume it"),
+}

@@ -1,0 +1,234 @@
+"""How the parts of a chat are put into words: calls, changes, costs, the cache, the layers."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+
+import msgspec
+from msgspec.structs import astuple
+
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.usage import Usage
+from holdfast.cli.requests import printable
+from holdfast.economics.waiting import NextWake
+from holdfast.ledger.turns import TurnCost, total
+from holdfast.ledger.verdicts import Verdict
+from holdfast.runtime.layering import ContextUse
+from holdfast.runtime.waking import CacheState
+
+VALUE_CHARACTERS_MAX = 60
+DIFF_LINES_MAX = 40
+COMPARED_LINES_MAX = 5_000
+TAB = "    "
+FILLS = "█▓▒░▞▚"
+"""What each layer of the bar is drawn with, in turn; neighbours differ also where there are no colours."""
+
+_PLAIN_ARGUMENTS = ("path", "command", "pattern")
+
+
+def streamed(text: str) -> str:
+    """Text of a model: its lines and its indentation, and nothing that would move the cursor or colour the screen."""
+    return "\n".join(printable(line.replace("\t", TAB)) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def visible(text: str) -> list[str]:
+    """Text that somebody is to judge, by line: what would not be seen is shown as U+FFFD, and hides nothing."""
+    lines = text.replace("\t", TAB).split("\n")
+    return ["".join(one if one.isprintable() else "\ufffd" for one in line) for line in lines]
+
+
+def call_line(name: str, arguments_json: str, width: int) -> str:
+    """A call in one line: what it is about in plain words, the rest by name, all of it shortened."""
+    arguments = arguments_of(arguments_json)
+    if arguments is None:
+        return _cut(_one_line(f"{name} {arguments_json[:1000]}"), width)
+    plain = [_value(arguments[key]) for key in _PLAIN_ARGUMENTS if key in arguments]
+    named = [f"{key}={_value(value)}" for key, value in arguments.items() if key not in _PLAIN_ARGUMENTS]
+    return _cut(_one_line(" ".join((name, *plain, *named))), width)
+
+
+def arguments_of(arguments_json: str) -> dict[str, object] | None:
+    """What a model sent, if it is an object; a model can send anything."""
+    try:
+        return msgspec.json.decode(arguments_json, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def outcome(size_bytes: int, latency_ms: int) -> str:
+    return (
+        f"{size(size_bytes)}, {latency_ms} ms"
+        if latency_ms < 1000
+        else f"{size(size_bytes)}, {latency_ms / 1000:.1f} s"
+    )
+
+
+def size(count_bytes: int) -> str:
+    return counted(count_bytes, "byte") if count_bytes < 1000 else f"{count_bytes / 1000:,.1f} kB"
+
+
+def clock_time(seconds: float) -> str:
+    """As on a stop watch: 4:58, or 1:04:58."""
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def dollars(amount: Decimal) -> str:
+    return f"-${-amount:.4f}" if amount < 0 else f"${amount:.4f}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def status_line(usage: Usage, cost_usd: Decimal, *, session_usd: Decimal, warm_seconds: float) -> str:
+    """What a turn took, and how long its prompt can still be read from the cache."""
+    warm = clock_time(warm_seconds) if warm_seconds > 0 else "cold"
+    return (
+        f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {usage.output:,} · {dollars(cost_usd)} · "
+        f"session {dollars(session_usd)} · cache {warm}"
+    )
+
+
+def since(before: Usage, now: Usage) -> Usage:
+    """What was taken from one reading of the counters to a later one."""
+    return Usage(*(new - old for old, new in zip(astuple(before), astuple(now), strict=True)))
+
+
+def cost_rows(turns: Sequence[TurnCost]) -> list[tuple[str, ...]]:
+    """A row a turn and one for all; `without` is the price of the same calls with no cache."""
+    rows = [_cost_row(str(turn.number) if turn.number else "keeping", turn) for turn in turns]
+    return [*rows, _cost_row("all", total(turns))]
+
+
+def cost_sum(turns: Sequence[TurnCost]) -> str:
+    whole = total(turns)
+    saved = whole.uncached_cost_usd - whole.cost_usd
+    share = f" ({100 * saved / whole.uncached_cost_usd:.0f} %)" if whole.uncached_cost_usd else ""
+    return (
+        f"{dollars(whole.cost_usd)}; without a cache {dollars(whole.uncached_cost_usd)}: saved {dollars(saved)}{share}"
+    )
+
+
+def cache_lines(
+    cached: CacheState, wake: NextWake, plan: Plan | None, verdict: Verdict | None, *, at: float
+) -> list[str]:
+    """What is warm and until when, what coming back in time or late costs, whether the last call read what was there.
+
+    Then why its marks stand where they do, and what was not done.
+    """
+    left = cached.expires_at - at
+    if not cached.tokens:
+        lines = ["nothing is cached"]
+    elif left <= 0:
+        lines = [f"cold: {cached.tokens:,} tokens lapsed {clock_time(-left)} ago"]
+    else:
+        lines = [
+            f"warm: {cached.tokens:,} tokens for {clock_time(left)} more, {clock_time(cached.lifetime_seconds)} from "
+            "each use"
+        ]
+    if wake.prompt_tokens:
+        lines.append(f"next: {wake}")
+    if verdict is not None:
+        lines.append(f"last: {verdict_words(verdict)}")
+    for mark in plan.marks if plan else ():
+        lines.append(f"mark: behind block {mark.piece + 1} for {mark.ttl}{': ' + mark.reason if mark.reason else ''}")
+    lines += [f"note: {note}" for note in (plan.notes if plan else ())]
+    return [_one_line(line) for line in lines]
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Whether a call found what was there to be read; if not, whose fault that is and what it cost."""
+    told = f"{verdict.kind.replace('_', ' ')}, {verdict.read_tokens:,} tokens read"
+    if verdict.lost_tokens:
+        told += f", {verdict.lost_tokens:,} lost for {dollars(verdict.lost_usd)}"
+    about = ", ".join(part for part in (verdict.component, verdict.detail) if part)
+    return f"{told}: {about}" if about else told
+
+
+def context_lines(use: ContextUse, width: int) -> list[str]:
+    """The layers as a bar of this width and by name, with their share of the prompt; and what the model takes."""
+    cells = bar_cells([layer.tokens for layer in use.layers], width)
+    fills = [FILLS[number % len(FILLS)] for number in range(len(cells))]
+    widest = max((len(layer.layer) for layer in use.layers), default=0)
+    whole = max(use.tokens, 1)
+    lines = [
+        f"{fill} {printable(layer.layer):<{widest}}  {layer.tokens:>9,}  {percent(layer.tokens / whole):>5}"
+        for fill, layer in zip(fills, use.layers, strict=True)
+    ]
+    share = f"{100 * use.tokens / use.tokens_max:.1f} %"
+    summary = f"{use.tokens:,} of {use.tokens_max:,} tokens ({share})"
+    return ["".join(fill * count for fill, count in zip(fills, cells, strict=True)), *lines, summary]
+
+
+def bar_cells(amounts: Sequence[int], width: int) -> list[int]:
+    """How many cells each amount gets: all of them together fill the width, by the rule of the largest remainder."""
+    whole = sum(amounts)
+    if not whole:
+        return [0 for _ in amounts]
+    cells = [amount * width // whole for amount in amounts]
+    largest = sorted(range(len(amounts)), key=lambda at: (-(amounts[at] * width % whole), at))
+    for at in largest[: width - sum(cells)]:
+        cells[at] += 1
+    return cells
+
+
+def difference(before: str | None, after: str, path: str) -> list[str]:
+    """What would change in a file, line by line; None is a file that is not there yet. Lines end in LF."""
+    old, new = _lines(before or ""), _lines(after)
+    if before is None:
+        return [f"new file {path}, {counted(len(new), 'line')}", *(f"+{line}" for line in new)]
+    if before == after:
+        return [f"{path}: nothing changes"]
+    if max(len(old), len(new)) > COMPARED_LINES_MAX:
+        return [
+            f"{path}: {counted(len(old), 'line')} become {len(new)}, too many to compare",
+            *(f"+{line}" for line in new),
+        ]
+    changed = list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
+    return [path, *changed] if changed else [f"{path}: only the end of its last line changes"]
+
+
+def shortened_lines(lines: Sequence[str], lines_max: int = DIFF_LINES_MAX) -> Iterator[str]:
+    yield from lines[:lines_max]
+    if len(lines) > lines_max:
+        yield f"... {counted(len(lines) - lines_max, 'more line')}"
+
+
+def near(word: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def _lines(text: str) -> list[str]:
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _cost_row(name: str, turn: TurnCost) -> tuple[str, ...]:
+    usage = turn.usage
+    tokens = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
+    return (
+        name,
+        str(turn.calls),
+        *(f"{count:,}" for count in tokens),
+        dollars(turn.cost_usd),
+        dollars(turn.uncached_cost_usd),
+    )
+
+
+def _value(value: object) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return _cut(text, VALUE_CHARACTERS_MAX)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

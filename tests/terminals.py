@@ -1,0 +1,101 @@
+"""A program in a terminal of its own, driven as a person would: read until something stands there, then type."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+SECONDS_MAX = 30.0
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """`holdfast` in a pseudo-terminal of 80 columns; `seen` is all that it has shown, as it came."""
+
+    def __init__(self, *words: str, folder: Path, environ: Mapping[str, str]) -> None:
+        self._screen, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *words],
+            cwd=folder,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", **environ},
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(inside)
+        self._read_upto = 0
+        self.seen = ""
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._screen >= 0:
+            os.close(self._screen)
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def enter(self, line: str) -> None:
+        self.type(line + "\r")
+
+    def expect(self, text: str) -> str:
+        """What is shown up to the next place where the text stands, without colours; fails if it never comes."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while (at := self._plain().find(text, self._read_upto)) < 0:
+            assert self._read(deadline), f"{text!r} did not come behind {self._plain()[self._read_upto :]!r}"
+        start, self._read_upto = self._read_upto, at + len(text)
+        return self._plain()[start : self._read_upto]
+
+    def end(self) -> int:
+        """The status with which the program ends by itself; what it shows until then is seen."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while self._read(deadline):
+            pass
+        return self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
+
+    def hang_up(self) -> int:
+        """Close the terminal, and wait for the end of who sat in it."""
+        os.close(self._screen)
+        self._screen = -1
+        return self._process.wait(timeout=SECONDS_MAX)
+
+    def kill(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def rest(self) -> str:
+        return self._plain()[self._read_upto :]
+
+    def _plain(self) -> str:
+        return _ESCAPE.sub("", self.seen).replace("\r", "")
+
+    def _read(self, deadline: float) -> bool:
+        """Whether there is more to come in time."""
+        if not select.select([self._screen], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        try:
+            part = os.read(self._screen, 65_536)
+        except OSError:
+            return False  # The other side is closed.
+        self.seen += part.decode(errors="replace")
+        return bool(part)
