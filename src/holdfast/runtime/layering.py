@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.state import sent_view
+from holdfast.engine.views import sent_view
 from holdfast.layers.assemble import assemble
 
 

@@ -81,11 +81,9 @@ def _loaded(
     named = [_root(Path(folder), workspace) for folder in ([chosen] if isinstance(chosen, str | Path) else chosen)]
     single = [root for root in named if os.path.lexists(os.path.join(root.path, SKILL_FILE))]
     store = _read(tuple(root for root in named if root not in single), mode)
-    return (
-        SkillStore((*store.list_skills(), *(load_skill(root.path, source=root.source, mode=mode) for root in single)))
-        if single
-        else store
-    )
+    if not single:
+        return store
+    return SkillStore((*store.list_skills(), *(load_skill(one.path, source=one.source, mode=mode) for one in single)))
 
 
 def _read(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:
