@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
 from holdfast.runtime.options import Options
+from holdfast.testing.marks import judge
 
 settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
@@ -44,8 +45,4 @@ def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
 
     yield make
     moved = [line for one in made for line in moved_prefixes(one.events)]
-    marker = request.node.get_closest_marker("moves_prefix")
-    if marker is None and moved:
-        pytest.fail("\n".join(moved))
-    if marker is not None and not moved:
-        pytest.fail("this test is marked as moving the prefix, but the prefix did not move")
+    judge(request.node, "\n".join(moved) or None)

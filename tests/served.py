@@ -1,67 +1,36 @@
 """Providers on a real port for clients that block: the simulator, and one that says what it is told to say."""
 
-import asyncio
 import json
-import threading
 import urllib.request
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import anthropic
 from aiohttp import web
 
 from holdfast.canonical.reply import Reply
 from holdfast.providers.adapter import Adapter
-from holdfast.simulator.http import RunningSimulator, serve
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import Script
+from holdfast.testing.serving import LoopThread, served
 from loopback import Answer, Server, serving
 
 TIMEOUT_SECONDS = 5.0
-
-T = TypeVar("T")
-
-
-class LoopThread:
-    """A loop in a thread of its own."""
-
-    def __enter__(self) -> "LoopThread":
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        return self
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_SECONDS)
-
-    def __exit__(self, *failure: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(TIMEOUT_SECONDS)
-        self._loop.close()
 
 
 class Simulated:
     """A simulator in a thread of its own."""
 
     def __init__(self, script: Script) -> None:
-        self._script = script
-        self._thread = LoopThread()
-        self._server: RunningSimulator | None = None
+        self._serving = served(SimulatedProvider(script=script))
 
     def __enter__(self) -> "Simulated":
-        self._thread.__enter__()
-        self._server = self._thread.run(self._start())
-        self.url = self._server.url
+        self.url = self._serving.__enter__()
         return self
 
-    async def _start(self) -> RunningSimulator:
-        return await serve(SimulatedProvider(script=self._script))
-
     def __exit__(self, *failure: object) -> None:
-        assert self._server is not None
-        self._thread.run(self._server.aclose())
-        self._thread.__exit__()
+        self._serving.__exit__(None, None, None)
 
     def client(self, **options: Any) -> anthropic.Anthropic:
         given = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}

@@ -81,7 +81,7 @@ def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
     assert any(line.startswith("  +") and line.endswith("It is 10:02.") for line in lines)
     assert len(lines) < 20
     assert max(map(len, lines)) < 200
-    assert "system.0 differs: system, block 1, byte " in result.stdout
+    assert "system.0 differs: layer system, block 1, byte " in result.stdout
     assert "tools: survives\nsystem: lost\nmessages: lost\n" in result.stdout
 
 

@@ -30,7 +30,7 @@ def test_whoever_runs_a_test_lends_it_neither_keys_nor_chance(tmp_path: Path) ->
     run = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(tests)},
+        env={**environment, "PYTHONPATH": os.pathsep.join((str(tests), str(tests.parent / "src")))},
         capture_output=True,
         text=True,
         check=False,

@@ -55,11 +55,9 @@ def _show(comparison: "Comparison") -> None:
 
 
 def _show_moved(moved: "Moved") -> None:
-    from holdfast.cli.requests import printable
+    from holdfast.ledger.wording import printable, where_moved
 
-    where = "is not there any more" if moved.path_after is None else "differs"
-    elsewhere = f" (in B at {moved.path_after})" if moved.path_after not in (None, moved.path) else ""
-    click.echo(f"{moved.path}{elsewhere} {where}: {moved.place}, block {moved.block}, byte {moved.byte}")
+    click.echo(where_moved(moved, after="B"))
     for line in moved.diff:
         click.echo(f"  {printable(line)}")
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.ledger.wording import dollars as dollars
+from holdfast.ledger.wording import printable as printable
+
 if TYPE_CHECKING:
-    from decimal import Decimal
     from pathlib import Path
 
     from holdfast.catalog.rows import Price
@@ -70,12 +72,3 @@ def price_now(request: "SentRequest") -> "Price | None":
     if row is None or not row.prices:
         return None
     return price_at(row, utc_date(system_clock()), request.scroll.tokens_total)
-
-
-def dollars(amount: "Decimal | None") -> str:
-    return "unknown" if amount is None else f"${amount:.6f}"
-
-
-def printable(line: str) -> str:
-    """A line of somebody's prompt, without what would move the cursor or colour the screen."""
-    return "".join(character if character.isprintable() else " " for character in line)

@@ -13,6 +13,7 @@ from holdfast.ledger.requests import SentRequest, kept_by, readable_tokens, rewr
 FOUND_PER_BLOCK_MAX = 5
 LOOKED_AT_BYTES_MAX = 1024 * 1024
 SHOWN_CHARS_MAX = 60
+AROUND_BYTES_MAX = 256
 
 _PATTERNS = {
     "a date and time": rb"\b20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d(?::[0-5]\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?",
@@ -53,6 +54,14 @@ def volatile_strings(request: SentRequest, price: Price | None) -> tuple[Volatil
     return tuple(_found(request, price))
 
 
+def volatile_at(written: bytes, at: int) -> str | None:
+    """What the string looks like in which, or right behind which, this byte stands; None for nothing volatile."""
+    start = max(0, at - AROUND_BYTES_MAX)
+    around = _VOLATILE.finditer(written[start : at + AROUND_BYTES_MAX])
+    found = (match for match in around if match.start() <= at - start <= match.end())
+    return next((_name_of(match) for match in found), None)
+
+
 def _found(request: SentRequest, price: Price | None) -> Iterator[VolatileString]:
     scroll = request.scroll
     whole = readable_tokens(request, len(scroll.pieces))
@@ -73,5 +82,8 @@ def _in(written: bytes) -> Iterator[tuple[str, int, str]]:
     for count, match in enumerate(_VOLATILE.finditer(looked_at)):
         if count >= FOUND_PER_BLOCK_MAX:
             return
-        name = _NAMES[int((match.lastgroup or "p0")[1:])]
-        yield name, match.start(), match[0].decode(errors="replace")[:SHOWN_CHARS_MAX]
+        yield _name_of(match), match.start(), match[0].decode(errors="replace")[:SHOWN_CHARS_MAX]
+
+
+def _name_of(match: re.Match[bytes]) -> str:
+    return _NAMES[int((match.lastgroup or "p0")[1:])]

@@ -76,6 +76,10 @@ class Dialect(Protocol):
     """One provider's way to ask and to answer. Clock, script, cache and faults are kept for it by the simulator."""
 
     @property
+    def provider(self) -> str:
+        """Under which name the provider's adapter is known."""
+
+    @property
     def routes(self) -> tuple[str, ...]:
         """Its endpoints, as they are told to whoever asks for another."""
 

@@ -74,9 +74,10 @@ def spoiled(answer: Answer, fault: DeliveryFault, *, streamed: bool) -> Answer:
     """The answer as it arrives when its delivery goes wrong."""
     if fault.trouble == "content-type":
         headers = {**answer.headers, "content-type": "text/html"}
-        return Answer(answer.status, headers, _begun(answer.chunks, b"<html><body>Please sign in.</body></html>"))
+        page = b"<html><body>Please sign in.</body></html>"
+        return msgspec.structs.replace(answer, headers=headers, chunks=_begun(answer.chunks, page))
     parts = answer.chunks if streamed else _halves(answer.chunks)
-    return Answer(answer.status, answer.headers, _spoiled(parts, fault, streamed=streamed))
+    return msgspec.structs.replace(answer, chunks=_spoiled(parts, fault, streamed=streamed))
 
 
 def _spoiled(parts: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) -> Iterator[Chunk]:

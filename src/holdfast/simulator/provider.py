@@ -122,7 +122,7 @@ class SimulatedProvider:
         except UserError as error:
             # The cache sees marks in its own order, which web search can make another than the wire's.
             answer = self._refusal(asked, refuse(str(error)))
-        self._requests.add(RecordedRequest(at, method, path, answer.status, body))
+        self._requests.add(RecordedRequest(at, method, path, answer.status, body, answer.model, answer.reply))
         return answer
 
     def _refusal(self, asked: Asked, error: ProviderError) -> Answer:
@@ -164,6 +164,8 @@ class SimulatedProvider:
         else:
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
             answer = Answer(200, headers | self._request_id(dialect), self._begun(outcome, spelled))
+        asked = f"{dialect.provider}:{request.parameters.model}"
+        answer = msgspec.structs.replace(answer, model=asked, reply=reply)
         return spoiled(answer, fault, streamed=request.parameters.stream) if fault else answer
 
     def _scripted(self, request: Understood) -> ScriptedReply:

@@ -4,18 +4,25 @@ from collections import deque
 
 import msgspec
 
+from holdfast.canonical.reply import Reply
+
 REQUESTS_MAX = 1_000
 REQUESTS_BYTES_MAX = 64 * 1024 * 1024
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """A request as it came, but for its headers: they hold the key."""
+    """A request as it came, but for its headers: they hold the key.
+
+    `model`, as `provider:name`, and `reply` are there where a model was asked and has answered.
+    """
 
     at: float
     method: str
     path: str
     status: int
     body: bytes
+    model: str = ""
+    reply: Reply | None = None
 
 
 class RequestRing:

@@ -23,6 +23,7 @@ _MODELS = "/v1/models"
 
 
 class AnthropicDialect:
+    provider = anthropic.name
     routes = (f"POST {_MESSAGES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     key_header = "x-api-key"
     request_id_header = "request-id"

@@ -24,6 +24,7 @@ _METHODS_OF_ONE = ("GET", "PATCH", "DELETE")
 
 
 class GeminiDialect:
+    provider = gemini.name
     routes = (
         "POST /v1/models/ID:generateContent",
         "POST /v1/models/ID:streamGenerateContent",

@@ -35,6 +35,7 @@ _CHAT = Interface(
 
 
 class ChatDialect:
+    provider = openai_chat.name
     routes = (f"POST {_COMPLETIONS}",)
     key_header = "authorization"
     request_id_header = "x-request-id"

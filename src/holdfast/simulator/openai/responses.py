@@ -31,6 +31,7 @@ _INTERFACE = Interface(
 
 
 class ResponsesDialect:
+    provider = openai_responses.name
     routes = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     key_header = "authorization"
     request_id_header = "x-request-id"

@@ -19,6 +19,7 @@ _MODELS = "/api/v1/models"
 
 
 class OpenRouterDialect:
+    provider = openrouter.name
     routes = (f"POST {_COMPLETIONS}", f"GET {_MODELS}")
     key_header = "authorization"
     request_id_header = "x-request-id"

@@ -1,0 +1,43 @@
+"""The agent, tested offline: what it says, that its prompt cache holds, and what that saves."""
+
+import pytest
+
+from agent import WeatherAgent
+from holdfast.testing.guard import PrefixGuard
+from holdfast.testing.provider import ServedProvider
+from holdfast.testing.report import CacheReport
+
+
+def looks_up(city: str) -> list[dict[str, object]]:
+    return [{"type": "tool_use", "name": "get_weather", "input": {"city": city}}]
+
+
+def test_the_agent_looks_before_it_answers(simulated_provider: ServedProvider, prefix_guard: PrefixGuard) -> None:
+    simulated_provider.script(looks_up("Oslo"), "In Oslo it stays dry.", looks_up("Rome"), "In Rome, too.")
+    agent = WeatherAgent()
+    assert agent.ask("Do I need an umbrella in Oslo?") == "In Oslo it stays dry."
+    assert agent.ask("And in Rome?") == "In Rome, too."
+    assert b"Oslo: 18 degrees" in simulated_provider.calls[1].body
+
+
+@pytest.mark.usefixtures("prefix_guard")
+def test_a_second_conversation_reads_what_the_first_has_written(cache_report: CacheReport) -> None:
+    WeatherAgent().ask("What is the weather like in Oslo?")
+    written = cache_report.usage.cache_write
+    WeatherAgent().ask("Is there fog in Rome?")
+    assert written > 0
+    assert cache_report.usage.cache_read > written / 2
+
+
+def test_after_a_pause_the_prompt_is_written_again(
+    simulated_provider: ServedProvider, prefix_guard: PrefixGuard
+) -> None:
+    agent = WeatherAgent()
+    agent.ask("What is the weather like in Oslo?")
+    simulated_provider.advance(seconds=6 * 60)
+    agent.ask("And now?")
+    agent.ask("Still?")
+    agent.ask("And tomorrow?")
+    first, cold, warm, _ = (call.usage.cache_read for call in simulated_provider.calls)
+    assert (first, cold) == (0, 0)
+    assert warm > 0

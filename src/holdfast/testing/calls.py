@@ -1,0 +1,76 @@
+"""What the calls of a test took: tokens and dollars, one by one and in all."""
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.blocks import Block
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.rows import Price
+from holdfast.economics.cost import cost_usd, uncached_cost_usd
+from holdfast.simulator.records import RecordedRequest
+
+
+class ModelCall(msgspec.Struct, frozen=True):
+    """A request that a model has answered; `model` is `provider:name`. Amounts are 0 where no price is known."""
+
+    number: int
+    at: float
+    model: str
+    body: bytes
+    reply: tuple[Block, ...]
+    usage: Usage
+    cost_usd: Decimal = Decimal(0)
+    uncached_cost_usd: Decimal = Decimal(0)
+
+
+class Spending(msgspec.Struct, frozen=True):
+    calls: int = 0
+    usage: Usage = Usage()
+    cost_usd: Decimal = Decimal(0)
+    uncached_cost_usd: Decimal = Decimal(0)
+
+    @property
+    def read_share(self) -> float:
+        """How much of all prompts was read from the cache."""
+        return self.usage.read_share
+
+    @property
+    def saved_usd(self) -> Decimal:
+        """Against the same calls without a cache; below 0 where it cost more than it saved."""
+        return self.uncached_cost_usd - self.cost_usd
+
+    def __add__(self, other: "Spending") -> "Spending":
+        return Spending(
+            self.calls + other.calls,
+            self.usage + other.usage,
+            self.cost_usd + other.cost_usd,
+            self.uncached_cost_usd + other.uncached_cost_usd,
+        )
+
+
+def spending(calls: Iterable[ModelCall]) -> Spending:
+    each = (Spending(1, call.usage, call.cost_usd, call.uncached_cost_usd) for call in calls)
+    return sum(each, Spending())
+
+
+def model_calls(requests: Iterable[RecordedRequest], models: Models) -> tuple[ModelCall, ...]:
+    """What only asked for a token count or a list of models, and what was refused, is no call."""
+    found: list[ModelCall] = []
+    for request in requests:
+        if request.reply is None:
+            continue
+        usage = request.reply.usage
+        call = ModelCall(len(found) + 1, request.at, request.model, request.body, request.reply.content, usage)
+        if price := price_of(request.model, models, at=request.at, tokens=usage.tokens_sent):
+            costs = (cost_usd(usage, price), uncached_cost_usd(usage, price))
+            call = msgspec.structs.replace(call, cost_usd=costs[0], uncached_cost_usd=costs[1])
+        found.append(call)
+    return tuple(found)
+
+
+def price_of(model: str, models: Models, *, at: float, tokens: int) -> Price | None:
+    row = find_model(model, models)
+    return price_at(row, utc_date(at), tokens) if row.prices else None

@@ -1,0 +1,101 @@
+"""What a test, and a run of tests, has read from the cache, paid and saved."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+import msgspec
+import pytest
+
+from holdfast.canonical.usage import Usage
+from holdfast.testing.calls import Spending, spending
+from holdfast.testing.limits import Limits
+from holdfast.testing.provider import ServedProvider
+
+CALLS_TO_READ_MIN = 2
+ROWS_MAX = 30
+
+
+class CacheReport:
+    """What the test has taken so far, by the simulator's count and the catalog's prices."""
+
+    def __init__(self, provider: ServedProvider) -> None:
+        self._provider = provider
+
+    @property
+    def spending(self) -> Spending:
+        return spending(self._provider.calls)
+
+    @property
+    def calls(self) -> int:
+        return self.spending.calls
+
+    @property
+    def usage(self) -> Usage:
+        return self.spending.usage
+
+    @property
+    def read_share(self) -> float:
+        """How much of all prompts was read from the cache, from 0 to 1."""
+        return self.spending.read_share
+
+    @property
+    def cost_usd(self) -> Decimal:
+        return self.spending.cost_usd
+
+    @property
+    def saved_usd(self) -> Decimal:
+        """Against the same calls without a cache."""
+        return self.spending.saved_usd
+
+
+def check_read_share(spent: Spending, limits: Limits) -> None:
+    """Fails a test that reads too little. One call alone has nothing to read."""
+    least = limits.read_share_min
+    if least is None or spent.calls < CALLS_TO_READ_MIN or spent.read_share >= least:
+        return
+    pytest.fail(
+        f"{spent.read_share:.1%} of the prompts were read from the cache, less than {least:.1%} "
+        f"(--holdfast-min-read-share): {spent.usage.cache_read} of {spent.usage.tokens_sent} tokens in {spent.calls} "
+        "calls; prompts below the model's floor, and without marks where it needs them, are never cached",
+        pytrace=False,
+    )
+
+
+def over_cost(rows: Sequence[tuple[str, Spending]], limits: Limits) -> str | None:
+    """What is said of a run that cost too much; None of one that did not."""
+    total = sum((spent for _, spent in rows), Spending())
+    if limits.cost_usd_max is None or total.cost_usd <= limits.cost_usd_max:
+        return None
+    dearest, most = max(rows, key=lambda row: row[1].cost_usd)
+    return (
+        f"the run cost ${total.cost_usd:.6f}, more than ${limits.cost_usd_max} (--holdfast-max-cost); "
+        f"the dearest test is {dearest}: ${most.cost_usd:.6f}"
+    )
+
+
+def table(rows: Sequence[tuple[str, Spending]]) -> list[str]:
+    """One line a test, the dearest first, and one for all."""
+    ordered = sorted(rows, key=lambda row: (-row[1].cost_usd, row[0]))
+    lines = [f"{'calls':>6} {'read':>7} {'cost':>11} {'saved':>11}  test"]
+    lines += [_row(spent, test) for test, spent in ordered[:ROWS_MAX]]
+    if len(ordered) > ROWS_MAX:
+        lines.append(_row(_sum(ordered[ROWS_MAX:]), f"{len(ordered) - ROWS_MAX} more"))
+    return [*lines, _row(_sum(ordered), "in all")] if len(ordered) > 1 else lines
+
+
+def _sum(rows: Sequence[tuple[str, Spending]]) -> Spending:
+    return sum((spent for _, spent in rows), Spending())
+
+
+def _row(spent: Spending, test: str) -> str:
+    saved = f"{'-' if spent.saved_usd < 0 else ''}${abs(spent.saved_usd):.6f}"
+    return f"{spent.calls:>6} {spent.read_share:>7.1%} {f'${spent.cost_usd:.6f}':>11} {saved:>11}  {test}"
+
+
+def packed(spent: Spending) -> object:
+    """As it goes from a worker to the run."""
+    return msgspec.to_builtins(spent)
+
+
+def unpacked(value: Mapping[str, object]) -> Spending:
+    return msgspec.convert(value, Spending, strict=False)

@@ -1,0 +1,43 @@
+"""A simulated provider on a port of this machine, in a thread of its own, for clients that block."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from holdfast.simulator.http import serve
+from holdfast.simulator.provider import SimulatedProvider
+
+STEP_SECONDS_MAX = 5.0
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A loop in a thread of its own."""
+
+    def __enter__(self) -> "LoopThread":
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(STEP_SECONDS_MAX)
+
+    def __exit__(self, *failure: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STEP_SECONDS_MAX)
+        self._loop.close()
+
+
+@contextmanager
+def served(provider: SimulatedProvider) -> Iterator[str]:
+    """Gives the address, without a path."""
+    with LoopThread() as thread:
+        server = thread.run(serve(provider))
+        try:
+            yield server.url
+        finally:
+            thread.run(server.aclose())
