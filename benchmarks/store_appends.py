@@ -1,14 +1,17 @@
-"""How many events a second the SQLite store takes: in group commits, and when each is waited for."""
+"""How many events a second SQLite and PostgreSQL take: in group commits, and when each is waited for."""
 
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from holdfast.canonical.blocks import user
 from holdfast.events.envelope import Event
+from holdfast.events.log import Log
 from holdfast.events.payloads import MessageAppended
-from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.open import open_store
 
 GROUPED_EVENTS = 20_000
 SINGLE_EVENTS = 500
@@ -17,40 +20,67 @@ EVENTS_AT_ONCE = 10
 TEXT = "A message of the length that most have in a session with many tool calls. " * 3
 
 
+Appends = Sequence[tuple[Event, ...]]
+Opens = Callable[[], AbstractContextManager[Log]]
+
+
 def run() -> list[tuple[str, str]]:
     """Rows of name and figure; of each measurement the best round counts."""
+    rows = _measured("SQLite", _in_a_file)
+    try:
+        return rows + _measured("PostgreSQL", _on_a_server)
+    except ImportError as error:
+        return [*rows, ("PostgreSQL", f"not measured, {error.name} is not installed")]
+
+
+def _measured(engine: str, opened: Opens) -> list[tuple[str, str]]:
     batches = [tuple(batch) for batch in _split(_events(GROUPED_EVENTS), EVENTS_AT_ONCE)]
-    each = _events_per_second(_append_and_wait, [(event,) for event in _events(SINGLE_EVENTS)])
-    singly = _events_per_second(_append_then_wait, [(event,) for event in _events(GROUPED_EVENTS)])
-    together = _events_per_second(_append_then_wait, batches)
+    each = _events_per_second(opened, _append_and_wait, [(event,) for event in _events(SINGLE_EVENTS)])
+    singly = _events_per_second(opened, _append_then_wait, [(event,) for event in _events(GROUPED_EVENTS)])
+    together = _events_per_second(opened, _append_then_wait, batches)
     return [
-        ("commit each, events/s", f"{each:,.0f}"),
-        ("group commit, one event an append, events/s", f"{singly:,.0f}"),
-        (f"group commit, {EVENTS_AT_ONCE} events an append, events/s", f"{together:,.0f}"),
-        ("group commit / commit each", f"{singly / each:.1f}x"),
+        (f"{engine}, commit each, events/s", f"{each:,.0f}"),
+        (f"{engine}, group commit, one event an append, events/s", f"{singly:,.0f}"),
+        (f"{engine}, group commit, {EVENTS_AT_ONCE} events an append, events/s", f"{together:,.0f}"),
+        (f"{engine}, group commit / commit each", f"{singly / each:.1f}x"),
     ]
 
 
-Appends = Sequence[tuple[Event, ...]]
+@contextmanager
+def _in_a_file() -> Iterator[Log]:
+    with tempfile.TemporaryDirectory() as folder, closing(open_store(Path(folder) / "log.db")) as store:
+        yield store
 
 
-def _events_per_second(append: Callable[[SqliteStore, Appends], None], appends: Appends) -> float:
-    return sum(map(len, appends)) / min(_seconds(append, appends) for _ in range(ROUNDS))
+@contextmanager
+def _on_a_server() -> Iterator[Log]:
+    """The server of the tests, but with every commit synced to its disk."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    try:
+        from postgres_server import new_database  # noqa: PLC0415 - what it needs may not be installed
+    finally:
+        sys.path.pop()
+    with new_database(synced=True) as url, closing(open_store(url)) as store:
+        yield store
 
 
-def _seconds(append: Callable[[SqliteStore, Appends], None], appends: Appends) -> float:
-    with tempfile.TemporaryDirectory() as folder, SqliteStore(Path(folder) / "log.db") as store:
+def _events_per_second(opened: Opens, append: Callable[[Log, Appends], None], appends: Appends) -> float:
+    return sum(map(len, appends)) / min(_seconds(opened, append, appends) for _ in range(ROUNDS))
+
+
+def _seconds(opened: Opens, append: Callable[[Log, Appends], None], appends: Appends) -> float:
+    with opened() as store:
         started = time.perf_counter()
         append(store, appends)
         return time.perf_counter() - started
 
 
-def _append_and_wait(store: SqliteStore, appends: Appends) -> None:
+def _append_and_wait(store: Log, appends: Appends) -> None:
     for events in appends:
         store.append(events).result()
 
 
-def _append_then_wait(store: SqliteStore, appends: Appends) -> None:
+def _append_then_wait(store: Log, appends: Appends) -> None:
     for done in [store.append(events) for events in appends]:
         done.result()
 
@@ -69,4 +99,4 @@ def _split(events: Sequence[Event], size: int) -> list[Sequence[Event]]:
 
 if __name__ == "__main__":
     for name, figure in run():
-        print(f"{name:<50} {figure:>12}")
+        print(f"{name:<62} {figure:>12}")

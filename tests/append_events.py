@@ -1,7 +1,7 @@
-"""A program that appends events to a SQLite file and writes to standard output the id of each that is acknowledged.
+"""A program that appends events to a store and writes to standard output the id of each that is acknowledged.
 
-Arguments: the file, the session, how many events, how many of them in one append, and how the program ends: `close`
-the store, or `leave` without a word to it.
+Arguments: the store's address, the session, how many events, how many of them in one append, and how the program
+ends: `close` the store, or `leave` without a word to it.
 """
 
 import os
@@ -11,14 +11,14 @@ from concurrent.futures import Future
 
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
-from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.open import open_store
 from log_examples import talk
 
 WAITING_MAX = 8
 
 
-def main(path: str, session: str, count: int, at_once: int, ending: str) -> None:
-    store = SqliteStore(path)
+def main(address: str, session: str, count: int, at_once: int, ending: str) -> None:
+    store = open_store(address)
     waiting: list[Future[None]] = []
     for start in range(0, count, at_once):
         events = talk(at_once, session, start=start)

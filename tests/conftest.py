@@ -10,6 +10,7 @@ from hypothesis import settings
 from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
 from holdfast.runtime.options import Options
 from holdfast.testing.marks import judge
+from postgres_server import new_database
 
 settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
@@ -29,6 +30,13 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         environment.setenv("HOME", str(home))
         environment.setenv("HOLDFAST_HOME", str(home / ".holdfast"))
         yield
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The URL of an empty database on a real server."""
+    with new_database() as url:
+        yield url
 
 
 @pytest.fixture

@@ -54,15 +54,9 @@ def test_a_fourth_slash_makes_the_path_absolute(here: Path) -> None:
     assert opened_file(str(here / "log.db")) == here / "log.db"
 
 
-@pytest.mark.parametrize("address", ["postgresql://me:secret@host/db", "postgres://host", "PostgreSQL:"])
-def test_postgresql_is_said_to_be_missing(address: str) -> None:
-    with pytest.raises(UserError, match="PostgreSQL is not available in this version") as refusal:
-        open_store(address)
-    assert "secret" not in str(refusal.value)
-
-
 @pytest.mark.parametrize(
-    "address", ["mysql://me:secret@host/db", "sqlite:log.db", "sqlite://log.db", "memory:x", "ab:log.db"]
+    "address",
+    ["mysql://me:secret@host/db", "sqlite:log.db", "sqlite://log.db", "memory:x", "ab:log.db", "postgresql:me:secret"],
 )
 def test_any_other_address_is_refused_with_those_that_are_understood(address: str, here: Path) -> None:
     with pytest.raises(UserError) as refusal:
@@ -70,7 +64,7 @@ def test_any_other_address_is_refused_with_those_that_are_understood(address: st
     scheme = address.partition(":")[0]
     assert str(refusal.value) == (
         f"'{scheme}:' does not name a store in a way that is understood: "
-        "use a path (./PATH if it holds a colon), sqlite:///PATH, or memory:"
+        "use a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
     )
     assert list(here.iterdir()) == []
 

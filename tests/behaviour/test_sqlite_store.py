@@ -17,12 +17,14 @@ import pytest
 from holdfast.canonical.blocks import user
 from holdfast.errors import StoreError
 from holdfast.events.payloads import MessageAppended
+from holdfast.stores.database import READ_BATCH_EVENTS
 from holdfast.stores.migrate import load
+from holdfast.stores.pool import IDLE_MAX
 from holdfast.stores.rows import rows_of, tallies
-from holdfast.stores.sqlite import PAGE, PLACE, READ_BATCH_EVENTS, SESSION, SESSIONS, SqliteStore
+from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite_file import open_reader, open_writer, prepare_file
-from holdfast.stores.sqlite_reads import IDLE_MAX, SqliteReads
-from holdfast.stores.sqlite_writes import SqliteWrites
+from holdfast.stores.sqlite_reads import SqliteReads
+from holdfast.stores.sqlite_writes import QUERIES, SqliteWrites
 from holdfast.stores.writer import Append, Writer
 from log_examples import event, said, talk
 
@@ -247,7 +249,7 @@ def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
         assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
-@pytest.mark.parametrize("query", [PAGE, PLACE, SESSION, SESSIONS])
+@pytest.mark.parametrize("query", [QUERIES.page, QUERIES.place, QUERIES.session, QUERIES.sessions])
 def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> None:
     with SqliteStore(path) as store:
         store.append(talk(1)).result(10)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 from threading import Thread
@@ -16,28 +17,40 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log, SessionRow
 from holdfast.events.payloads import CacheLearned, MessageAppended, Parent, SessionEnded, SessionStarted, TurnStarted
+from holdfast.stores.database import DatabaseLog
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.rows import ID_BYTES_MAX
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import event, opened, said, talk
+from postgres_server import new_database
 
 
 class OpenStore(Protocol):
-    def __call__(self, *, event_bytes_max: int = ...) -> MemoryStore | SqliteStore: ...
+    def __call__(self, *, event_bytes_max: int = ...) -> MemoryStore | DatabaseLog: ...
 
 
-STORES: dict[str, Callable[[Path], OpenStore]] = {
-    "memory": lambda folder: MemoryStore,
-    "sqlite": lambda folder: lambda **limits: SqliteStore(folder / "log.db", **limits),
+@contextmanager
+def on_postgres(_: Path) -> Iterator[OpenStore]:
+    with new_database() as url:
+        yield lambda **limits: PostgresStore(url, **limits)
+
+
+STORES: dict[str, Callable[[Path], AbstractContextManager[OpenStore]]] = {
+    "memory": lambda folder: nullcontext(MemoryStore),
+    "sqlite": lambda folder: nullcontext(lambda **limits: SqliteStore(folder / "log.db", **limits)),
+    "postgres": on_postgres,
 }
 
 
 @pytest.fixture(params=STORES)
-def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
-    return STORES[request.param](tmp_path)
+def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
+    with STORES[request.param](tmp_path) as opens:
+        yield opens
 
 
 @pytest.fixture
-def store(open_one: OpenStore) -> Iterator[MemoryStore | SqliteStore]:
+def store(open_one: OpenStore) -> Iterator[MemoryStore | DatabaseLog]:
     with open_one() as store:
         yield store
 
@@ -163,6 +176,9 @@ UNSTORABLE = {
     "a field of another type": event("e", TurnStarted("hash", "many")),  # type: ignore[arg-type] # on purpose
     "version 0": replace(said(1), version=0),
     "a version beyond every column": replace(said(1), version=2**31),
+    "an id that is no text": replace(said(1), id=7),
+    "an id that is too long": replace(said(1), id="ä" * (ID_BYTES_MAX // 2) + "x"),
+    "a parent's id that is too long": replace(said(1), parent_event_id="x" * (ID_BYTES_MAX + 1)),
 }
 
 
@@ -325,3 +341,11 @@ def test_messages_in_every_script_survive(store: Log) -> None:
     told = event("e", MessageAppended(user("naïve 日本 🙂 \x00 \u2028 \\u0000")), session="ß\x00")
     store.append([told]).result(10)
     assert list(store.read("ß\x00")) == [told]
+
+
+def test_the_longest_ids_of_the_oddest_characters_are_kept(store: Log) -> None:
+    longest = [text * ID_BYTES_MAX for text in "\x00\x01x"]
+    told = [replace(said(1), id=text, session_id=text, turn_id=text, parent_event_id=text) for text in longest]
+    store.append(told).result(10)
+    assert [list(store.read(text)) for text in longest] == [[one] for one in told]
+    assert [row.id for row in store.sessions()] == longest[::-1]

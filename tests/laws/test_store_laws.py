@@ -16,14 +16,23 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import Log, SessionRow
 from holdfast.events.payloads import AnyPayload, SessionStarted, TurnCancelled
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres_text import escaped, restored
 from holdfast.stores.rows import tallies
 from holdfast.stores.sqlite import SqliteStore
+from postgres_server import new_database
 from strategies import events_with
 
 
 @pytest.fixture(scope="module")
 def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteStore]:
     with SqliteStore(tmp_path_factory.mktemp("laws") / "log.db") as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def postgres_store() -> Iterator[PostgresStore]:
+    with new_database() as url, PostgresStore(url) as store:
         yield store
 
 
@@ -34,12 +43,12 @@ fresh = count()
 @settings(max_examples=10)
 @given(examples=st.data())
 def test_every_kind_of_event_is_read_as_it_was_appended(
-    sqlite: SqliteStore, payload: object, examples: st.DataObject
+    sqlite: SqliteStore, postgres_store: PostgresStore, payload: object, examples: st.DataObject
 ) -> None:
     drawn = examples.draw(st.lists(events_with(payload), max_size=3))
     session = f"session {next(fresh)}"
     told = [replace(event, id=f"{next(fresh)} {event.id}", session_id=session) for event in drawn]
-    for store in (sqlite, MemoryStore()):
+    for store in (sqlite, postgres_store, MemoryStore()):
         store.append(told).result(10)
         assert list(store.read(session)) == told
 
@@ -62,13 +71,36 @@ histories: st.SearchStrategy[list[tuple[str, list[Event] | str]]] = st.lists(app
 @given(histories)
 def test_no_history_tells_one_store_from_another(history: list[tuple[str, list[Event] | str]]) -> None:
     with TemporaryDirectory() as folder, SqliteStore(Path(folder) / "log.db") as sqlite, MemoryStore() as memory:
-        for _, what in history:
-            assert outcome(sqlite, what) == outcome(memory, what)
-        assert sqlite.sessions() == memory.sessions() == added_up(memory)
-        for session in "xyz":
-            assert list(sqlite.read(session)) == list(memory.read(session))
-            for after in "abcdefgh":
-                assert read_on(sqlite, session, after) == read_on(memory, session, after)
+        check_alike(sqlite, memory, history)
+
+
+@settings(max_examples=8)
+@given(histories)
+def test_no_history_tells_postgresql_from_another(
+    postgres_store: PostgresStore, history: list[tuple[str, list[Event] | str]]
+) -> None:
+    for row in postgres_store.sessions():
+        postgres_store.delete(row.id)
+    with MemoryStore() as memory:
+        check_alike(postgres_store, memory, history)
+
+
+def check_alike(store: Log, memory: Log, history: list[tuple[str, list[Event] | str]]) -> None:
+    for _, what in history:
+        assert outcome(store, what) == outcome(memory, what)
+    assert store.sessions() == memory.sessions() == added_up(memory)
+    for session in "xyz":
+        assert list(store.read(session)) == list(memory.read(session))
+        for after in "abcdefgh":
+            assert read_on(store, session, after) == read_on(memory, session, after)
+
+
+@given(st.lists(st.text(st.sampled_from("\x00\x01\x02ab"))))
+def test_text_with_any_character_is_kept_apart_and_in_order_where_nul_cannot_be_written(texts: list[str]) -> None:
+    written = [str(escaped(text)) for text in texts]
+    assert not any("\x00" in text for text in written)
+    assert [restored(text) for text in written] == texts
+    assert sorted(written) == [escaped(text) for text in sorted(texts)]
 
 
 def outcome(store: Log, what: list[Event] | str) -> object:

@@ -113,10 +113,12 @@ def _found(path: str | None, *, since: float, spelled: bool) -> "tuple[str, Read
     """Where was looked, in words, and what is there."""
     from pathlib import Path
 
+    from holdfast.stores.shown import shown
+
     if path is None:
         return _found_by_itself(since=since, spelled=spelled)
-    if path.startswith("sqlite:") or _is_database(Path(path)):
-        return f"the store {path!r}", _stored(path)
+    if path.startswith(("sqlite:", "postgresql:", "postgres:")) or _is_database(Path(path)):
+        return f"the store {shown(path)!r}", _stored(path)
     return f"the transcripts (.jsonl) at {path!r}", _transcripts(Path(path), since=since, spelled=spelled)
 
 
@@ -126,6 +128,7 @@ def _found_by_itself(*, since: float, spelled: bool) -> "tuple[str, Read]":
 
     from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
+    from holdfast.stores.shown import shown
 
     folders = _client_folders()
     for folder in folders:
@@ -133,7 +136,7 @@ def _found_by_itself(*, since: float, spelled: bool) -> "tuple[str, Read]":
             return f"the transcripts of {str(folder)!r}", _transcripts(folder, since=since, spelled=spelled)
     store = load_config(os.environ, workspace=Path.cwd()).db_path
     if "://" in store or Path(store).exists():
-        return f"the store {store!r}", _stored(store)
+        return f"the store {shown(store)!r}", _stored(store)
     looked = ", ".join(repr(str(place)) for place in (*folders, store))
     raise UserError(f"nothing to audit: neither transcripts (.jsonl) nor a store at {looked}; name a folder or a store")
 

@@ -17,19 +17,17 @@ def command(as_json: bool, workspace: Path) -> None:
     import msgspec
 
     from holdfast.runtime.config import SETTINGS, load_config, value_of
+    from holdfast.stores.shown import shown
 
     config = load_config(os.environ, workspace=workspace.resolve())
-    values = {"home": config.home} | {key: value_of(config, key) for key in SETTINGS} | {"db": config.db_path}
+    values = {"home": config.home} | {key: value_of(config, key) for key in SETTINGS} | {"db": shown(config.db_path)}
     origins = {"home": "HOLDFAST_HOME" if os.environ.get("HOLDFAST_HOME") else "default"} | {
         key: config.origins.get(key, "default") for key in SETTINGS
     }
     if as_json:
-        shown = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
-        click.echo(
-            msgspec.json.format(
-                msgspec.json.encode({**shown, "models": config.models, "project": config.project})
-            ).decode()
-        )
+        told = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
+        whole = {**told, "models": config.models, "project": config.project}
+        click.echo(msgspec.json.format(msgspec.json.encode(whole)).decode())
         return
 
     from holdfast.cli.tables import show_table

@@ -1,1 +1,1 @@
-"""Where the event log is kept: in memory, or in a SQLite file."""
+"""Where the event log is kept: in memory, in a SQLite file, or in a PostgreSQL database."""

@@ -11,7 +11,7 @@ from holdfast.stores.sqlite import SqliteStore
 # One letter is a drive and not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
-_UNDERSTOOD = "a path (./PATH if it holds a colon), sqlite:///PATH, or memory:"
+_UNDERSTOOD = "a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
 
 
 def open_store(address: str | os.PathLike[str]) -> Log:
@@ -25,8 +25,8 @@ def open_store(address: str | os.PathLike[str]) -> Log:
             return MemoryStore()
         case "sqlite" if text.startswith("///", scheme.end()):
             return _open_file(text[scheme.end() + 3 :])
-        case "postgresql" | "postgres":
-            raise UserError(f"PostgreSQL is not available in this version of Holdfast: use {_UNDERSTOOD}")
+        case "postgresql" | "postgres" if text.startswith("//", scheme.end()):
+            return _open_postgres(f"postgresql:{text[scheme.end() :]}")
         case name:
             # The rest of the address stays out of the message: it can hold a password.
             raise UserError(f"{name + ':'!r} does not name a store in a way that is understood: use {_UNDERSTOOD}")
@@ -36,3 +36,11 @@ def _open_file(path: str) -> SqliteStore:
     if path.startswith("~"):
         raise UserError(f"{path!r} is not expanded: write the home folder out, or ./~ for a folder of that name")
     return SqliteStore(path)
+
+
+def _open_postgres(url: str) -> Log:
+    try:
+        from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
+    except ImportError as error:
+        raise UserError("PostgreSQL needs its driver: pip install 'holdfast[postgres]'") from error
+    return PostgresStore(url)

@@ -12,6 +12,7 @@ from holdfast.events.log import SessionRow
 from holdfast.events.payloads import AnyPayload, SessionStarted
 
 EVENT_BYTES_MAX = 64 * 1024 * 1024
+ID_BYTES_MAX = 600  # Two of them must fit into one entry of an index, whatever the engine.
 
 _VERSION_MAX = 2**31 - 1
 
@@ -77,7 +78,8 @@ def _row_of(event: Event, event_bytes_max: int) -> Row:
     if not kept:
         raise StoreError(
             f"event {event.id!a} of type {kind!r} cannot be stored as it is: "
-            "its numbers must be finite, its text valid Unicode, its fields of their declared types"
+            "its numbers must be finite, its text valid Unicode, its fields of their declared types, "
+            f"its ids of {ID_BYTES_MAX} bytes at most"
         )
     if len(payload) > event_bytes_max:
         raise StoreError(
@@ -89,7 +91,8 @@ def _row_of(event: Event, event_bytes_max: int) -> Row:
 
 def _storable(row: Row) -> bool:
     ids = (row.id, row.session_id, row.turn_id or "", row.parent_event_id or "")
-    return is_text("".join(ids)) and math.isfinite(row.at) and 0 < row.version <= _VERSION_MAX
+    named = is_text("".join(ids)) and all(len(text.encode()) <= ID_BYTES_MAX for text in ids)
+    return named and math.isfinite(row.at) and 0 < row.version <= _VERSION_MAX
 
 
 def is_text(text: str) -> bool:
@@ -150,20 +153,28 @@ def already_kept(event_id: str) -> StoreError:
 
 def tallies(events: Iterable[Event]) -> tuple[SessionRow, ...]:
     """What some events add to the rows of their sessions; the model is empty until it is known."""
+    return joined(map(_tally, events))
+
+
+def _tally(event: Event) -> SessionRow:
+    started = event.payload if isinstance(event.payload, SessionStarted) else None
+    return SessionRow(
+        id=event.session_id,
+        name=started.name if started else None,
+        model=started.model if started else "",
+        started_at=event.at,
+        last_event_at=event.at,
+        event_count=1,
+        parent_session_id=started.parent.session_id if started and started.parent else None,
+    )
+
+
+def joined(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
+    """One row a session."""
     added: dict[str, SessionRow] = {}
-    for event in events:
-        started = event.payload if isinstance(event.payload, SessionStarted) else None
-        one = SessionRow(
-            id=event.session_id,
-            name=started.name if started else None,
-            model=started.model if started else "",
-            started_at=event.at,
-            last_event_at=event.at,
-            event_count=1,
-            parent_session_id=started.parent.session_id if started and started.parent else None,
-        )
-        before = added.get(one.id)
-        added[one.id] = merge(before, one) if before else one
+    for more in tallies:
+        before = added.get(more.id)
+        added[more.id] = merge(before, more) if before else more
     return tuple(added.values())
 
 

@@ -1,32 +1,23 @@
-"""How a group of jobs becomes one transaction, in which a refused append harms no other."""
+"""How a group of jobs becomes one transaction of a SQLite file."""
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
 from msgspec.structs import astuple
 
-from holdfast.errors import StoreError
-from holdfast.events.log import SessionRow
-from holdfast.stores.rows import COLUMNS, already_kept, continued_elsewhere, merge
+from holdfast.stores.one_by_one import OneByOne
+from holdfast.stores.queries import add_to_session, queries
+from holdfast.stores.rows import COLUMNS, joined
 from holdfast.stores.sqlite_file import explain, identity_of, moved
 from holdfast.stores.writer import Append, Delete, Job, Settle
 
 ROWS_AT_ONCE = 50
 
-ADD_TO_SESSION = """
-INSERT INTO sessions (id, name, model, started_at, last_event_at, event_count, parent_session_id)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET
-    name = coalesce(excluded.name, name),
-    model = coalesce(nullif(excluded.model, ''), model),
-    started_at = min(started_at, excluded.started_at),
-    last_event_at = max(last_event_at, excluded.last_event_at),
-    event_count = event_count + excluded.event_count,
-    parent_session_id = coalesce(excluded.parent_session_id, parent_session_id)
-"""
+QUERIES = queries("?")
+ADD_TO_SESSION = add_to_session("?", least="min", greatest="max")
 
 
 class SqliteWrites:
@@ -36,6 +27,7 @@ class SqliteWrites:
         self._connection = connection
         self._path = path
         self._identity = identity_of(path)
+        self._each = OneByOne(connection.execute, self._insert, queries=QUERIES, violation=sqlite3.IntegrityError)
 
     def commit(self, group: Sequence[Job]) -> list[Settle]:
         # SQLite would go on writing to a file that nobody can find any more.
@@ -60,53 +52,18 @@ class SqliteWrites:
     def _one_by_one(self, group: Sequence[Job]) -> list[Settle]:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            answers = [self._append(job) if isinstance(job, Append) else self._delete(job) for job in group]
+            answers = [self._each.settle(job) for job in group]
         if any(isinstance(job, Delete) for job in group):
             self._empty_wal()
         return answers
 
-    def _append(self, job: Append) -> Settle:
-        self._connection.execute("SAVEPOINT append")
-        try:
-            self._insert([job])
-        except sqlite3.IntegrityError:
-            self._connection.execute("ROLLBACK TO append")
-            refusal = self._refusal(job)
-            if refusal is None:
-                raise
-            answer: Settle = partial(job.done.set_exception, refusal)
-        else:
-            answer = partial(job.done.set_result, None)
-        self._connection.execute("RELEASE append")
-        return answer
-
-    def _insert(self, appends: Iterable[Append]) -> None:
-        added: dict[str, SessionRow] = {}
-        for job in appends:
-            for more in job.tallies:
-                before = added.get(more.id)
-                added[more.id] = merge(before, more) if before else more
-        self._connection.executemany(ADD_TO_SESSION, map(astuple, added.values()))
+    def _insert(self, appends: Sequence[Append]) -> None:
+        added = joined(more for job in appends for more in job.tallies)
+        self._connection.executemany(ADD_TO_SESSION, map(astuple, added))
         rows = [row for job in appends for row in job.rows]
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = rows[start : start + ROWS_AT_ONCE]
             self._connection.execute(_insertion(len(some)), [cell for row in some for cell in astuple(row)])
-
-    def _refusal(self, job: Append) -> StoreError | None:
-        """Why the events of this append cannot stand beside those that are kept."""
-        known = "SELECT 1 FROM events WHERE id = ?"
-        continued = "SELECT 1 FROM events WHERE session_id = ? AND parent_event_id = ?"
-        for row in job.rows:
-            if self._connection.execute(known, (row.id,)).fetchone():
-                return already_kept(row.id)
-            if self._connection.execute(continued, (row.session_id, row.parent_event_id)).fetchone():
-                return continued_elsewhere(row.session_id)
-        return None
-
-    def _delete(self, job: Delete) -> Settle:
-        gone = self._connection.execute("DELETE FROM events WHERE session_id = ?", (job.session_id,)).rowcount
-        self._connection.execute("DELETE FROM sessions WHERE id = ?", (job.session_id,))
-        return partial(job.done.set_result, gone)
 
     def _empty_wal(self) -> None:
         # The WAL still holds the deleted text. If a reader is in the way, a later checkpoint empties it.

@@ -1,0 +1,130 @@
+"""A log in a database, whatever the engine: appends through one writer, reads a page at a time."""
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+from holdfast.errors import StoreError, UserError
+from holdfast.events.envelope import Event
+from holdfast.events.log import SessionRow
+from holdfast.stores.queries import Cell, Queries
+from holdfast.stores.rows import event_of, is_text, rows_of, session_of, tallies
+from holdfast.stores.writer import Append, Delete, Writer
+
+READ_BATCH_EVENTS = 128
+
+_ROWS_MAX = 2**62  # More than there are, and a number that every engine knows.
+
+
+class Reads(Protocol):
+    def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        """All rows of a query; none if a parameter is text that no database can hold."""
+
+    def close(self) -> None: ...
+
+
+class DatabaseLog:
+    """An append reports every failure through its future; everything else raises.
+
+    After a write failed for good the store takes no more events until it is opened again, because the log
+    would have a gap; what is on it can still be read.
+    """
+
+    def __init__(self, name: str, queries: Queries, reads: Reads, writer: Writer, *, event_bytes_max: int) -> None:
+        self._name = name
+        self._queries = queries
+        self._reads = reads
+        self._writer = writer
+        self._event_bytes_max = event_bytes_max
+        self._pid = os.getpid()
+        self._closed = StoreError(f"the store {name} is closed: open it again")
+        # Runs at `close`, when the store is forgotten, or at exit: what is queued then is still written.
+        self._let_go = weakref.finalize(self, _let_go, self._pid, writer, reads, self._closed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, events: Sequence[Event]) -> Future[None]:
+        """Waits only while too much is queued; an append that was handed over cannot be cancelled."""
+        done: Future[None] = Future()
+        try:
+            self._check_usable()
+            job = Append(rows_of(events, event_bytes_max=self._event_bytes_max), tallies(events), done)
+        except StoreError as error:
+            done.set_exception(error)
+        else:
+            self._writer.submit(job)
+        return done
+
+    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+        """Reads and decodes as it is asked for the next event, a batch at a time."""
+        self._check_usable()
+        return self._read_from(session_id, 0 if after is None else self._place(session_id, after))
+
+    def _place(self, session_id: str, event_id: str) -> int:
+        for (seq,) in self._fetch(self._queries.place, (event_id, session_id)):
+            assert isinstance(seq, int)
+            return seq
+        if self._fetch(self._queries.session, (session_id,)):
+            raise UserError(f"session {session_id!a} has no event {event_id!a} to read on from")
+        return 0
+
+    def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
+        while batch := self._fetch(self._queries.page, (session_id, seq, READ_BATCH_EVENTS)):
+            for place, *columns in batch:
+                assert isinstance(place, int)
+                seq = place
+                yield event_of(columns)
+
+    def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
+        if limit is not None and limit < 0:
+            raise UserError(f"a list cannot have {limit} sessions: give a limit of 0 or more, or none")
+        rows_max = _ROWS_MAX if limit is None else min(limit, _ROWS_MAX)
+        return tuple(map(session_of, self._fetch(self._queries.sessions, (rows_max,))))
+
+    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+        found = []
+        for columns in reversed(self._fetch(self._queries.lessons, (min(max(limit, 0), _ROWS_MAX),))):
+            # A newer version's lesson is of no use to this one, and no reason to stop.
+            with suppress(StoreError):
+                found.append(event_of(columns))
+        return tuple(found)
+
+    def delete(self, session_id: str) -> int:
+        self._check_usable()
+        if self._writer.is_current_thread():
+            raise StoreError("a callback of an append cannot wait for a deletion: delete from another thread")
+        if not is_text(session_id):
+            return 0
+        done: Future[int] = Future()
+        self._writer.submit(Delete(session_id, done))
+        return done.result()
+
+    def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        self._check_usable()
+        return self._reads.fetch(query, parameters)
+
+    def close(self) -> None:
+        self._let_go()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
+        if not self._let_go.alive:
+            raise StoreError(str(self._closed))
+
+
+def _let_go(pid: int, writer: Writer, reads: Reads, closed: StoreError) -> None:
+    if os.getpid() != pid:
+        return  # A forked process has neither the thread nor a right to the connections.
+    writer.close(closed)
+    reads.close()

@@ -1,0 +1,50 @@
+"""Which connection a reader gets: an idle one, or a new one; few stay open when nobody reads."""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
+
+IDLE_MAX = 4
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Connection = TypeVar("Connection", bound=_Closes)
+
+
+class Pool(Generic[Connection]):
+    """Any number of threads may borrow; at most `IDLE_MAX` connections stay open when none does."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._lock = Lock()
+        self._idle: list[Connection] = []
+        self._idle_max = IDLE_MAX
+
+    def borrow(self) -> Connection:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if len(self._idle) < self._idle_max:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def empty(self) -> None:
+        """Close what is idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """From now on nothing stays open."""
+        with self._lock:
+            self._idle_max = 0
+        self.empty()

@@ -1,0 +1,40 @@
+"""The event log in a PostgreSQL database, which any number of processes and machines may share."""
+
+from functools import partial
+
+from holdfast.stores.database import DatabaseLog
+from holdfast.stores.migrate import load
+from holdfast.stores.postgres_address import read_address
+from holdfast.stores.postgres_reads import PostgresReads
+from holdfast.stores.postgres_server import LOCK_SECONDS_MAX, STATEMENT_SECONDS_MAX, Limits, connect, open_database
+from holdfast.stores.postgres_writes import QUERIES, RECONNECT_SECONDS_MAX, PostgresWrites
+from holdfast.stores.rows import EVENT_BYTES_MAX
+from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
+
+
+class PostgresStore(DatabaseLog):
+    """A lost connection is made anew, for reads and for writes, and nothing is written twice.
+
+    Where that does not succeed within `reconnect_seconds_max`, or a write fails for another reason, that write
+    is the last one until the store is opened again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lock_seconds_max: float = LOCK_SECONDS_MAX,
+        statement_seconds_max: float = STATEMENT_SECONDS_MAX,
+        reconnect_seconds_max: float = RECONNECT_SECONDS_MAX,
+        group_jobs_max: int = GROUP_JOBS_MAX,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+        event_bytes_max: int = EVENT_BYTES_MAX,
+    ) -> None:
+        address = read_address(url)
+        limits = Limits(lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max)
+        connection = open_database(address, load("postgres"), limits)
+        again = partial(connect, address, limits)
+        writes = PostgresWrites(connection, again, address.name, reconnect_seconds_max=reconnect_seconds_max)
+        writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
+        reads = PostgresReads(again, address.name)
+        super().__init__(address.name, QUERIES, reads, writer, event_bytes_max=event_bytes_max)

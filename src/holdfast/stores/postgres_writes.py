@@ -1,0 +1,168 @@
+"""How a group of jobs becomes one transaction of a PostgreSQL database, and what is done when the line goes dead.
+
+Every append first takes its session's row, which stays locked until the commit, and only then gets its places on
+the log. So within a session places are given in the order of commits, however many servers write: whoever reads on
+from a place misses nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import msgspec
+import psycopg
+from msgspec.structs import astuple
+from psycopg.errors import DeadlockDetected, SerializationFailure
+
+from holdfast.errors import StoreError
+from holdfast.stores.one_by_one import Cursor, OneByOne
+from holdfast.stores.postgres_address import explain
+from holdfast.stores.postgres_server import SCHEMA, Connection
+from holdfast.stores.postgres_text import escaped
+from holdfast.stores.queries import add_to_session, queries
+from holdfast.stores.rows import COLUMNS, joined
+from holdfast.stores.writer import Append, Job, Settle
+
+RECONNECT_SECONDS_MAX = 10.0
+ATTEMPTS_MAX = 5
+
+QUERIES = queries("%s", schema=SCHEMA)
+ADD_TO_SESSION = add_to_session("%s", schema=SCHEMA, least="least", greatest="greatest")
+COPY = f"COPY {SCHEMA}events ({', '.join(COLUMNS)}) FROM STDIN"
+LOCK = f"SELECT 1 FROM {SCHEMA}sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
+
+# The number of the transaction tells later whether it was committed. A server may be set up to acknowledge what is
+# not on disk yet; we are not.
+BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'on', true) END
+"""
+
+_PAUSE_SECONDS = 0.1
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    """A commit whose answer has not come."""
+
+    transaction: str
+    answers: list[Settle]
+
+
+class PostgresWrites:
+    """Owns the one connection that writes."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        connect: Callable[[], Connection],
+        name: str,
+        *,
+        reconnect_seconds_max: float = RECONNECT_SECONDS_MAX,
+    ) -> None:
+        self._connection = connection
+        self._connect = connect
+        self._name = name
+        self._pauses_max = int(reconnect_seconds_max / _PAUSE_SECONDS)
+        self._sent: _Sent | None = None
+        self._each = OneByOne(self._execute, self._insert, queries=QUERIES, violation=psycopg.IntegrityError)
+
+    def commit(self, group: Sequence[Job]) -> list[Settle]:
+        try:
+            for _ in range(ATTEMPTS_MAX - 1):
+                try:
+                    return self._attempt(group)
+                except (DeadlockDetected, SerializationFailure):
+                    continue  # The server has undone it all, and asks for another try.
+                except psycopg.Error:
+                    if not self._connection.closed:
+                        raise
+                    sent = self._sent
+                    self._reconnect()
+                    if sent is not None and self._was_committed(sent.transaction):
+                        return sent.answers
+            return self._attempt(group)
+        except psycopg.Error as error:
+            raise explain(error, self._name) from error
+
+    def _attempt(self, group: Sequence[Job]) -> list[Settle]:
+        appends = [job for job in group if isinstance(job, Append)]
+        if len(appends) == len(group):
+            # Faster by far; refused only if some event is known, and then nobody is the worse for it.
+            with suppress(psycopg.IntegrityError):
+                with self._transaction() as answers:
+                    self._insert(appends)
+                    answers += [partial(job.done.set_result, None) for job in appends]
+                return answers
+        with self._transaction() as answers:
+            self._lock(group)
+            answers += [self._each.settle(job) for job in group]
+        return answers
+
+    @contextmanager
+    def _transaction(self) -> Iterator[list[Settle]]:
+        """Gives a list for the answers; they hold once the block is left without an error."""
+        self._sent = None
+        begun = self._connection.execute(BEGIN)
+        begun.nextset()
+        ((number, _),) = begun.fetchall()
+        answers: list[Settle] = []
+        try:
+            yield answers
+        except BaseException:
+            with suppress(psycopg.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        self._sent = _Sent(str(number), answers)
+        self._connection.execute("COMMIT")
+
+    def _insert(self, appends: Sequence[Append]) -> None:
+        # Always in one order, or two programs could wait for each other.
+        added = sorted(joined(more for job in appends for more in job.tallies), key=lambda row: row.id)
+        with self._connection.cursor() as cursor:
+            cursor.executemany(ADD_TO_SESSION, [_cells(row) for row in added])
+            with cursor.copy(COPY) as copy:
+                for job in appends:
+                    for row in job.rows:
+                        copy.write_row(_cells(row))
+
+    def _lock(self, group: Sequence[Job]) -> None:
+        sessions = {row.session_id for job in group if isinstance(job, Append) for row in job.rows}
+        sessions.update(job.session_id for job in group if not isinstance(job, Append))
+        self._connection.execute(LOCK, ([escaped(session) for session in sessions],))
+
+    def _execute(self, statement: str, parameters: Sequence[str | None] = (), /) -> Cursor:
+        return self._connection.execute(statement, [escaped(value) for value in parameters])
+
+    def _was_committed(self, transaction: str) -> bool:
+        """What became of a commit whose answer was lost; raises StoreError when nobody can tell."""
+        for pauses_left in reversed(range(1 + self._pauses_max)):
+            ((status,),) = self._connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchall()
+            if status in ("committed", "aborted"):
+                return bool(status == "committed")
+            if status is None or not pauses_left:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        raise StoreError(
+            f"the connection to {self._name} was lost during a commit, and what became of it cannot be told: "
+            "open the store again, and look whether the last events are there"
+        )
+
+    def _reconnect(self) -> None:
+        for pauses_left in reversed(range(1 + self._pauses_max)):
+            try:
+                self._connection = self._connect()
+                return
+            except psycopg.OperationalError:
+                if not pauses_left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+
+def _cells(row: msgspec.Struct) -> tuple[object, ...]:
+    return tuple(map(escaped, astuple(row)))
