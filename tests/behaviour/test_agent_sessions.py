@@ -240,3 +240,18 @@ async def test_a_session_may_read_other_folders_and_its_own_long_outputs(
     (kept,) = (tmp_path / "home" / "outputs" / session.id).iterdir()
     assert guide == "Be kind."
     assert f"all 200008 bytes are in {kept.resolve()} ...]" in flooded
+
+
+@pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".holdfast/config.toml"])
+async def test_what_says_how_an_agent_works_is_read_and_not_written(tmp_path: Path, path: str) -> None:
+    kept = tmp_path / path
+    kept.parent.mkdir(parents=True)
+    kept.write_text("# as it was")
+    provider = played([uses("read_file", path=path)], [uses("write_file", path=path, content="x")], "Well.")
+    options: Options = {"workspace": tmp_path, "builtin_tools": True, "confirm_for": []}
+    async with new_session(provider, **options) as session:
+        await session.send("Go.")
+        read, written = results(session)
+    assert read == "# as it was"
+    assert "may be read but not written" in written
+    assert kept.read_text() == "# as it was"

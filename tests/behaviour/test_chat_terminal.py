@@ -112,6 +112,7 @@ def test_a_resumed_chat_has_its_history_and_its_bytes(tmp_path: Path, events_db:
         terminal.expect("remember the blue one")
         terminal.enter("")
         terminal.expect(STATUS)
+        terminal.expect("\n> ")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
     with SqliteStore(events_db) as log:

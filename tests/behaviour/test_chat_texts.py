@@ -142,7 +142,15 @@ def test_a_path_that_leads_out_is_not_read(tmp_path: Path) -> None:
 
 def test_a_tool_that_is_not_known_is_shown_with_all_it_was_given(tmp_path: Path) -> None:
     lines = judged_lines(asked("mail", to="me", text="a\nb"), tmp_path)
-    assert lines == ['mail {"to":"me","text":"a\\nb"}', "text:", "a", "b"]
+    assert lines == ["mail", "to: me", "text:", "a", "b"]
+
+
+def test_however_long_what_a_tool_was_given_is_shown_to_its_end(tmp_path: Path) -> None:
+    lines = judged_lines(
+        asked("memory_add", file="MEMORY.md", text="nice " + "A" * 1500 + " AND MORE", times=3), tmp_path
+    )
+    assert lines[-1] == "times: 3"
+    assert lines[-2].endswith(" AND MORE")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +226,11 @@ def test_the_simulated_model_tells_what_a_tool_has_answered() -> None:
     results = Message("user", (ToolResult("1", (Text("fine"),)), ToolResult("2", (Text("no"),), is_error=True)))
     reply = offline_reply([user("read a"), results])
     assert reply.content == (Text("The tool says: fine\nThat did not work: no"),)
+
+
+def test_the_simulated_model_answers_what_was_said_behind_the_results_of_a_cancelled_turn() -> None:
+    results = Message("user", (ToolResult("1", (Text("cancelled"),), is_error=True), Text("count to 2")))
+    assert offline_reply([user("run x"), results]).content == (Text("1 2"),)
 
 
 def test_the_simulated_model_counts_slowly_and_not_for_ever() -> None:

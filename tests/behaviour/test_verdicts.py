@@ -93,6 +93,7 @@ async def test_another_model_is_planned() -> None:
         await session.send("So?")
     assert stage.kinds == ["first_use", "planned", "held"]
     assert HAIKU in stage.judged()[1].detail
+    assert stage.judged()[1].component == "model"
 
 
 async def test_thinking_that_was_turned_on_costs_the_messages() -> None:

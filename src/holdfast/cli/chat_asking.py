@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import msgspec
+
 from holdfast.cli.chat_texts import arguments_of, difference, visible
 from holdfast.engine.builtin.texts import as_lf, file_text
 from holdfast.engine.confirm import Confirmation, ConfirmationRequest
@@ -23,7 +25,7 @@ def judged_lines(request: ConfirmationRequest, workspace: Path) -> list[str]:
         case "edit_file", {"path": str(path), "old_text": str(old), "new_text": str(new)}:
             return _seen(_edit(workspace, path, as_lf(old), as_lf(new)))
         case _:
-            return _seen([request.summary, *_named(arguments)])
+            return _seen([request.tool_name, *_named(arguments)] if arguments else [request.summary])
 
 
 def verdict(answer: str | None) -> Confirmation:
@@ -57,9 +59,12 @@ def _marked(sign: str, text: str) -> list[str]:
 
 
 def _named(arguments: dict[str, object]) -> list[str]:
-    """Long texts of tools that we do not know, one after the other; what is short stands in the summary."""
-    long = [(name, value) for name, value in arguments.items() if isinstance(value, str) and "\n" in value]
-    return [line for name, value in long for line in (f"{name}:", *value.split("\n"))]
+    """What any other tool is given, whole: a text of several lines on lines of its own, all else behind its name."""
+    lines: list[str] = []
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        lines += [f"{name}:", *text.split("\n")] if "\n" in text else [f"{name}: {text}"]
+    return lines
 
 
 def _seen(lines: list[str]) -> list[str]:

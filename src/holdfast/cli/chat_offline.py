@@ -35,8 +35,11 @@ _ORDERS: tuple[tuple[str, str, _Arguments], ...] = (
 
 def offline_reply(messages: Sequence[Message]) -> ScriptedReply:
     """A call of a tool, what a tool has answered, a count that takes its time, or what was said."""
-    results = [block for block in messages[-1].content if isinstance(block, ToolResult)] if messages else []
-    if results:
+    newest = messages[-1].content if messages else ()
+    results = [block for block in newest if isinstance(block, ToolResult)]
+    # Behind the results of a turn that was cancelled stands what the person has said since.
+    spoken = any(isinstance(block, Text) and not block.text.startswith(_CONTEXT) for block in newest)
+    if results and not spoken:
         return _text("\n".join(_told(result) for result in results))
     said = _last_words(messages)
     if counted := re.fullmatch(r"count to (\d{1,6})", said, re.IGNORECASE):

@@ -63,8 +63,9 @@ def reason_against(rules: Rules, use: ToolUse) -> str | None:
         return None
     try:
         return rules.allowed(use)
-    except Exception:
-        logger.exception("the rule that says which calls are allowed failed; the call of %r is refused", use.name)
+    except Exception as error:  # noqa: BLE001 - whatever the caller's rule raises, the call is refused
+        kind = type(error).__name__
+        logger.error("the rule on which calls are allowed failed (%s); the call of %r is refused", kind, use.name)
         return "whether this call is allowed could not be found out"
 
 
@@ -104,7 +105,9 @@ class Confirmer:
                 raise
             if limit.expired():
                 return "timeout", None
-            logger.warning("asking whether %r may run failed (%s); it is not run", request.tool_name, error)
+            # What the error says may hold a key or a prompt; its kind does not.
+            kind = type(error).__name__
+            logger.warning("asking whether %r may run failed (%s); it is not run", request.tool_name, kind)
             return "deny", None
         if said == "session":
             return "allow", "session"

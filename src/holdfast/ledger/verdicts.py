@@ -99,7 +99,7 @@ class _Request(msgspec.Struct, frozen=True):
     prepared: RequestPrepared
     at: float
     blocks_before: int
-    planned: str | None
+    planned: tuple[str, str] | None
     images: bool
 
 
@@ -109,15 +109,15 @@ def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = 
     left: _Left | None = None
     newest: _Request | None = None
     sent: dict[str, _Request | None] = {}
-    planned: str | None = None
+    planned: tuple[str, str] | None = None
     images = False
     answered = 0
     for event in events:
         match event.payload:
             case EpochOpened(epoch=epoch) if epoch > 1:
-                planned = f"epoch {epoch} was opened"
+                planned = ("epoch", f"epoch {epoch} was opened")
             case ModelSwitched(after=after):
-                planned = f"the model was switched to {after}"
+                planned = ("model", f"the model was switched to {after}")
                 chain.clear()
             case MessagesWithdrawn():
                 del chain[answered:]
@@ -199,7 +199,8 @@ def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules:
     """The first of the causes that holds; the last one is what is left."""
     prepared, usage = request.prepared, call.usage
     if request.planned is not None:
-        return Verdict("planned", component=request.planned.split()[0], detail=request.planned)
+        component, detail = request.planned
+        return Verdict("planned", component=component, detail=detail)
     if left is not None and (changed := _changed_setting(left, request, rules)) is not None:
         return changed
     if prepared.shared_blocks < request.blocks_before:

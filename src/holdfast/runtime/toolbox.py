@@ -26,6 +26,8 @@ from holdfast.sources.confined import roots_of
 from holdfast.sources.memory import MemoryFile, user_memory, workspace_memory
 
 OUTPUTS = "outputs"
+CLOSED = (".git", ".holdfast")
+"""Folders of a workspace that built-in tools read and never write."""
 """The folder, in the user's home of Holdfast, where outputs are kept whole that are too long to be sent."""
 
 
@@ -50,6 +52,8 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
         raise UserError("read_roots are read from within a workspace; give the session one")
     # What a skill's body refers to lies in its folder, which may be read for that.
     extra += [skill.skill_dir for skill in skilled.skills]
+    # What is run at a commit, and what says how this agent works, is no place for the agent itself to write to.
+    extra += [workspace / name for name in CLOSED] if workspace else []
     roots = roots_of(workspace, [*extra, *([folder] if folder else [])]) if workspace else None
     remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
