@@ -86,8 +86,7 @@ def test_ctrl_c_stops_a_reply_and_the_session_goes_on(tmp_path: Path, events_db:
         assert "1000" not in terminal.expect("cancelled; what was said so far is kept")
         terminal.expect("\n> ")
         assert "You said: and now?" in say(terminal, "and now?")
-        terminal.type(CTRL_C)
-        terminal.expect("Ctrl-D or /exit leaves\n> ")
+        terminal.insist(CTRL_C, "Ctrl-D or /exit leaves\n> ")
         assert "You said: one\ntwo\n" in say(terminal, "one\\\rtwo")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
