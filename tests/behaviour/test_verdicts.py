@@ -8,6 +8,7 @@ import pytest
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.events.envelope import Event
+from holdfast.events.payloads import LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.ledger.verdicts import Verdict, verdicts
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
@@ -142,6 +143,37 @@ async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> 
     lost = stage.judged()[-1]
     assert (lost.kind, lost.is_break) == ("provider_side", True)
     assert lost.lost_usd > 0
+
+
+async def test_what_was_written_for_the_hour_from_its_first_token_is_the_providers_to_lose() -> None:
+    stage = Stage()
+    kept: list[Event] = []
+    async with Session.create(**stage.created) as session:
+        await session.send("So?")
+    for event in stage.events:
+        it = event.payload
+        if isinstance(it, RequestPrepared):
+            marks = tuple(msgspec.structs.replace(mark, ttl="1h") for mark in it.plan.marks)
+            it = msgspec.structs.replace(it, plan=msgspec.structs.replace(it.plan, marks=marks))
+        kept.append(msgspec.structs.replace(event, payload=it))
+    stage.store.delete(session.id)
+    stage.store.append(kept).result(9)
+    call = next(it.payload for it in kept if isinstance(it.payload, LlmCallCompleted))
+    for must_read, kind in ((call.usage.cache_write, "provider_side"), (0, "ttl_expired")):
+        again = [*kept, *later(kept, call, must_read)]
+        assert [one.verdict.kind for one in verdicts(again, shipped_models())] == ["first_use", kind]
+
+
+def later(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[Event]:
+    """The same call once more, ten minutes later, that reads nothing."""
+    prepared = next(event for event in events if isinstance(event.payload, RequestPrepared))
+    assert isinstance(prepared.payload, RequestPrepared)
+    plan = msgspec.structs.replace(prepared.payload.plan, expected_read_tokens=must_read)
+    blocks = len(prepared.payload.links)
+    sent = msgspec.structs.replace(prepared.payload, plan=plan, shared_blocks=blocks, links=())
+    again = msgspec.structs.replace(call, request_id="again")
+    started = LlmCallStarted(call.model, call.provider, 0, "again")
+    return [msgspec.structs.replace(prepared, at=prepared.at + 600, payload=it) for it in (sent, started, again)]
 
 
 async def test_an_end_that_is_too_far_back_is_missed() -> None:

@@ -35,7 +35,7 @@ def obey(room: Room, line: str) -> bool:
     command = COMMANDS.get(name)
     if command is None:
         meant = near(name, (*COMMANDS, *LEAVE))
-        hint = f"did you mean /{meant}?" if meant else "/help lists what there is"
+        hint = f"did you mean /{meant}?" if meant else "/help lists what there is."
         room.screen.complain(f"there is no /{printable(name)}; {hint} A space in front sends the line as it is.")
         return True
     try:

@@ -6,10 +6,8 @@ from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import CacheLearned, SessionStarted
-from holdfast.planning.lessons import Scene, learn
+from holdfast.planning.lessons import LESSONS_MAX, Scene, learn
 from holdfast.planning.pings import LIFETIMES_SECONDS
-
-LESSONS_MAX = 500
 
 
 class CacheLesson(msgspec.Struct, frozen=True):

@@ -94,7 +94,7 @@ class _Left(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A request that is under way; `moved` is where it left the one before, and `blocks_before` how long that was."""
+    """A request that is under way: what was planned on purpose before it, and how many blocks the one before had."""
 
     prepared: RequestPrepared
     at: float
@@ -220,7 +220,7 @@ def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules:
     shortest = min(rules.ttls_seconds.values(), default=lifetime)
     if lifetime and idle >= lifetime:
         return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, kept for {lifetime} s")
-    if shortest and idle >= shortest:
+    if shortest and idle >= shortest and not prepared.plan.expected_read_tokens:
         # The end was kept for longer; what stood in front of it was not, and lifetimes did not upgrade.
         return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, and a part was kept for {shortest} s only")
     if rules.kind == "marks" and left.mark is not None and not _within_reach(left.mark, prepared.plan.marks, rules):

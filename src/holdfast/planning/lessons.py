@@ -11,6 +11,9 @@ from holdfast.planning.gaps import EDGES_SECONDS, Gaps, Rhythm
 from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory, taught
 from holdfast.planning.truths import Belief
 
+LESSONS_MAX = 500
+"""How many lessons are looked at when a session begins; older ones are forgotten."""
+
 
 class Scene(msgspec.Struct, frozen=True):
     """Where a session plays: which model, how it is reached, and in which workspace."""

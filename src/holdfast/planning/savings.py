@@ -11,7 +11,7 @@ from holdfast.catalog.rows import CacheRules, Price
 from holdfast.planning.gaps import Gaps
 
 _MILLION = Decimal(1_000_000)
-_CENTS = Decimal("0.00000001")
+_STEP = Decimal("0.00000001")
 
 
 class Warmth(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ def with_savings(
         written = max(0, upto - max(before, warmth.hit_tokens))
         gained = Decimal(back) * (price.input - price.cache_read) * (upto - before)
         paid = (write_rate(mark.ttl, price) - price.input) * written
-        told.append(msgspec.structs.replace(mark, saving_usd=((gained - paid) / _MILLION).quantize(_CENTS)))
+        told.append(msgspec.structs.replace(mark, saving_usd=((gained - paid) / _MILLION).quantize(_STEP)))
         before = upto
     return tuple(told)
 

@@ -7,14 +7,11 @@ import msgspec
 
 from holdfast.catalog.rows import Model
 from holdfast.events.log import Log
-from holdfast.planning.lessons import Scene, learn
+from holdfast.planning.lessons import LESSONS_MAX, Scene, learn
 from holdfast.planning.memory import Learned
 from holdfast.providers.registry import Provider
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options, ProvidesWire
-
-LESSONS_MAX = 500
-"""How many lessons are looked at when a session begins."""
 
 logger = logging.getLogger(__name__)
 
