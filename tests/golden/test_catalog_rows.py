@@ -3,6 +3,7 @@
 import datetime
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from holdfast.catalog.lookup import find_model, price_at, shipped, shipped_models
@@ -156,10 +157,16 @@ ROUTES = {
 def test_a_route_has_the_rules_and_prices_of_the_model_behind_it_and_is_off(route: str) -> None:
     row, behind = find_model(f"openrouter:{route}"), find_model(ROUTES[route])
     assert not row.supports_prompt_caching
-    assert row.cache == behind.cache
+    assert row.cache == msgspec.structs.replace(behind.cache, diagnoses_misses=False)
     for size in (1, 300_000):
         ours, theirs = price_at(row, TODAY, size), price_at(behind, TODAY, size)
         assert [getattr(ours, field) for field in FIELDS] == [getattr(theirs, field) for field in FIELDS]
+
+
+def test_providers_say_why_a_cache_did_not_hold_where_they_take_marks_and_are_asked_directly() -> None:
+    telling = {model.id for model in shipped_models().values() if model.cache.diagnoses_misses}
+    direct = {("anthropic", "marks"), ("openai", "breakpoints")}
+    assert telling == {row.id for row in shipped_models().values() if (row.provider, row.cache.kind) in direct}
 
 
 def test_only_routes_ship_turned_off() -> None:

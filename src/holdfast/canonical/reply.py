@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.canonical.blocks import Block
+from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.usage import Usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
@@ -17,6 +18,7 @@ class Reply(msgspec.Struct, frozen=True):
     model: str = ""
     id: str = ""
     stop_sequence: str | None = None
+    diagnosis: Diagnosis | None = None
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):

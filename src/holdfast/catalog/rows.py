@@ -44,6 +44,7 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     binding_sees_marks: bool = False  # Whether a moved mark counts as a changed prefix for bound thinking.
     takes_automatic_mark: bool = False  # Whether the provider places the rolling mark itself when asked to.
     explicit_tokens_min: Count = 0  # The smallest cache that can be made by hand; 0: none can.
+    diagnoses_misses: bool = False  # Whether the provider says itself, when asked to, why a prefix was not read.
     lookup_first_marks: Count = 0  # Explicit breakpoints looked up: so many of the first,
     lookup_latest_marks: Count = 0  # and so many of the latest.
 

@@ -48,6 +48,8 @@ class KeepAlive(msgspec.Struct, frozen=True):
 class Parts(msgspec.Struct, frozen=True):
     """Everything that a conversation needs and does not choose itself.
 
+    `asks_for_diagnosis` lets it ask a provider why its cache did not hold.
+
     `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
     gate that all requests to it pass.
     """
@@ -71,6 +73,7 @@ class Parts(msgspec.Struct, frozen=True):
     keep_alive: KeepAlive | None = None
     gate: Gate | None = None
     account: str = ""
+    asks_for_diagnosis: bool = True
 
 
 class Conversation:

@@ -8,12 +8,13 @@ import msgspec
 
 from holdfast.canonical.blocks import Text, ToolUse, text_of
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, Ttl, without_thinking
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, without_thinking
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
 from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
+from holdfast.engine.answered import Comparison, SentCall, answered, comparison_after
 from holdfast.engine.carry import call_in, carry
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -67,14 +68,6 @@ class Turn(msgspec.Struct, frozen=True):
     cost_usd: Decimal = Decimal(0)
 
 
-class SentCall(msgspec.Struct, frozen=True):
-    """A call: when it began, the lifetime of its last mark, if it had one, and what it took once it was answered."""
-
-    at: float
-    ttl: Ttl | None
-    usage: Usage = Usage()
-
-
 class State(msgspec.Struct, frozen=True):
     """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
 
@@ -113,6 +106,7 @@ class State(msgspec.Struct, frozen=True):
     padding: str | None = None
     call_open: LlmCallStarted | None = None
     last_call: SentCall | None = None
+    comparison: Comparison = Comparison()
     called_tools: bool = False
     activations: Activations = NOTHING_ACTIVE
     usage: Usage = Usage()
@@ -172,7 +166,9 @@ def _apply(state: State, event: Event) -> State:
         case LlmCallCompleted() as it:
             return _count_call(state, it)
         case LlmCallFailed() as it:
-            return change(_spent(state, it.cost_usd, it.usage), call_open=None, memory=doubted(state.memory))
+            compared = comparison_after(state.comparison, it)
+            memory = state.memory if it.refused_diagnosis else doubted(state.memory)
+            return change(_spent(state, it.cost_usd, it.usage), call_open=None, memory=memory, comparison=compared)
         case DelegationStarted() as it:
             return change(state, delegating=state.delegating | {it.child_session_id})
         case DelegationCompleted() as it:
@@ -362,12 +358,6 @@ def _inject(state: State, injected: ContextInjected) -> State:
     )
 
 
-def _answered(request: Sent | None, usage: Usage) -> SentCall | None:
-    if request is None:
-        return None
-    return SentCall(request.at, request.marks[-1].ttl if request.marks else None, usage)
-
-
 def _count_call(state: State, call: LlmCallCompleted) -> State:
     # The estimate on the log is corrected already; what is learned is the factor from the plain count.
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
@@ -377,11 +367,12 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         paid,
         turn=paid.turn and msgspec.structs.replace(paid.turn, llm_calls=paid.turn.llm_calls + 1),
         call_open=None,
-        last_call=_answered(state.request, call.usage),
+        last_call=answered(state.request, call.usage),
         answered_links=len(state.links),
         memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
+        comparison=comparison_after(state.comparison, call),
     )
 
 

@@ -28,6 +28,7 @@ from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
+from holdfast.engine.diagnosing import Sent, asking, is_refused
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
 from holdfast.engine.gate import Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
@@ -52,6 +53,7 @@ from holdfast.events.payloads import (
 )
 from holdfast.layers.assemble import assemble, emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
+from holdfast.providers.diagnosing import compares
 from holdfast.providers.tier_parameters import settings_of
 
 DRAIN_SECONDS_MAX = 0.2
@@ -153,20 +155,30 @@ async def _call_model(talk: Conversation, emit: Emit) -> Reply:
 
 
 async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> Reply:
+    """A provider that takes no request which asks for a diagnosis is asked without, now and from then on."""
+    given = kept.parameters if kept else talk.parameters
+    sent = asking(talk, given)
+    try:
+        return await _send(talk, emit, kept, sent)
+    except ProviderError as error:
+        if not is_refused(talk, sent, error):
+            raise
+    return await _send(talk, emit, kept, Sent(given))
+
+
+async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Sent) -> Reply:
     parts, state = talk.parts, talk.state
     scroll = talk.draft.scroll
     shared = shared_links(state.links, scroll.links)
     plan = plan_next(talk, scroll, shared)
-    parameters = kept.parameters if kept else talk.parameters
-    opening = parts.adapter.opening(parameters)
-    body = scroll.render(opening, plan.marks, start=kept.pieces if kept else 0)
+    body = scroll.render(parts.adapter.opening(sent.parameters), plan.marks, start=kept.pieces if kept else 0)
     estimated = state.calibration.corrected(scroll.tokens_total)
     prepared = RequestPrepared(
         plan=plan,
         encoding=ENCODING,
         shared_blocks=shared,
         links=tuple(scroll.links[shared:]),
-        parameters_digest=digest(parts.adapter.opening(talk.parameters) if kept else opening),
+        parameters_digest=digest(parts.adapter.opening(talk.parameters)),
         body_bytes=len(body),
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
     )
@@ -177,8 +189,9 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
             waited = crossing.waited_seconds
             started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
             await talk.record("agent", prepared, started)
-            reply, retries = await _exchange(talk, body, crossing, emit)
-        completed = _completed(talk, reply, crossing, retries=retries, request_id=request_id)
+            reply, retries = await _exchange(talk, body, crossing, emit, sent=sent)
+        heard = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
+        completed = _completed(talk, heard, crossing, retries=retries, request_id=request_id)
         # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
         content = sendable_content(reply.content)
         said = (MessageAppended(Message("assistant", content)),) if content else ()
@@ -204,10 +217,13 @@ def _completed(
         request_id=request_id,
         response_id=reply.id,
         retry_count=retries,
+        diagnosis=reply.diagnosis,
     )
 
 
-async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: Emit) -> tuple[Reply, int]:
+async def _exchange(
+    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, sent: Sent
+) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
     parts, started_at = talk.parts, crossing.started_at
     reader = parts.adapter.stream_reader()
@@ -217,7 +233,7 @@ async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: E
         nonlocal retries
         retries = attempt
 
-    sending = parts.wire.send(parts.adapter.endpoint(talk.parameters), body, on_retry=on_retry)
+    sending = parts.wire.send(parts.adapter.endpoint(sent.parameters), body, on_retry=on_retry)
     try:
         async with aclosing(sending) as chunks:
             async for chunk in chunks:
@@ -229,9 +245,9 @@ async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: E
                         return delta.reply, retries
         raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
-        await talk.record(
-            "agent", _failed(talk, error, retries=retries, started_at=started_at, partial=reader.partial())
-        )
+        failed = _failed(talk, error, retries=retries, started_at=started_at, partial=reader.partial())
+        refused = is_refused(talk, sent, error)
+        await talk.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
         raise
     except asyncio.CancelledError:
         partial = reader.partial()

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.canonical.blocks import Message
+from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Plan, Ttl
 from holdfast.canonical.reply import StopReason
@@ -242,6 +243,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     request_id: str
     response_id: str = ""
     retry_count: int = 0
+    diagnosis: Diagnosis | None = None  # What the provider says of its cache, where it was asked to compare.
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
@@ -254,6 +256,7 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     request_id: str
     usage: Usage = Usage()  # What the provider had reported before the call broke off; it is paid for all the same.
     cost_usd: Decimal = Decimal(0)
+    refused_diagnosis: bool = False  # It failed only for asking why a cache did not hold; nobody asks that again.
 
 
 class ToolCalled(Payload, frozen=True, tag="tool.called"):

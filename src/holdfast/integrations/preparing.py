@@ -14,6 +14,7 @@ from holdfast.integrations.faults import Warnings
 from holdfast.integrations.plain import Arguments, body_of, settled
 from holdfast.integrations.recorder import Prepared, Recorder
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
+from holdfast.providers.diagnosing import compares
 
 _SENT_AS_IT_WAS = "a call is sent as it was written, without marks and unrecorded"
 
@@ -77,6 +78,7 @@ class Desk:
                 parameters_digest=digest(opening),
                 body_bytes=len(scroll.render(opening, marks)),
                 tokens=scroll.tokens_total,
+                compares=compares(adapter, rewritten.wire.parameters),
             )
         return rewritten, prepared
 

@@ -40,7 +40,10 @@ _NOT_RECORDED = "a call is not recorded"
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A request as we spell it; `row` is None where the catalog does not know the model."""
+    """A request as we spell it; `row` is None where the catalog does not know the model.
+
+    `compares` where the caller has asked the provider to compare it with an earlier one.
+    """
 
     model: str
     provider: str
@@ -50,6 +53,7 @@ class Prepared(msgspec.Struct, frozen=True):
     parameters_digest: str
     body_bytes: int
     tokens: int
+    compares: bool = False
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -150,6 +154,7 @@ class Recorder:
             produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
             request_id=call.request_id,
             response_id=reply.id,
+            diagnosis=reply.diagnosis if prepared.compares else None,
         )
         self._end(call, completed)
 

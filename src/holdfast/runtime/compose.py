@@ -53,6 +53,7 @@ _SETTINGS = (
     "layout",
     "profile",
     "padding",
+    "diagnostics",
     "output_tokens_max",
     "steps_max",
     "spend_max_usd",
@@ -131,6 +132,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         keep_alive=_keep_alive(options, config),
         gate=gate_of(options),
         account=account_of(speaks_through),
+        asks_for_diagnosis=config.diagnostics == "auto",
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -26,6 +27,10 @@ HOUR_SECONDS = 3600
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 
+Diagnostics = Literal["auto", "off"]
+"""Whether a provider is asked why its cache did not hold."""
+
+
 class Config(msgspec.Struct, frozen=True):
     """One frozen value. `origins` says, for every setting that is not a default, where it came from."""
 
@@ -35,6 +40,7 @@ class Config(msgspec.Struct, frozen=True):
     layout: Layout = "default"
     profile: Profile = "default"
     padding: Padding = "auto"
+    diagnostics: Diagnostics = "auto"
     output_tokens_max: int = 8192
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
@@ -68,6 +74,7 @@ SETTINGS = {
     "layout": "HOLDFAST_LAYOUT",
     "profile": "HOLDFAST_PROFILE",
     "padding": "HOLDFAST_PADDING",
+    "diagnostics": "HOLDFAST_DIAGNOSTICS",
     "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
     "steps_max": "HOLDFAST_STEPS_MAX",
     "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
@@ -101,7 +108,12 @@ HOME_ONLY = (
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 """Settings that have one value a provider, each with an example of one."""
 
-_CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed"), "padding": ("auto", "always", "never")}
+_CHOICES = {
+    "layout": ("default", "seed"),
+    "profile": ("default", "seed"),
+    "padding": ("auto", "always", "never"),
+    "diagnostics": ("auto", "off"),
+}
 
 _COUNTS = {
     "output_tokens_max": 1,

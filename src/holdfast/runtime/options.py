@@ -19,6 +19,7 @@ from holdfast.events.payloads import SideEffects
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
+from holdfast.runtime.config import Diagnostics
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillStore
 
@@ -44,7 +45,8 @@ class Options(TypedDict, total=False):
     `store` is a path, a URL or a store. Sessions that start with the same head let one of them write it first;
     `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
     cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
-    pay, for `keep_alive_usd_max` at most.
+    pay, for `keep_alive_usd_max` at most. `diagnostics` is "off" for sessions that never ask their provider why its
+    cache did not hold; by default they do, where the model can say.
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
@@ -90,6 +92,7 @@ class Options(TypedDict, total=False):
     cache_ttl_seconds: int
     cache_over_an_hour: bool
     padding: Padding
+    diagnostics: Diagnostics
     models: Sequence[str]
     calls_expected: int
     output_tokens_max: int
@@ -113,7 +116,7 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("profile", "layout", "padding", "base_url", "api_key"),
+    *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 _LISTS = ("tools", "betas", "stop_sequences", "models", "confirm_for", "read_roots")
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for")

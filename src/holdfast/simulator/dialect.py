@@ -15,6 +15,7 @@ from holdfast.catalog.rows import Model
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter
 from holdfast.simulator.blocks import TokenCounts
+from holdfast.simulator.diagnosing import Fingerprint, Wish
 from holdfast.simulator.named import NamedCaches
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -53,7 +54,8 @@ class Understood(msgspec.Struct, frozen=True):
     """A request that the provider takes.
 
     `prefix` is what thinking in the reply is bound to. `dropped` are the blocks that the model does not see. A request
-    that only prewarms the cache gets no output; `prewarmed` is then why its reply stops.
+    that only prewarms the cache gets no output; `prewarmed` is then why its reply stops. A request with a
+    `fingerprint` can be compared with others; its `wish` is what it is to be compared with.
     """
 
     model: Model
@@ -64,6 +66,8 @@ class Understood(msgspec.Struct, frozen=True):
     prefix: str
     dropped: tuple[DroppedBlock, ...] = ()
     prewarmed: StopReason | None = None
+    fingerprint: Fingerprint | None = None
+    wish: Wish | None = None
 
     @property
     def turn(self) -> int:

@@ -13,6 +13,7 @@ import msgspec
 from holdfast.cachemodel.machine import begin, publish
 from holdfast.cachemodel.values import Entries, Entry, Outcome
 from holdfast.canonical.blocks import Block
+from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.reply import Reply
 from holdfast.catalog.lookup import Models, shipped_models
@@ -25,6 +26,7 @@ from holdfast.providers.keeping import NamedCache
 from holdfast.providers.registry import provider_named
 from holdfast.simulator.answer import Answer
 from holdfast.simulator.blocks import TokenCounts
+from holdfast.simulator.diagnosing import AnsweredRequests
 from holdfast.simulator.dialect import NOTHING as _NOTHING
 from holdfast.simulator.dialect import Asked, Dialect, Setting, Understood, refuse
 from holdfast.simulator.dialects import all_dialects, dialect_of, known_routes, refusing_dialect
@@ -63,6 +65,7 @@ class SimulatedProvider:
         self._requests = requests or RequestRing()
         self._entries = Entries()
         self._named = NamedCaches()
+        self._answered = AnsweredRequests()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
         self._dialects = all_dialects()
@@ -181,14 +184,25 @@ class SimulatedProvider:
             content = dialect.sealed(written, request)
         stop_reason = request.prewarmed or stop_reason_of(scripted, content)
         stops = request.parameters.stop_sequences
+        id = self._reply_ids[dialect.reply_id_prefix](request.call.at)
         return Reply(
             content=content,
             stop_reason=stop_reason,
             usage=msgspec.structs.replace(outcome.usage, output=self._tokens(request, content)),
             model=request.parameters.model,
-            id=self._reply_ids[dialect.reply_id_prefix](request.call.at),
+            id=id,
             stop_sequence=next(iter(stops), None) if stop_reason == "stop_sequence" else None,
+            diagnosis=self._diagnosed(request, outcome, id),
         )
+
+    def _diagnosed(self, request: Understood, outcome: Outcome, reply_id: str) -> Diagnosis | None:
+        """What the request is told of its cache, if it asked; later ones may be compared with it."""
+        fingerprint, wish = request.fingerprint, request.wish
+        if fingerprint is None:
+            return None
+        told = self._answered.diagnose(wish, fingerprint, request.call, outcome.usage) if wish else None
+        self._answered.remember(reply_id, fingerprint, request.call, outcome.usage)
+        return told
 
     def _begun(self, outcome: Outcome, chunks: Iterable[bytes]) -> Iterator[bytes]:
         self._entries = publish(self._entries, outcome)

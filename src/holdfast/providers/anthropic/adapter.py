@@ -9,6 +9,7 @@ from holdfast.canonical.reply import Reply
 from holdfast.catalog.rows import Model
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.anthropic.diagnosing import asked_to_diagnose, compares, refuses_diagnosis
 from holdfast.providers.anthropic.emptying import conflict_with_empty, emptied
 from holdfast.providers.anthropic.errors import read_error, write_error
 from holdfast.providers.anthropic.read import read_request
@@ -65,6 +66,15 @@ class AnthropicAdapter:
 
     def conflict_with_empty(self, parameters: Parameters) -> str | None:
         return conflict_with_empty(parameters)
+
+    def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
+        return asked_to_diagnose(parameters, previous_response_id)
+
+    def compares(self, parameters: Parameters) -> bool:
+        return compares(parameters)
+
+    def refuses_diagnosis(self, error: ProviderError) -> bool:
+        return refuses_diagnosis(error)
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return write_request(self, prompt, plan, parameters)

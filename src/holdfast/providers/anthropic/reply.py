@@ -6,6 +6,7 @@ from holdfast.canonical.blocks import Block, Text, Thinking, ToolUse
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.reply import Reply
 from holdfast.providers.anthropic.blocks import spell_block
+from holdfast.providers.anthropic.diagnosing import FIELD, write_diagnosis
 from holdfast.providers.anthropic.usage import wire_usage
 from holdfast.providers.members import quoted
 from holdfast.providers.streaming import delta_parts, written_event
@@ -37,7 +38,7 @@ def _message(reply: Reply, content: bytes, stop_reason: str | None, *, output: i
     stop_sequence = reply.stop_sequence if stop_reason is not None else None
     return (
         b'{"id":%b,"type":"message","role":"assistant","model":%b,"content":[%b],'
-        b'"stop_reason":%b,"stop_sequence":%b,"usage":%b}'
+        b'"stop_reason":%b,"stop_sequence":%b,"usage":%b%b}'
     ) % (
         quoted(reply.id),
         quoted(reply.model),
@@ -45,6 +46,7 @@ def _message(reply: Reply, content: bytes, stop_reason: str | None, *, output: i
         plain_json(stop_reason),
         plain_json(stop_sequence),
         plain_json(wire_usage(reply.usage, output=output)),
+        b"" if reply.diagnosis is None else b',"%b":%b' % (FIELD.encode(), write_diagnosis(reply.diagnosis)),
     )
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.canonical.blocks import THINKING_KINDS, Block
+from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.reply import (
     Delta,
     Reply,
@@ -15,9 +16,11 @@ from holdfast.canonical.reply import (
     ToolUseStarted,
 )
 from holdfast.canonical.usage import Usage
+from holdfast.providers.anthropic.diagnosing import read_diagnosis
 from holdfast.providers.anthropic.errors import read_stream_error
 from holdfast.providers.anthropic.growing import GrowingBlock
 from holdfast.providers.anthropic.usage import WireUsage, buckets, updated
+from holdfast.providers.diagnosing import ABSENT
 from holdfast.providers.failures import readable
 from holdfast.providers.members import take_apart
 from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent
@@ -54,11 +57,13 @@ class _Message(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: WireUsage | None = None
+    diagnostics: msgspec.Raw = ABSENT
 
 
 class _Stop(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
+    diagnostics: msgspec.Raw = ABSENT
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -84,6 +89,7 @@ class ReplyFold:
         self._usage = WireUsage()
         self._blocks: dict[int, GrowingBlock] = {}
         self._stop = _Stop()
+        self._diagnosis: Diagnosis | None = None
         self.finished = False
 
     @property
@@ -132,12 +138,15 @@ class ReplyFold:
             raise msgspec.ValidationError("a second `message_start`")
         self._started = message
         self._usage = message.usage or WireUsage()
+        self._diagnosis = read_diagnosis(bytes(message.diagnostics))
         return (ReplyStarted(message.id, message.model, self.usage),)
 
     def _heed(self, stop: _Stop, usage: WireUsage | None) -> None:
         """There may be several, and the last need not repeat the reason of the first."""
         self._stop = stop if stop.stop_reason else self._stop
         self._usage = updated(self._usage, usage) if usage else self._usage
+        # A comparison that was going on when the reply began may be over by now.
+        self._diagnosis = read_diagnosis(bytes(stop.diagnostics)) or self._diagnosis
 
     def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
         if index in self._blocks:
@@ -197,7 +206,9 @@ class ReplyFold:
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Message()
-        return Reply(content, stop_reason, self.usage, started.model, started.id, self._stop.stop_sequence)
+        return Reply(
+            content, stop_reason, self.usage, started.model, started.id, self._stop.stop_sequence, self._diagnosis
+        )
 
 
 class AnthropicStreamReader(EventStreamReader):

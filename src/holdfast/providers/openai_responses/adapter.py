@@ -11,6 +11,7 @@ from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
 from holdfast.providers.openai_errors import read_error, write_error
 from holdfast.providers.openai_fields import session_fields
+from holdfast.providers.openai_responses.diagnosing import asked_to_diagnose, compares, refuses_diagnosis
 from holdfast.providers.openai_responses.read import read_request
 from holdfast.providers.openai_responses.reply import write_reply, write_stream
 from holdfast.providers.openai_responses.spell import (
@@ -60,6 +61,15 @@ class OpenAIResponsesAdapter:
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {api_key}"}
+
+    def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
+        return asked_to_diagnose(parameters, previous_response_id)
+
+    def compares(self, parameters: Parameters) -> bool:
+        return compares(parameters)
+
+    def refuses_diagnosis(self, error: ProviderError) -> bool:
+        return refuses_diagnosis(error)
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return write_request(self, prompt, plan, parameters)

@@ -9,6 +9,7 @@ from holdfast.canonical.blocks import Block, Opaque, Text, Thinking, ToolUse
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.reply import Reply, StopReason
 from holdfast.providers.members import quoted
+from holdfast.providers.openai_responses.diagnosing import FIELD, write_diagnosis
 from holdfast.providers.openai_responses.items import is_item
 from holdfast.providers.openai_responses.parts import spell_output
 from holdfast.providers.openai_responses.reasoning import sealed_id, spell_reasoning, summaries_of
@@ -38,7 +39,10 @@ def write_reply(reply: Reply) -> bytes:
     items = _items_of(reply.content)
     output = b",".join(_spell(item, _id(reply, index, item)) for index, item in enumerate(items))
     status, reason = _ENDS.get(reply.stop_reason, ("completed", None))
-    return _response(reply, status, output=output, reason=reason, usage=plain_json(wire_usage(reply.usage)))
+    told = reply.diagnosis
+    diagnosis = b"" if told is None else b',"%b":%b' % (FIELD.encode(), write_diagnosis(told))
+    usage = plain_json(wire_usage(reply.usage))
+    return _response(reply, status, output=output, reason=reason, usage=usage + diagnosis)
 
 
 def write_stream(reply: Reply) -> Iterator[bytes]:

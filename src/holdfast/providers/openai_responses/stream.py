@@ -15,8 +15,10 @@ from holdfast.canonical.reply import (
     ToolUseStarted,
 )
 from holdfast.errors import ProviderError
+from holdfast.providers.diagnosing import ABSENT
 from holdfast.providers.failures import readable
 from holdfast.providers.openai_errors import read_stream_error
+from holdfast.providers.openai_responses.diagnosing import read_diagnosis
 from holdfast.providers.openai_responses.output import GrowingItem, Output
 from holdfast.providers.openai_responses.usage import WireUsage, buckets
 from holdfast.providers.sse import SentEvent
@@ -51,6 +53,7 @@ class _Response(msgspec.Struct, frozen=True):
     output: tuple[msgspec.Raw, ...] | None = None
     incomplete_details: _Details | None = None
     usage: WireUsage | None = None
+    prompt_cache_diagnostics: msgspec.Raw = ABSENT
     error: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
@@ -231,7 +234,14 @@ class ResponseFold:
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Response()
         usage = buckets(self._ended.usage or started.usage)
-        return Reply(content, stop_reason, usage, self._ended.model or started.model, self._ended.id or started.id)
+        return Reply(
+            content,
+            stop_reason,
+            usage,
+            self._ended.model or started.model,
+            self._ended.id or started.id,
+            diagnosis=read_diagnosis(bytes(self._ended.prompt_cache_diagnostics)),
+        )
 
 
 def _failure(response: _Response) -> ProviderError:

@@ -13,6 +13,7 @@ from holdfast.simulator.anthropic.checks import (
     drops_mismatches,
     marked,
 )
+from holdfast.simulator.anthropic.diagnosing import fingerprint_of, wish_of
 from holdfast.simulator.anthropic.thinking import admit
 from holdfast.simulator.blocks import conversations_of, sent_blocks
 from holdfast.simulator.dialect import Setting, Understood, model_named
@@ -45,4 +46,6 @@ def understand(wire: WireRequest, setting: Setting, *, counting: bool = False) -
         prefix=admitted.prefix,
         dropped=admitted.dropped,
         prewarmed="max_tokens" if parameters.output_tokens_max == 0 else None,
+        fingerprint=fingerprint_of(sent, parameters, model.cache),
+        wish=None if counting else wish_of(parameters, model.cache),
     )

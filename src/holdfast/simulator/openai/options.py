@@ -12,14 +12,19 @@ CACHE_KEY_CHARS_MAX = 64
 _OPTIONS = "prompt_cache_options"
 _RETENTION = "prompt_cache_retention"
 _KEY = "prompt_cache_key"
+_COMPARISON = "comparison_response_id"
 
 
 class CacheOptions(msgspec.Struct, frozen=True):
-    """`ttl` is the lifetime of what nobody marked; `only_marks` turns the implicit breakpoint off."""
+    """`ttl` is the lifetime of what nobody marked; `only_marks` turns the implicit breakpoint off.
+
+    `comparison` is the response that the cache's use is to be compared with.
+    """
 
     ttl: str | None = None
     only_marks: bool = False
     prewarms: bool = False
+    comparison: str | None = None
 
 
 def cache_options(parameters: Parameters, rules: CacheRules, *, known: frozenset[str]) -> CacheOptions:
@@ -54,4 +59,13 @@ def _read_options(asked: object, rules: CacheRules, known: frozenset[str]) -> Ca
         raise refuse(f"Invalid value for '{_OPTIONS}.ttl': supported values are {supported}.")
     if not isinstance(prewarm, bool):
         raise refuse(f"Invalid type for '{_OPTIONS}.prewarm': expected a boolean.")
-    return CacheOptions(ttl=ttl, only_marks=mode == "explicit", prewarms=prewarm)
+    return CacheOptions(ttl=ttl, only_marks=mode == "explicit", prewarms=prewarm, comparison=_comparison(asked, rules))
+
+
+def _comparison(asked: dict[str, object], rules: CacheRules) -> str | None:
+    if _COMPARISON in asked and not rules.diagnoses_misses:
+        raise refuse(f"Unknown parameter: '{_OPTIONS}.{_COMPARISON}'.")
+    id = asked.get(_COMPARISON)
+    if id is not None and not isinstance(id, str):
+        raise refuse(f"Invalid type for '{_OPTIONS}.{_COMPARISON}': expected a string.")
+    return id

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.canonical.transcript import messages_of
 from holdfast.providers.adapter import Adapter, WireRequest
 from holdfast.simulator.blocks import SentBlock, conversation_so_far, conversations_of, sent_blocks
+from holdfast.simulator.diagnosing import Wish
 from holdfast.simulator.dialect import Setting, Understood, refuse
 from holdfast.simulator.openai.blocks import cache_call
 from holdfast.simulator.openai.checks import (
@@ -18,6 +19,7 @@ from holdfast.simulator.openai.checks import (
     check_window,
     model_named,
 )
+from holdfast.simulator.openai.diagnosing import fingerprint_of
 from holdfast.simulator.openai.options import cache_options
 
 PROVIDER = "openai"
@@ -61,4 +63,6 @@ def understand(wire: WireRequest, setting: Setting, interface: Interface, *, cou
         conversations=conversations_of(setting.workspace, sent),
         prefix=conversation_so_far(sent),
         prewarmed="end_turn" if options.prewarms else None,
+        fingerprint=fingerprint_of(sent, parameters, model.cache),
+        wish=None if options.comparison is None else Wish(options.comparison),
     )

@@ -1,0 +1,44 @@
+"""What a session keeps of its newest answers: when they came, and by which name the provider knows them."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.canonical.prompt import Ttl
+from holdfast.canonical.usage import Usage
+from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed
+from holdfast.planning.memory import Sent
+
+
+class SentCall(msgspec.Struct, frozen=True):
+    """A call: when it began, the lifetime of its last mark, if it had one, and what it took once it was answered."""
+
+    at: float
+    ttl: Ttl | None
+    usage: Usage = Usage()
+
+
+def answered(request: Sent | None, usage: Usage) -> SentCall | None:
+    if request is None:
+        return None
+    return SentCall(request.at, request.marks[-1].ttl if request.marks else None, usage)
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What the next request can be compared with: by model, the id of its newest reply.
+
+    `refused_by` are providers that took no request which asked for a diagnosis.
+    """
+
+    response_ids: Mapping[str, str] = {}
+    refused_by: frozenset[str] = frozenset()
+
+
+def comparison_after(before: Comparison, ended: LlmCallCompleted | LlmCallFailed) -> Comparison:
+    match ended:
+        case LlmCallCompleted(model=model, response_id=id) if id:
+            return msgspec.structs.replace(before, response_ids={**before.response_ids, model: id})
+        case LlmCallFailed(refused_diagnosis=True, provider=provider):
+            return msgspec.structs.replace(before, refused_by=before.refused_by | {provider})
+        case _:
+            return before

@@ -1,0 +1,36 @@
+"""Whether a request asks its provider why the cache did not hold, and what becomes of the answer.
+
+Such a wish goes with the bytes that are sent and with nothing else: what a session records of its parameters, what it
+claims at the gate and what it keeps alive are the same with it and without.
+"""
+
+import msgspec
+
+from holdfast.canonical.prompt import Parameters
+from holdfast.engine.conversation import Conversation
+from holdfast.errors import ProviderError
+from holdfast.providers.diagnosing import DiagnosesMisses
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """Parameters as they go out; `asks` where a wish of ours is among them."""
+
+    parameters: Parameters
+    asks: bool = False
+
+
+def asking(talk: Conversation, parameters: Parameters) -> Sent:
+    """With the wish, where the model can fulfil it and its provider has not refused it before."""
+    parts, compared = talk.parts, talk.state.comparison
+    if not parts.asks_for_diagnosis or parts.model.provider in compared.refused_by:
+        return Sent(parameters)
+    if not parts.model.cache.diagnoses_misses or not isinstance(parts.adapter, DiagnosesMisses):
+        return Sent(parameters)
+    asked = parts.adapter.asked_to_diagnose(parameters, compared.response_ids.get(parts.model.id))
+    return Sent(asked, asks=asked != parameters)
+
+
+def is_refused(talk: Conversation, sent: Sent, error: ProviderError) -> bool:
+    """Whether the request may be taken without our wish."""
+    adapter = talk.parts.adapter
+    return sent.asks and isinstance(adapter, DiagnosesMisses) and adapter.refuses_diagnosis(error)

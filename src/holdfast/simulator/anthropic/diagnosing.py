@@ -1,0 +1,42 @@
+"""What Anthropic compares of a request, and how it is asked to."""
+
+from collections.abc import Sequence
+
+from holdfast.canonical.prompt import Parameters
+from holdfast.catalog.rows import CacheRules
+from holdfast.providers.anthropic.diagnosing import FIELD
+from holdfast.providers.fields import extra_field
+from holdfast.providers.tier_parameters import anthropic_parameters
+from holdfast.simulator.blocks import SentBlock
+from holdfast.simulator.diagnosing import NO_WORD, Fingerprint, Wish, digest_of, digest_of_settings
+from holdfast.simulator.dialect import refuse
+
+_PREVIOUS = "previous_message_id"
+
+
+def fingerprint_of(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules) -> Fingerprint:
+    found = anthropic_parameters((sent.block for sent in blocks), parameters)
+    others = ("thinking", "tool_choice", "images", "citations", "effort")
+    return Fingerprint(
+        digests=(
+            ("model_changed", digest_of_settings(found, ("model", "speed"), rules)),
+            ("tools_changed", digest_of(blocks, "tools")),
+            ("system_changed", digest_of(blocks, "system")),
+            (NO_WORD, digest_of_settings(found, others, rules)),
+        ),
+        prompt_reason="messages_changed",
+    )
+
+
+def wish_of(parameters: Parameters, rules: CacheRules) -> Wish | None:
+    asked = extra_field(parameters, FIELD)
+    if asked is None:
+        return None
+    if not rules.diagnoses_misses:
+        raise refuse(f"{FIELD}: Extra inputs are not permitted")
+    if not isinstance(asked, dict) or not asked.keys() <= {_PREVIOUS}:
+        raise refuse(f"{FIELD}: must be an object with {_PREVIOUS}")
+    previous = asked.get(_PREVIOUS)
+    if previous is not None and not isinstance(previous, str):
+        raise refuse(f"{FIELD}.{_PREVIOUS}: must be text or null")
+    return Wish(previous)
