@@ -19,6 +19,7 @@ from holdfast.canonical.blocks import (
     ToolUse,
     UrlSource,
 )
+from holdfast.canonical.diagnosis import Diagnosis, missed
 from holdfast.canonical.encoding import canonical_json, plain_json
 from holdfast.canonical.pieces import Piece
 from holdfast.canonical.prompt import Mark, Parameters, Passage, Plan, Prompt, Segment, Stability, Ttl
@@ -125,6 +126,9 @@ usages = st.builds(Usage, input=counts, cache_read=counts, cache_write_5m=counts
 stop_reasons: st.SearchStrategy[StopReason] = st.sampled_from(
     ["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 )
+diagnoses = st.sampled_from(
+    [Diagnosis("hit"), Diagnosis("pending"), Diagnosis("not_found"), Diagnosis("unavailable")]
+) | st.builds(missed, st.sampled_from(["model_changed", "tools_changed", "a_word_of_tomorrow"]), counts)
 replies = st.builds(
     Reply,
     content=st.lists(answered, max_size=4).map(tuple),
@@ -133,6 +137,7 @@ replies = st.builds(
     model=names,
     id=ids,
     stop_sequence=st.none() | texts,
+    diagnosis=st.none() | diagnoses,
 )
 
 

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 import wire_values as values
 from holdfast.canonical.blocks import Block, Text, Thinking, ToolUse
+from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.reply import Reply, StopReason
 from holdfast.canonical.usage import Usage
 from holdfast.providers.openai_responses.reasoning import SEPARATOR, seal
@@ -34,10 +35,16 @@ said = (
 )
 
 
-def _reply(content: list[Block], usage: Usage, stop_reason: StopReason | None, names: tuple[str, str]) -> Reply:
+def _reply(
+    content: list[Block],
+    usage: Usage,
+    stop_reason: StopReason | None,
+    names: tuple[str, str],
+    diagnosis: Diagnosis | None,
+) -> Reply:
     """A reply that ended well says so by what it holds."""
     natural: StopReason = "tool_use" if any(isinstance(block, ToolUse) for block in content) else "end_turn"
-    return Reply(tuple(content), stop_reason or natural, usage, *names)
+    return Reply(tuple(content), stop_reason or natural, usage, *names, diagnosis=diagnosis)
 
 
 replies = st.builds(
@@ -46,6 +53,7 @@ replies = st.builds(
     usages,
     st.sampled_from([None, None, "max_tokens", "refusal"]),
     st.tuples(values.names, values.ids),
+    st.none() | values.diagnoses.filter(lambda one: one.outcome != "pending"),
 )
 parameters = values.parameters.map(lambda given: replace(given, stop_sequences=(), betas=()))
 
