@@ -9,9 +9,11 @@ import pytest
 import simulated_openai as gpt
 from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.clock import CountedIds, ManualClock
+from holdfast.engine.state import State, apply
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, RequestPrepared
+from holdfast.planning.memory import Anchor, Memory
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -191,3 +193,14 @@ async def test_a_log_from_before_there_were_diagnoses_is_read() -> None:
     read = msgspec.convert(older, Event).payload
     assert isinstance(read, LlmCallCompleted)
     assert read.diagnosis is None
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_refused_diagnosis_leaves_what_is_known_of_the_cache_as_it_was(refused: bool) -> None:
+    anchor = Anchor(piece=0, tokens=9_000, used_at=1.0, sound=True, telling=True)
+    before = State("s", model=SONNET, memory=Memory(anchor=anchor))
+    failed = LlmCallFailed(SONNET, "anthropic", "invalid_request", "no", 0, 1, "r", refused_diagnosis=refused)
+    after = apply(before, Event("e", 2.0, "s", "agent", failed))
+    assert after.memory.anchor is not None
+    assert after.memory.anchor.telling is refused
+    assert after.comparison.refused_by == (frozenset({"anthropic"}) if refused else frozenset())
