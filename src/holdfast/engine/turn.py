@@ -181,6 +181,7 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
         parameters_digest=digest(parts.adapter.opening(talk.parameters)),
         body_bytes=len(body),
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
+        moved=talk.draft.move(shared) if shared < len(state.links) else None,
     )
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):
