@@ -229,7 +229,15 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
     waited_seconds: float = 0.0
 
 
+CallSource = Literal["provider", "completion-cache"]
+
+
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
+    """A reply that was kept from an equal request has taken nothing: no provider has seen this one.
+
+    Where replies are kept, `completion_key` names the request among them, and `completion_kept` says that this one is.
+    """
+
     model: str
     provider: str
     usage: Usage
@@ -242,6 +250,9 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     request_id: str
     response_id: str = ""
     retry_count: int = 0
+    source: CallSource = "provider"
+    completion_key: str = ""
+    completion_kept: bool = False
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
