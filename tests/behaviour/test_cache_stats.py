@@ -206,7 +206,8 @@ async def test_a_closed_session_has_to_be_opened_to_be_counted() -> None:
 
 async def played(folder: Path) -> tuple[str, str]:
     db, stage = str(folder / "log.db"), Stage()
-    async with Session.create(**{**stage.created, "store": db}) as session:
+    options: Options = {**stage.created, "store": db}
+    async with Session.create(**options) as session:
         await session.send("So?")
         stage.clock.advance(301)
         await session.send("And now?")

@@ -14,6 +14,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.engine.completions import Completions
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.draft import Draft
 from holdfast.engine.gate import Gate
@@ -49,7 +50,7 @@ class Parts(msgspec.Struct, frozen=True):
     """Everything that a conversation needs and does not choose itself.
 
     `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
-    gate that all requests to it pass.
+    gate that all requests to it pass and for the replies that are kept in `completions`.
     """
 
     log: Log
@@ -71,6 +72,7 @@ class Parts(msgspec.Struct, frozen=True):
     keep_alive: KeepAlive | None = None
     gate: Gate | None = None
     account: str = ""
+    completions: Completions | None = None
 
 
 class Conversation:

@@ -26,13 +26,15 @@ from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.completions import Heard
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
-from holdfast.engine.gate import Crossing, cross
+from holdfast.engine.gate import Claim, Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
+from holdfast.engine.repeating import completion_key, finished, keep_reply, kept_deltas
 from holdfast.engine.state import Turn, open_calls
 from holdfast.engine.teaching import teach_news
 from holdfast.engine.views import sent_view, view_of
@@ -160,6 +162,9 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     parameters = kept.parameters if kept else talk.parameters
     opening = parts.adapter.opening(parameters)
     body = scroll.render(opening, plan.marks, start=kept.pieces if kept else 0)
+    key = completion_key(talk, parameters, body)
+    if (repeated := await _repeat(talk, key, emit)) is not None:
+        return repeated
     estimated = state.calibration.corrected(scroll.tokens_total)
     prepared = RequestPrepared(
         plan=plan,
@@ -172,18 +177,40 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
     )
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):
+        heard = Heard(listening=parts.completions is not None)
         async with cross(parts.gate, claim, parts.clock) as crossing:
             request_id = parts.new_id(crossing.started_at)
             waited = crossing.waited_seconds
             started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
             await talk.record("agent", prepared, started)
-            reply, retries = await _exchange(talk, body, crossing, emit)
+            reply, retries = await _exchange(talk, body, crossing, emit, heard=heard)
         completed = _completed(talk, reply, crossing, retries=retries, request_id=request_id)
-        # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
-        content = sendable_content(reply.content)
-        said = (MessageAppended(Message("assistant", content)),) if content else ()
-        await talk.record("agent", completed, *said)
+        kept_now = keep_reply(talk, key, heard, reply)
+        completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=kept_now)
+        said = await _take(talk, reply, completed)
     await teach_news(talk)
+    return said
+
+
+async def _repeat(talk: Conversation, key: str, emit: Emit) -> Reply | None:
+    """What was answered to an equal request a moment ago; nothing is sent, and nothing is paid."""
+    deltas = kept_deltas(talk, key)
+    reply = finished(deltas)
+    if reply is None:
+        return None
+    at = talk.parts.clock()
+    for delta in deltas:
+        emit(delta)
+    completed = _completed(talk, reply, Crossing(Claim(""), at), retries=0, request_id=talk.parts.new_id(at))
+    return await _take(talk, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=key))
+
+
+async def _take(talk: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
+    """Record a call that was answered, and make its reply part of the conversation."""
+    # What no provider takes back is not made part of it: blank text, or thinking and nothing else.
+    content = sendable_content(reply.content)
+    said = (MessageAppended(Message("assistant", content)),) if content else ()
+    await talk.record("agent", completed, *said)
     return msgspec.structs.replace(reply, content=content)
 
 
@@ -207,7 +234,9 @@ def _completed(
     )
 
 
-async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: Emit) -> tuple[Reply, int]:
+async def _exchange(
+    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, heard: Heard
+) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
     parts, started_at = talk.parts, crossing.started_at
     reader = parts.adapter.stream_reader()
@@ -221,6 +250,7 @@ async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: E
     try:
         async with aclosing(sending) as chunks:
             async for chunk in chunks:
+                heard.hear(chunk)
                 for delta in reader.feed(chunk):
                     crossing.begun()
                     emit(delta)

@@ -36,7 +36,7 @@ from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
-from holdfast.runtime.gates import account_of, gate_of
+from holdfast.runtime.gates import account_of, completions_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
@@ -136,6 +136,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         keep_alive=_keep_alive(options, config),
         gate=gate_of(options),
         account=account_of(speaks_through),
+        completions=completions_of(options),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)
