@@ -201,6 +201,28 @@ async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
     assert [one.violation for one in certify(stores[1].read(second.id), second.id, shipped_models())] == [None, None]
 
 
+async def test_a_prefix_that_moved_while_no_provider_looked_is_found_at_the_next_call() -> None:
+    room, store = Room(), MemoryStore()
+
+    def session(store: MemoryStore) -> Session:
+        said = iter(("milk", "bread", "bread")).__next__
+        same: Options = {"model": "openai:gpt-5.5", "new_id": CountedIds("same"), "layout": "seed", "store": store}
+        return Session.create(**room.options(**same, system_prompt_volatile=said))
+
+    async with session(MemoryStore()) as first, session(store) as second:
+        await first.send("So? " * 3_000)
+        room.clock.advance(31)
+        await first.send("And?")
+        await second.send("So? " * 3_000)
+        await second.send("And?")
+        await second.send("And now?")
+    asked, kept, late = entries(store.read(second.id), shipped_models())
+    assert (asked.source, kept.source, late.source) == ("provider", "completion-cache", "provider")
+    assert not late.record.prefix_held
+    assert late.record.moved_layer == "volatile"
+    assert kept.record.prefix_held
+
+
 async def test_reports_count_only_what_a_provider_was_asked() -> None:
     room = Room()
     for _ in range(2):

@@ -12,7 +12,7 @@ from holdfast.canonical.blocks import Message
 from holdfast.canonical.moves import Move
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Plan, Ttl
-from holdfast.canonical.reply import StopReason
+from holdfast.canonical.reply import ReplySource, StopReason
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
@@ -231,14 +231,9 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
     waited_seconds: float = 0.0
 
 
-CallSource = Literal["provider", "completion-cache"]
-
-
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
-    """A reply that was kept from an equal request has taken nothing: no provider has seen this one.
-
-    Where replies are kept, `completion_key` names the request among them, and `completion_kept` says that this one is.
-    """
+    """Where whole replies are kept for equal requests, `completion_key` names this one, and `completion_kept` says that
+    its reply is. A call from that source has taken nothing, and no provider has seen it."""
 
     model: str
     provider: str
@@ -252,7 +247,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     request_id: str
     response_id: str = ""
     retry_count: int = 0
-    source: CallSource = "provider"
+    source: ReplySource = "provider"
     completion_key: str = ""
     completion_kept: bool = False
 

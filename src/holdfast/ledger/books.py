@@ -11,6 +11,7 @@ import msgspec
 from holdfast.canonical.blocks import Image, ToolResult
 from holdfast.canonical.moves import Move
 from holdfast.canonical.prompt import Plan
+from holdfast.canonical.reply import ReplySource
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.economics.cost import uncached_cost_usd
@@ -18,7 +19,6 @@ from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     AnyPayload,
     CachePinged,
-    CallSource,
     EpochOpened,
     LlmCallCompleted,
     LlmCallFailed,
@@ -86,7 +86,7 @@ class Entry(msgspec.Struct, frozen=True):
     plan: Plan = Plan()
     chain: str = ""
     verdict: Verdict | None = None
-    source: CallSource = "provider"
+    source: ReplySource = "provider"
     completion_key: str = ""
     completion_kept: bool = False
 

@@ -1,5 +1,4 @@
-"""What sessions share: all of this process that speak to one account pass one gate, unless the caller says otherwise,
-and find the replies that others have kept, if he says so."""
+"""What sessions share: a gate, all of this process that speak to one account; and replies, those that ask for it."""
 
 from itertools import count
 from weakref import WeakKeyDictionary
