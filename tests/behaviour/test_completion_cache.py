@@ -207,7 +207,8 @@ async def test_a_prefix_that_moved_while_no_provider_looked_is_found_at_the_next
     def session(store: MemoryStore) -> Session:
         said = iter(("milk", "bread", "bread")).__next__
         same: Options = {"model": "openai:gpt-5.5", "new_id": CountedIds("same"), "layout": "seed", "store": store}
-        return Session.create(**room.options(**same, system_prompt_volatile=said))
+        same["system_prompt_volatile"] = said
+        return Session.create(**room.options(**same))
 
     async with session(MemoryStore()) as first, session(store) as second:
         await first.send("So? " * 3_000)

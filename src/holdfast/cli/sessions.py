@@ -19,6 +19,10 @@ def command() -> None:
     """List, show and delete stored sessions."""
 
 
+DIGEST_CHARS_SHOWN = 16
+DIGESTS = ("last_request_hash", "last_completion_cache_key")
+"""Counters that are too long for a line, and whose first characters tell them apart."""
+
 _db = click.option("--db", help="Store to use instead of the configured one.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -158,12 +162,16 @@ def _show_stats(made: "tuple[Entry, ...]", *, as_json: bool) -> None:
         return
     for name, value in counters.items():
         if value is not None:
-            click.echo(f"{name:<34}{printable(str(value))}")
+            shown = str(value)[:DIGEST_CHARS_SHOWN] if name in DIGESTS else str(value)
+            click.echo(f"{name:<34}{printable(shown)}")
     for provider, told in tokens.items():
         click.echo(f"[{provider}] in:{told['input_tokens']} cache:{told['cache_tokens']} hit:{told['hit_percent']}%")
     if breaks:
-        rows = (("unexpected" if one.unexpected else "expected", str(one.token_drop), one.reason) for one in breaks)
-        show_table(("break", "tokens", "reason"), ((kind, drop, printable(reason)) for kind, drop, reason in rows))
+        rows = (
+            ("unexpected" if one.unexpected else "expected", str(one.token_drop), one.component or "", one.reason)
+            for one in breaks
+        )
+        show_table(("break", "tokens", "at fault", "reason"), rows)
 
 
 def _session_row(row: "SessionRow") -> tuple[str, ...]:
