@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from holdfast.errors import UserError as UserError
     from holdfast.events.envelope import Event as Event
     from holdfast.layers.builder import SystemPromptBuilder as SystemPromptBuilder
+    from holdfast.ledger.prompt_cache import PromptCacheConfig as PromptCacheConfig
+    from holdfast.ledger.stats import CacheBreakEvent as CacheBreakEvent
+    from holdfast.ledger.stats import PromptCacheStats as PromptCacheStats
     from holdfast.providers.anthropic.boundaries import cache_prefix_blocks as cache_prefix_blocks
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.options import Options as Options
+    from holdfast.runtime.prompt_cache import PromptCache as PromptCache
     from holdfast.runtime.session import Session as Session
     from holdfast.runtime.session import next_wake as next_wake
     from holdfast.runtime.session import run_sync as run_sync
@@ -49,6 +53,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Answer": "holdfast.engine.turn",
     "BudgetError": "holdfast.errors",
+    "CacheBreakEvent": "holdfast.ledger.stats",
     "ConfirmationRequest": "holdfast.engine.confirm",
     "Event": "holdfast.events.envelope",
     "Gate": "holdfast.engine.gate",
@@ -59,6 +64,9 @@ _HOMES = {
     "NextWake": "holdfast.economics.waiting",
     "Options": "holdfast.runtime.options",
     "Prewarming": "holdfast.engine.warming",
+    "PromptCache": "holdfast.runtime.prompt_cache",
+    "PromptCacheConfig": "holdfast.ledger.prompt_cache",
+    "PromptCacheStats": "holdfast.ledger.stats",
     "ProviderError": "holdfast.errors",
     "Session": "holdfast.runtime.session",
     "SimulatedProvider": "holdfast.simulator.provider",

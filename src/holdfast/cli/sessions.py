@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
     from holdfast.events.envelope import Event
     from holdfast.events.log import Log, SessionRow
-    from holdfast.ledger.calls import CallRecord
-    from holdfast.ledger.verdicts import Verdict
+    from holdfast.ledger.books import Entry
 
 
 @click.group("sessions")
 def command() -> None:
     """List, show and delete stored sessions."""
 
+
+DIGEST_CHARS_SHOWN = 16
+DIGESTS = ("last_request_hash", "last_completion_cache_key")
+"""Counters that are too long for a line, and whose first characters tell them apart."""
 
 _db = click.option("--db", help="Store to use instead of the configured one.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -51,7 +54,8 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 @click.argument("session_id")
 @_db
 @_json
-def show(session_id: str, db: str | None, as_json: bool) -> None:
+@click.option("--stats", is_flag=True, help="Counters of the cache and its breaks, in place of the calls.")
+def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
     from decimal import Decimal
 
@@ -63,12 +67,16 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     with open_configured(db) as log:
         events = _events(log, session_id)
     made = tuple(entries(events, configured_models()))
+    if stats:
+        _show_stats(made, as_json=as_json)
+        return
     if as_json:
         shown = [
             {
                 **msgspec.to_builtins(one.record),
                 "prefix_held": one.record.prefix_held,
                 "verdict": msgspec.to_builtins(one.verdict),
+                "source": one.source,
             }
             for one in made
         ]
@@ -77,7 +85,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     from holdfast.cli.tables import show_table
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
-    show_table(headings, (_call_row(one.record, one.verdict) for one in made))
+    show_table(headings, map(_call_row, made))
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
     kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
@@ -134,21 +142,54 @@ def _beginning(events: "list[Event]") -> "Iterator[str]":
                 pass
 
 
+def _show_stats(made: "tuple[Entry, ...]", *, as_json: bool) -> None:
+    """What the cache did in all, what each provider was sent, and every break, the largest first."""
+    import msgspec
+
+    from holdfast.cli.requests import printable
+    from holdfast.cli.tables import show_table
+    from holdfast.ledger.stats import cache_breaks, cache_stats, ranked, token_stats
+
+    counters = msgspec.structs.asdict(cache_stats(made))
+    tokens = {
+        provider: {**msgspec.structs.asdict(told), "hit_percent": told.hit_percent}
+        for provider, told in token_stats(made).items()
+    }
+    breaks = ranked(cache_breaks(made))
+    if as_json:
+        told = {"stats": counters, "tokens": tokens, "breaks": breaks}
+        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        return
+    for name, value in counters.items():
+        if value is not None:
+            shown = str(value)[:DIGEST_CHARS_SHOWN] if name in DIGESTS else str(value)
+            click.echo(f"{name:<34}{printable(shown)}")
+    for provider, told in tokens.items():
+        click.echo(f"[{provider}] in:{told['input_tokens']} cache:{told['cache_tokens']} hit:{told['hit_percent']}%")
+    if breaks:
+        rows = (
+            ("unexpected" if one.unexpected else "expected", str(one.token_drop), one.component or "", one.reason)
+            for one in breaks
+        )
+        show_table(("break", "tokens", "at fault", "reason"), rows)
+
+
 def _session_row(row: "SessionRow") -> tuple[str, ...]:
     times = (_time(row.started_at), _time(row.last_event_at))
     return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
 
 
-def _call_row(call: "CallRecord", verdict: "Verdict | None") -> tuple[str, ...]:
-    usage = call.usage
+def _call_row(entry: "Entry") -> tuple[str, ...]:
+    call, usage = entry.record, entry.record.usage
     held = "held" if call.prefix_held else f"moved: {call.moved_layer} at byte {call.moved_byte}"
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
-    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held, *_told(verdict))
+    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held, *_told(entry))
 
 
-def _told(verdict: "Verdict | None") -> tuple[str, str]:
+def _told(entry: "Entry") -> tuple[str, str]:
+    verdict = entry.verdict
     if verdict is None:
-        return "", ""
+        return "" if entry.source == "provider" else entry.source, ""
     at_fault = f" ({verdict.component})" if verdict.component else ""
     return f"{verdict.kind}{at_fault}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
 

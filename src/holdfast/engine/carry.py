@@ -91,3 +91,7 @@ def call_in(block: Block) -> ToolUse | None:
         return ToolUse(id, call.function_call.name, bytes(call.function_call.args).decode("utf-8", "replace"))
     arguments = call.arguments if call.arguments is not None else bytes(call.input).decode("utf-8", "replace")
     return ToolUse(id, call.name, arguments)
+
+
+def provider_of(model: str) -> str:
+    return model.partition(":")[0]

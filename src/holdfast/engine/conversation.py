@@ -14,6 +14,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.engine.completions import Completions
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.draft import Draft
 from holdfast.engine.gate import Gate
@@ -51,7 +52,7 @@ class Parts(msgspec.Struct, frozen=True):
     `asks_for_diagnosis` lets it ask a provider why its cache did not hold.
 
     `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
-    gate that all requests to it pass.
+    gate that all requests to it pass and for the replies that are kept in `completions`.
     """
 
     log: Log
@@ -74,6 +75,7 @@ class Parts(msgspec.Struct, frozen=True):
     gate: Gate | None = None
     account: str = ""
     asks_for_diagnosis: bool = True
+    completions: Completions | None = None
 
 
 class Conversation:

@@ -15,7 +15,7 @@ from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
 from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
 from holdfast.engine.answered import Comparison, SentCall, answered, comparison_after
-from holdfast.engine.carry import call_in, carry
+from holdfast.engine.carry import call_in, carry, provider_of
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
@@ -319,10 +319,6 @@ def _count_ping(state: State, ping: CachePinged) -> State:
     return msgspec.structs.replace(paid, memory=after_ping(state.memory, seen), last_call=kept)
 
 
-def provider_of(model: str) -> str:
-    return model.partition(":")[0]
-
-
 def _begin_turn(state: State, event: Event) -> State:
     """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
@@ -363,10 +359,13 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
     estimated = round(corrected / state.calibration.factor)
     paid = _paid(state, call.cost_usd, call.usage)
+    turn = paid.turn and msgspec.structs.replace(paid.turn, llm_calls=paid.turn.llm_calls + 1)
+    counted = msgspec.structs.replace(paid, turn=turn, call_open=None)
+    if call.source == "completion-cache":
+        # No provider has seen it: what is cached there stays what it was.
+        return counted
     return msgspec.structs.replace(
-        paid,
-        turn=paid.turn and msgspec.structs.replace(paid.turn, llm_calls=paid.turn.llm_calls + 1),
-        call_open=None,
+        counted,
         last_call=answered(state.request, call.usage),
         answered_links=len(state.links),
         memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,

@@ -9,10 +9,9 @@ from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
-from holdfast.engine.carry import Carried, carry
+from holdfast.engine.carry import Carried, carry, provider_of
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.draft import Draft
-from holdfast.engine.state import provider_of
 from holdfast.engine.views import view_of
 from holdfast.layers.assemble import assemble
 from holdfast.providers.adapter import Adapter

@@ -26,14 +26,16 @@ from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.completions import Heard
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.diagnosing import Sent, asking, is_refused
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
-from holdfast.engine.gate import Crossing, cross
+from holdfast.engine.gate import Claim, Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
+from holdfast.engine.repeating import completion_key, finished, keep_reply, kept_deltas
 from holdfast.engine.state import Turn, open_calls
 from holdfast.engine.teaching import teach_news
 from holdfast.engine.views import sent_view, view_of
@@ -171,7 +173,11 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
     scroll = talk.draft.scroll
     shared = shared_links(state.links, scroll.links)
     plan = plan_next(talk, scroll, shared)
-    body = scroll.render(parts.adapter.opening(sent.parameters), plan.marks, start=kept.pieces if kept else 0)
+    start = kept.pieces if kept else 0
+    key = completion_key(talk, kept.parameters if kept else talk.parameters, plan, start=start)
+    if (repeated := await _repeat(talk, key, emit)) is not None:
+        return repeated
+    body = scroll.render(parts.adapter.opening(sent.parameters), plan.marks, start=start)
     estimated = state.calibration.corrected(scroll.tokens_total)
     prepared = RequestPrepared(
         plan=plan,
@@ -185,19 +191,41 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
     )
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):
+        heard = Heard(listening=parts.completions is not None)
         async with cross(parts.gate, claim, parts.clock) as crossing:
             request_id = parts.new_id(crossing.started_at)
             waited = crossing.waited_seconds
             started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
             await talk.record("agent", prepared, started)
-            reply, retries = await _exchange(talk, body, crossing, emit, sent=sent)
-        heard = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
-        completed = _completed(talk, heard, crossing, retries=retries, request_id=request_id)
-        # What no provider takes back is not made part of the conversation: blank text, or thinking and nothing else.
-        content = sendable_content(reply.content)
-        said = (MessageAppended(Message("assistant", content)),) if content else ()
-        await talk.record("agent", completed, *said)
+            reply, retries = await _exchange(talk, body, crossing, emit, sent=sent, heard=heard)
+        told = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
+        completed = _completed(talk, told, crossing, retries=retries, request_id=request_id)
+        kept_now = keep_reply(talk, key, heard, reply)
+        completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=kept_now)
+        said = await _take(talk, reply, completed)
     await teach_news(talk)
+    return said
+
+
+async def _repeat(talk: Conversation, key: str, emit: Emit) -> Reply | None:
+    """What was answered to an equal request a moment ago; nothing is sent, and nothing is paid."""
+    deltas = kept_deltas(talk, key)
+    reply = finished(deltas)
+    if reply is None:
+        return None
+    at = talk.parts.clock()
+    for delta in deltas:
+        emit(delta)
+    completed = _completed(talk, reply, Crossing(Claim(""), at), retries=0, request_id=talk.parts.new_id(at))
+    return await _take(talk, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=key))
+
+
+async def _take(talk: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
+    """Record a call that was answered, and make its reply part of the conversation."""
+    # What no provider takes back is not made part of it: blank text, or thinking and nothing else.
+    content = sendable_content(reply.content)
+    said = (MessageAppended(Message("assistant", content)),) if content else ()
+    await talk.record("agent", completed, *said)
     return msgspec.structs.replace(reply, content=content)
 
 
@@ -223,7 +251,7 @@ def _completed(
 
 
 async def _exchange(
-    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, sent: Sent
+    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, sent: Sent, heard: Heard
 ) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
     parts, started_at = talk.parts, crossing.started_at
@@ -238,6 +266,7 @@ async def _exchange(
     try:
         async with aclosing(sending) as chunks:
             async for chunk in chunks:
+                heard.hear(chunk)
                 for delta in reader.feed(chunk):
                     crossing.begun()
                     emit(delta)

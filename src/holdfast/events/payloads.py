@@ -13,7 +13,7 @@ from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.moves import Move
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Plan, Ttl
-from holdfast.canonical.reply import StopReason
+from holdfast.canonical.reply import ReplySource, StopReason
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
@@ -233,6 +233,9 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
 
 
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
+    """Where whole replies are kept for equal requests, `completion_key` names this one, and `completion_kept` says that
+    its reply is. A call from that source has taken nothing, and no provider has seen it."""
+
     model: str
     provider: str
     usage: Usage
@@ -246,6 +249,9 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     response_id: str = ""
     retry_count: int = 0
     diagnosis: Diagnosis | None = None  # What the provider says of its cache, where it was asked to compare.
+    source: ReplySource = "provider"
+    completion_key: str = ""
+    completion_kept: bool = False
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

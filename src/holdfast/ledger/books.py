@@ -11,6 +11,7 @@ import msgspec
 from holdfast.canonical.blocks import Image, ToolResult
 from holdfast.canonical.moves import Move
 from holdfast.canonical.prompt import Plan
+from holdfast.canonical.reply import ReplySource
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.economics.cost import uncached_cost_usd
@@ -71,7 +72,8 @@ class Entry(msgspec.Struct, frozen=True):
     """A call that a provider has taken money for: what it was, what was planned, and how it is judged.
 
     `uncached_usd` is what it would have cost without a cache, or its cost where no price is known; `chain` is the
-    digest of all that it sent. A call that broke off, or whose model the catalog does not know, has no verdict.
+    digest of all that it sent. A call that broke off, or whose model the catalog does not know, has no verdict, nor has
+    one that a kept reply has answered: it cost nothing, and left every cache as it was.
     """
 
     event_id: str
@@ -84,6 +86,9 @@ class Entry(msgspec.Struct, frozen=True):
     plan: Plan = Plan()
     chain: str = ""
     verdict: Verdict | None = None
+    source: ReplySource = "provider"
+    completion_key: str = ""
+    completion_kept: bool = False
 
 
 class Books(msgspec.Struct, frozen=True):
@@ -113,6 +118,8 @@ def entered(
         case LlmCallStarted(request_id=request_id) if books.newest is not None:
             under_way = (*books.under_way, (request_id, books.newest))[-UNDER_WAY_MAX:]
             return msgspec.structs.replace(books, under_way=under_way), None
+        case LlmCallCompleted(source="completion-cache") as it:
+            return _repeated(books, event, it)
         case LlmCallCompleted() | LlmCallFailed() as it:
             return _ended(books, event, it, models=models, drop_tokens_min=drop_tokens_min)
         case other:
@@ -184,7 +191,7 @@ def _ended(
     row = models.get(it.model)
     verdict, left = None, books.left
     if isinstance(it, LlmCallCompleted) and request is not None and row is not None:
-        verdict = judge(left, request, it.usage, row, drop_tokens_min=drop_tokens_min)
+        verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
         left = left_by(request, it.usage, row)
     uncached = it.cost_usd
     if row is not None:
@@ -200,9 +207,27 @@ def _ended(
         plan=request.plan if request else Plan(),
         chain=request.chain if request else "",
         verdict=verdict,
+        completion_key=it.completion_key if isinstance(it, LlmCallCompleted) else "",
+        completion_kept=isinstance(it, LlmCallCompleted) and it.completion_kept,
     )
     answered = books.blocks if completed else books.answered
     return msgspec.structs.replace(books, number=books.number + 1, answered=answered, left=left), entry
+
+
+def _repeated(books: Books, event: Event, it: LlmCallCompleted) -> tuple[Books, Entry]:
+    """A call that no provider has seen: nothing was prepared for it, and nothing is to be compared with it."""
+    entry = Entry(
+        event_id=event.id,
+        turn_id=event.turn_id,
+        provider=it.provider,
+        record=_record(books.number + 1, event.at, it, None),
+        uncached_usd=it.cost_usd,
+        pricing_version=it.pricing_version,
+        stop_reason=it.stop_reason,
+        source=it.source,
+        completion_key=it.completion_key,
+    )
+    return msgspec.structs.replace(books, number=books.number + 1), entry
 
 
 def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, request: Request | None) -> CallRecord:

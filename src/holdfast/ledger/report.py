@@ -97,7 +97,7 @@ class Reporter:
         worst: Verdict | None = None
         for entry in entries(events, self._models):
             call, verdict = entry.record, entry.verdict
-            if call.at < self._since:
+            if call.at < self._since or entry.source != "provider":
                 continue
             total += _amounts(entry)
             day = utc_date(call.at)

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.view import LayerText, View
-from holdfast.catalog.lookup import find_model, price_at, pricing_version, shipped_models, utc_date
+from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, shipped_models, utc_date
 from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
@@ -36,7 +36,7 @@ from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
-from holdfast.runtime.gates import account_of, gate_of
+from holdfast.runtime.gates import account_of, completions_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
@@ -89,10 +89,15 @@ def config_of(options: Options, *, workspace: str | None = None) -> Config:
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
 
+def models_of(config: Config) -> Models:
+    """What the catalog says, as configured."""
+    return with_overrides(shipped_models(), config.models)
+
+
 def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: bool) -> Pieces:
     """All parts of a new session, or of a stored one whose state is given."""
     config = config_of(options, workspace=state.workspace_path)
-    models = with_overrides(shipped_models(), config.models)
+    models = models_of(config)
     model = _checked_model(options, state, find_model(state.model or config.model, models))
     provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
@@ -133,6 +138,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         gate=gate_of(options),
         account=account_of(speaks_through),
         asks_for_diagnosis=config.diagnostics == "auto",
+        completions=completions_of(options),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)
@@ -253,7 +259,7 @@ def _pinned(options: Options, system_prompt: str, workspace: Path | None, config
 def _padding(
     options: Options, config: Config, parts: Parts, *, pinned: tuple[LayerText, ...], skilled: SessionSkills
 ) -> Decision:
-    known = with_overrides(shipped_models(), config.models)
+    known = models_of(config)
     others = tuple(find_model(name, known) for name in options.get("models", ()))
     # Under the seed profile nothing behind the prefix is marked, so that what is cached does not grow.
     growth = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED

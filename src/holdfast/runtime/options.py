@@ -46,7 +46,9 @@ class Options(TypedDict, total=False):
     `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
     cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
     pay, for `keep_alive_usd_max` at most. `diagnostics` is "off" for sessions that never ask their provider why its
-    cache did not hold; by default they do, where the model can say.
+    cache did not hold; by default they do, where the model can say. With `completion_cache` a request that equals one
+    of the last `completion_cache_seconds` (30), to the byte and from any session of this process, gets the same reply
+    for nothing.
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
@@ -105,6 +107,8 @@ class Options(TypedDict, total=False):
     base_url: str
     api_key: str
     gate: Gate | bool
+    completion_cache: bool
+    completion_cache_seconds: float
     prewarm: bool
     clock: Clock
     sleep: Sleep
@@ -164,6 +168,8 @@ def _misfit(key: str, value: object) -> str | None:
         "wire": (_is_wire(value), "a wire or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
         "gate": (isinstance(value, Gate | bool), "a Gate, True or False"),
+        "completion_cache": (isinstance(value, bool), "True or False"),
+        "completion_cache_seconds": (_is_duration(value), "a number of seconds above 0"),
         "prewarm": (isinstance(value, bool), "True or False"),
         "allow_uncached": (isinstance(value, bool), "True or False"),
         "cache_over_an_hour": (isinstance(value, bool), "True or False"),

@@ -29,7 +29,8 @@ from holdfast.events.bus import Bus, Listener
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
-from holdfast.runtime.compose import Pieces, compose, config_of, first_events
+from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
+from holdfast.runtime.compose import Pieces, compose, config_of, first_events, models_of
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.switching import Reach, quote, switch
@@ -57,6 +58,7 @@ class Session:
         self._talk: Conversation | None = None
         self._turn: asyncio.Task[Answer] | None = None
         self._keeper: Keeper | None = None
+        self._tally = Tally()
 
     @classmethod
     def create(cls, **options: Unpack[Options]) -> Self:
@@ -169,6 +171,19 @@ class Session:
     def context_use(self) -> ContextUse:
         """Which layer takes how many tokens of what would be sent now, and how many the model takes."""
         return context_use(self._open)
+
+    def cache_stats(self) -> PromptCacheStats:
+        """What the cache did for this session so far: requests, hits, breaks, and what was read and written."""
+        return self._counted().stats
+
+    def get_token_stats(self) -> dict[str, TokenStats]:
+        """For each provider that was spoken to: tokens sent, tokens of these that its cache had, tokens received."""
+        return dict(self._counted().tokens)
+
+    def _counted(self) -> Tally:
+        newer = self._open.parts.log.read(self.id, after=self._tally.last_event_id)
+        self._tally = tallied(self._tally, newer, models_of(self._composed.config))
+        return self._tally
 
     def quote_switch(self, model: str) -> SwitchQuote:
         """What it would cost to go on with another model; nothing is changed."""

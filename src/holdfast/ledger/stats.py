@@ -1,0 +1,174 @@
+"""What a session's cache did, in counters: requests, hits, breaks by expectation, and what was read and written."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from holdfast.catalog.lookup import Models
+from holdfast.events.envelope import Event
+from holdfast.ledger.books import ENTERED, Books, Entry, entered
+from holdfast.ledger.verdicts import DROP_TOKENS_MIN, EXPECTED, UNEXPECTED
+
+RANK_SHARE_MIN = 0.05
+"""A drop that is less of what was there stands behind those that are more; it counts all the same."""
+
+
+class PromptCacheStats(msgspec.Struct, frozen=True):
+    """`tracked_requests` went to a provider; hits, misses and writes are those of the cache of whole replies.
+
+    A request whose reply was cut off or failed was looked for in that cache too, and is not counted as a miss.
+    """
+
+    tracked_requests: int = 0
+    completion_cache_hits: int = 0
+    completion_cache_misses: int = 0
+    completion_cache_writes: int = 0
+    expected_invalidations: int = 0
+    unexpected_cache_breaks: int = 0
+    total_cache_creation_input_tokens: int = 0
+    total_cache_read_input_tokens: int = 0
+    last_cache_creation_input_tokens: int | None = None
+    last_cache_read_input_tokens: int | None = None
+    last_request_hash: str | None = None
+    last_completion_cache_key: str | None = None
+    last_break_reason: str | None = None
+    last_cache_source: str | None = None
+
+
+class CacheBreakEvent(msgspec.Struct, frozen=True):
+    """Less was read than before, by `token_drop`; `component` is what is at fault, where that is known."""
+
+    unexpected: bool
+    reason: str
+    previous_cache_read_input_tokens: int
+    current_cache_read_input_tokens: int
+    token_drop: int
+    component: str | None = None
+
+    @property
+    def drop_share(self) -> float:
+        before = self.previous_cache_read_input_tokens
+        return self.token_drop / before if before else 0.0
+
+
+class TokenStats(msgspec.Struct, frozen=True):
+    """What went to one provider: all that was sent, what of it came from the cache, and what came back."""
+
+    input_tokens: int = 0
+    cache_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def hit_percent(self) -> int:
+        return 100 * self.cache_tokens // self.input_tokens if self.input_tokens else 0
+
+
+def break_of(entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBreakEvent | None:
+    """The break that a call was, if it was one: what it could have read counts as read before."""
+    verdict = entry.verdict
+    if verdict is None or verdict.lost_tokens < max(1, drop_tokens_min):
+        return None
+    if verdict.kind not in (*EXPECTED, *UNEXPECTED):
+        return None
+    return CacheBreakEvent(
+        unexpected=verdict.is_break,
+        reason=f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind,
+        previous_cache_read_input_tokens=verdict.expected_tokens,
+        current_cache_read_input_tokens=verdict.read_tokens,
+        token_drop=verdict.lost_tokens,
+        component=verdict.component,
+    )
+
+
+def cache_breaks(entries: Iterable[Entry], *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[CacheBreakEvent]:
+    found = (break_of(entry, drop_tokens_min=drop_tokens_min) for entry in entries)
+    return (one for one in found if one is not None)
+
+
+def ranked(breaks: Iterable[CacheBreakEvent]) -> tuple[CacheBreakEvent, ...]:
+    """The largest first; those of less than a twentieth of what was there come last."""
+    return tuple(sorted(breaks, key=lambda one: (one.drop_share < RANK_SHARE_MIN, -one.token_drop)))
+
+
+def cache_stats(entries: Iterable[Entry], *, drop_tokens_min: int = DROP_TOKENS_MIN) -> PromptCacheStats:
+    stats = PromptCacheStats()
+    for entry in entries:
+        stats = counted_in(stats, entry, drop_tokens_min=drop_tokens_min)
+    return stats
+
+
+def counted_in(stats: PromptCacheStats, entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> PromptCacheStats:
+    """The counters after one more call."""
+    if entry.source == "completion-cache":
+        return msgspec.structs.replace(
+            stats,
+            completion_cache_hits=stats.completion_cache_hits + 1,
+            last_completion_cache_key=entry.completion_key,
+            last_cache_source=entry.source,
+        )
+    usage = entry.record.usage
+    counted = msgspec.structs.replace(
+        stats,
+        tracked_requests=stats.tracked_requests + 1,
+        completion_cache_misses=stats.completion_cache_misses + bool(entry.completion_key),
+        completion_cache_writes=stats.completion_cache_writes + entry.completion_kept,
+        total_cache_creation_input_tokens=stats.total_cache_creation_input_tokens + usage.cache_write,
+        total_cache_read_input_tokens=stats.total_cache_read_input_tokens + usage.cache_read,
+        last_cache_creation_input_tokens=usage.cache_write,
+        last_cache_read_input_tokens=usage.cache_read,
+        last_request_hash=entry.chain or None,
+        last_completion_cache_key=entry.completion_key or stats.last_completion_cache_key,
+        last_cache_source=entry.source,
+    )
+    found = break_of(entry, drop_tokens_min=drop_tokens_min)
+    return counted if found is None else broken(counted, found)
+
+
+def broken(stats: PromptCacheStats, event: CacheBreakEvent) -> PromptCacheStats:
+    """The counters after a break."""
+    return msgspec.structs.replace(
+        stats,
+        expected_invalidations=stats.expected_invalidations + (not event.unexpected),
+        unexpected_cache_breaks=stats.unexpected_cache_breaks + event.unexpected,
+        last_break_reason=event.reason,
+    )
+
+
+def token_stats(entries: Iterable[Entry]) -> dict[str, TokenStats]:
+    """By provider, in the order in which they were first spoken to."""
+    told: dict[str, TokenStats] = {}
+    for entry in entries:
+        told = _told(told, entry)
+    return told
+
+
+def _told(told: dict[str, TokenStats], entry: Entry) -> dict[str, TokenStats]:
+    before, usage = told.get(entry.provider, TokenStats()), entry.record.usage
+    after = TokenStats(
+        before.input_tokens + usage.tokens_sent,
+        before.cache_tokens + usage.cache_read,
+        before.output_tokens + usage.output,
+    )
+    return {**told, entry.provider: after}
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """The counters of a session up to one of its events, and what is needed to go on from there."""
+
+    last_event_id: str | None = None
+    books: Books = Books()
+    stats: PromptCacheStats = PromptCacheStats()
+    tokens: dict[str, TokenStats] = {}
+
+
+def tallied(tally: Tally, events: Iterable[Event], models: Models) -> Tally:
+    """The counters after more events; nothing that was counted is looked at again."""
+    books, stats, tokens, last = tally.books, tally.stats, tally.tokens, tally.last_event_id
+    for event in events:
+        last = event.id
+        if not isinstance(event.payload, ENTERED):
+            continue
+        books, entry = entered(books, event, models)
+        if entry is not None:
+            stats, tokens = counted_in(stats, entry), _told(tokens, entry)
+    return Tally(last, books, stats, tokens)
