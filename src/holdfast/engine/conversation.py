@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 
@@ -28,9 +28,13 @@ from holdfast.planning.lessons import Scene
 from holdfast.planning.memory import NOTHING_LEARNED, Learned
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire import Wire
+from holdfast.recovery.scenarios import StepName
 
 VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
 """What the volatile layers would say now."""
+
+MakesSmaller = Callable[["Conversation"], Awaitable[str]]
+"""Makes the view of a conversation smaller by events on its log, and says what it did."""
 
 STEPS_MAX = 50
 
@@ -49,7 +53,8 @@ class Parts(msgspec.Struct, frozen=True):
     """Everything that a conversation needs and does not choose itself.
 
     `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
-    gate that all requests to it pass.
+    gate that all requests to it pass. `overflow_steps` are what is tried, by the recipe's order, when a prompt does
+    not fit into the window.
     """
 
     log: Log
@@ -71,6 +76,7 @@ class Parts(msgspec.Struct, frozen=True):
     keep_alive: KeepAlive | None = None
     gate: Gate | None = None
     account: str = ""
+    overflow_steps: Mapping[StepName, MakesSmaller] = {}
 
 
 class Conversation:

@@ -23,6 +23,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_recovery import Mending
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
             case ModelSwitched():
                 # Another model has another cache: there is nothing that could have moved.
                 chain.clear()
-            case MessagesWithdrawn():
+            case MessagesWithdrawn() | Mending():
                 # The provider took nothing of what was refused.
                 del chain[answered:]
             case LlmCallStarted(request_id=request_id):

@@ -17,12 +17,14 @@ from holdfast.events.payloads import (
     CachePinged,
     EpochOpened,
     LlmCallCompleted,
+    LlmCallFailed,
     LlmCallStarted,
     MessageAppended,
     MessagesWithdrawn,
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_recovery import Mending, ProviderLimited
 from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
@@ -121,6 +123,14 @@ def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = 
                 chain.clear()
             case MessagesWithdrawn():
                 del chain[answered:]
+            case Mending(reason=reason):
+                planned = ("recovery", f"the view was mended: {reason}")
+                del chain[answered:]
+            case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.one_lifetime:
+                planned = ("recovery", f"marks were changed: {reason}")
+            case LlmCallFailed() if newest is not None:
+                # What was planned for a request that failed holds for the next one.
+                planned = planned or newest.planned
             case MessageAppended(message=message):
                 images = images or any(map(_has_image, message.content))
             case RequestPrepared() as it:
