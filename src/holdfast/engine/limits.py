@@ -2,15 +2,16 @@
 
 import msgspec
 
-from holdfast.canonical.prompt import Mark, Plan
+from holdfast.canonical.prompt import Plan, Ttl
+from holdfast.catalog.rows import CacheRules
 from holdfast.events.payloads_recovery import ProviderLimited
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None where nothing was found. `one_lifetime`: all marks of a request live equally long."""
+    """None where nothing was found. `short_lifetimes`: marks live no longer than the shortest lifetime."""
 
     marks_max: int | None = None
-    one_lifetime: bool = False
+    short_lifetimes: bool = False
     window_tokens_max: int | None = None
 
 
@@ -22,24 +23,23 @@ def narrowed(limits: Limits, found: ProviderLimited) -> Limits:
     marks = [most for most in (limits.marks_max, found.marks_max) if most is not None]
     return Limits(
         marks_max=min(marks, default=None),
-        one_lifetime=limits.one_lifetime or found.one_lifetime,
+        short_lifetimes=limits.short_lifetimes or found.short_lifetimes,
         window_tokens_max=found.window_tokens_max or limits.window_tokens_max,
     )
 
 
-def limited(plan: Plan, limits: Limits) -> Plan:
+def limited(plan: Plan, limits: Limits, rules: CacheRules) -> Plan:
     """The plan without its deepest marks, where there are too many; what is then read is not foreseen."""
     marks = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
-    if limits.one_lifetime and marks:
-        marks = _of_one_lifetime(marks)
+    if limits.short_lifetimes:
+        short = shortest_lifetime(rules)
+        marks = tuple(mark if mark.ttl == short else msgspec.structs.replace(mark, ttl=short) for mark in marks)
     if marks == plan.marks:
         return plan
-    note = f"the provider refused marks: {len(marks)} of {len(plan.marks)} are set"
+    note = f"the provider refused marks as they were planned: {len(marks)} of {len(plan.marks)} are set"
     return msgspec.structs.replace(plan, marks=marks, notes=(*plan.notes, note), expected_read_tokens=0)
 
 
-def _of_one_lifetime(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
-    """All live as long as the last, which is the shortest in every legal order."""
-    return tuple(
-        mark if mark.ttl == marks[-1].ttl else msgspec.structs.replace(mark, ttl=marks[-1].ttl) for mark in marks
-    )
+def shortest_lifetime(rules: CacheRules) -> Ttl:
+    ttls: tuple[Ttl, ...] = ("5m", "30m", "1h", "12h")
+    return next((ttl for ttl in ttls if ttl in rules.ttls_seconds), "5m")

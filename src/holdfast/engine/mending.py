@@ -6,6 +6,7 @@ from holdfast.canonical.blocks import is_thinking
 from holdfast.canonical.reply import Delta, Reply
 from holdfast.catalog.tokens import count_block
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.limits import shortest_lifetime
 from holdfast.engine.pairing import paired, pairing_faults
 from holdfast.engine.passages import answered_passages, newest_question
 from holdfast.engine.recovering import Healed, Recoverer, StepContext, StepFunction
@@ -187,9 +188,10 @@ class _Mending:
         marks = request.marks if request else ()
         if not marks:
             raise UserError("no mark was set")
-        if mark_problem(str(self.refused)) == "lifetimes" and len({mark.ttl for mark in marks}) > 1:
-            found = ProviderLimited(context.scenario.value, one_lifetime=True)
-            said = "all marks live equally long from now on"
+        short = shortest_lifetime(self._talk.parts.model.cache)
+        if mark_problem(str(self.refused)) == "lifetimes" and any(mark.ttl != short for mark in marks):
+            found = ProviderLimited(context.scenario.value, short_lifetimes=True)
+            said = f"marks live for {short} from now on"
         else:
             found = ProviderLimited(context.scenario.value, marks_max=len(marks) - 1)
             said = f"{len(marks) - 1} marks at most are set from now on"

@@ -30,7 +30,7 @@ def plan_next(talk: Conversation, scroll: Scroll, shared: int) -> Plan:
     made = plan(
         moment_of(talk, scroll), memory, talk.parts.learned, profile=state.profile, keep_small=not memory.pieces
     )
-    made = limited(made, state.limits)
+    made = limited(made, state.limits, model.cache)
     if talk.parts.keep_alive is not None and (refused := why_not_alive(talk)):
         return msgspec.structs.replace(made, notes=(*made.notes, f"the cache is not kept alive: {refused}"))
     return made

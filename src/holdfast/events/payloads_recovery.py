@@ -101,12 +101,12 @@ class ThinkingDropped(Mending, frozen=True, tag="context.thinking_dropped"):
 class ProviderLimited(Payload, frozen=True, tag="provider.limited"):
     """What the provider was found not to take, until another model is spoken to; None where nothing was found.
 
-    `one_lifetime` says that all marks of a request live equally long.
+    `short_lifetimes` says that it takes the shortest lifetime alone.
     """
 
     reason: str
     marks_max: int | None = None
-    one_lifetime: bool = False
+    short_lifetimes: bool = False
     window_tokens_max: int | None = None
 
 

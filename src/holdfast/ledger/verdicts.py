@@ -126,7 +126,7 @@ def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = 
             case Mending(reason=reason):
                 planned = ("recovery", f"the view was mended: {reason}")
                 del chain[answered:]
-            case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.one_lifetime:
+            case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.short_lifetimes:
                 planned = ("recovery", f"marks were changed: {reason}")
             case LlmCallFailed() if newest is not None:
                 # What was planned for a request that failed holds for the next one.

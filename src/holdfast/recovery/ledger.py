@@ -28,7 +28,7 @@ IncidentState = Literal["enqueued", "running", "succeeded", "failed", "exhausted
 class Incident(msgspec.Struct, frozen=True):
     """One failure under one key. `attempts` are those since the count last began; `steps` are those of the recipe.
 
-    Steps in front of `first_step` need not be done again.
+    Steps in front of `first_step` need not be done again. `recovered` says that the last attempt was a success.
     """
 
     key: str
@@ -38,6 +38,7 @@ class Incident(msgspec.Struct, frozen=True):
     attempts_max: int | None = None
     steps: tuple[str, ...] = ()
     first_step: int = 0
+    recovered: bool = False
     results: tuple[StepResult, ...] = ()
     trigger: Trigger | None = None
     follow_up: FollowUp | None = None
@@ -104,7 +105,7 @@ def next_attempt(
 def _counted(incident: Incident | None, recipe: RecoveryRecipe, rules: RecoveryRules, at: float) -> tuple[int, int]:
     if incident is None:
         return 0, 0
-    if incident.state == "succeeded":
+    if incident.recovered:
         return (0 if rules.success_resets else incident.attempts), 0
     heard_at = incident.ended_at if incident.ended_at is not None else incident.started_at
     if rules.healthy_seconds is not None and heard_at is not None and at - heard_at >= rules.healthy_seconds:
@@ -119,8 +120,7 @@ def _after(known: Incident, payload: Recovery, at: float) -> Incident:
         case RecoveryEnqueued(follow_up=follow_up, detail=detail):
             # What was reported again is not forgotten for it: attempts are counted by the incident.
             state: IncidentState = "exhausted" if known.state == "exhausted" else "enqueued"
-            attempts = 0 if known.state == "succeeded" else known.attempts
-            return change(known, state=state, follow_up=follow_up, detail=detail, attempts=attempts)
+            return change(known, state=state, follow_up=follow_up, detail=detail)
         case RecoveryAttempted() as it:
             return change(
                 known,
@@ -129,13 +129,14 @@ def _after(known: Incident, payload: Recovery, at: float) -> Incident:
                 attempts_max=it.attempts_max,
                 steps=it.steps,
                 first_step=it.first_step,
+                recovered=False,
                 results=(),
                 trigger=it.trigger,
                 started_at=at,
                 ended_at=None,
             )
         case RecoverySucceeded(results=results):
-            return change(known, state="succeeded", results=results, first_step=len(known.steps), ended_at=at)
+            return change(known, state="succeeded", results=results, first_step=0, recovered=True, ended_at=at)
         case RecoveryFailed(results=results, remaining=remaining, reason=reason):
             first = len(known.steps) - len(remaining)
             return change(known, state="failed", results=results, first_step=first, last_failure=reason, ended_at=at)

@@ -22,7 +22,7 @@ _THINKING = re.compile(
 )
 _PAIRS = re.compile(
     r"tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
-    r"|result .{0,120}answers no call|call .{0,120}(is not answered|has no result)"
+    r"|tool result stands behind|result .{0,120}answers no call|call .{0,120}(is not answered|has no result)"
     r"|'tool_calls'|role 'tool' must be a response|no tool (call|output) found for function call"
     r"|function (call|response) (turn|parts?)\b",
     re.IGNORECASE,

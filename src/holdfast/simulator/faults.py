@@ -52,8 +52,8 @@ Objection = Literal["window", "marks", "lifetimes", "thinking", "unpaired"]
 class RefusalFault(msgspec.Struct, frozen=True):
     """The request is refused, in the provider's words, for as long as it is what the provider objects to.
 
-    `window`: it has more than `most` tokens. `marks`: it has more than `most` marks. `lifetimes`: its marks do not live
-    equally long. `thinking`: thinking comes back in it. `unpaired`: once, whatever it holds.
+    `window`: it has more than `most` tokens. `marks`: it has more than `most` marks. `lifetimes`: a mark lives longer
+    than the shortest time. `thinking`: thinking comes back in it. `unpaired`: once, whatever it holds.
     """
 
     objection: Objection

@@ -14,8 +14,7 @@ _WINDOWS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}
 
 _WORDS = {
     "anthropic": {
-        "lifetimes": "messages.0.content.0.cache_control.ttl: a ttl='1h' cache_control block must not come after a "
-        "ttl='5m' cache_control block.",
+        "lifetimes": "system.0.cache_control.ephemeral.ttl: Extra inputs are not permitted",
         "thinking": "messages.1.content.0: Invalid `signature` in `thinking` block",
         "unpaired": "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1. "
         "Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
@@ -26,7 +25,7 @@ _WORDS = {
     },
 }
 _OTHERS = {
-    "lifetimes": "Invalid value for 'prompt_cache_breakpoint': ttl must be the same everywhere.",
+    "lifetimes": "Invalid value for 'prompt_cache_breakpoint': ttl is not supported.",
     "thinking": "The encrypted content of the reasoning item at input.1 could not be verified; send it as it came.",
     "unpaired": "No tool output found for function call 'call_1'.",
 }
@@ -39,7 +38,9 @@ def objects(fault: RefusalFault, request: Understood) -> bool:
         case "marks":
             return len(request.call.marks) > fault.most
         case "lifetimes":
-            return len({mark.ttl for mark in request.call.marks}) > 1
+            lifetimes = request.model.cache.ttls_seconds
+            shortest = min(lifetimes.values(), default=0)
+            return any(lifetimes.get(mark.ttl, 0) > shortest for mark in request.call.marks)
         case "thinking":
             return any(is_thinking(block) for message in request.messages for block in message.content)
         case "unpaired":
