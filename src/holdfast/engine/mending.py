@@ -2,24 +2,20 @@
 
 from collections.abc import Awaitable, Callable
 
-from holdfast.canonical.blocks import is_thinking
 from holdfast.canonical.reply import Delta, Reply
 from holdfast.catalog.tokens import count_block
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.limits import shortest_lifetime
-from holdfast.engine.pairing import paired, pairing_faults
-from holdfast.engine.passages import answered_passages, newest_question
+from holdfast.engine.passages import answered_passages
 from holdfast.engine.recovering import Healed, Recoverer, StepContext, StepFunction
+from holdfast.engine.repairing import ConversationLedger, ViewSteps
 from holdfast.engine.shortening import shortened
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads_recovery import (
-    AnyRecoveryPayload,
     PassagesMended,
     ProviderLimited,
-    ThinkingDropped,
 )
-from holdfast.recovery.ledger import Ledger
-from holdfast.recovery.recipes import DEFAULT_RULES, RECIPES, SEED_RULES, runnable
+from holdfast.recovery.recipes import RECIPES, rules_of, runnable
 from holdfast.recovery.refusals import mark_problem, scenario_of_refusal, window_in
 from holdfast.recovery.scenarios import FailureScenario, StepName
 
@@ -28,20 +24,6 @@ Ask = Callable[[Emit], Awaitable[Reply]]
 
 EXCESS_MARGIN = 1.1
 """How much more than what is too much is cut away: what we count is not quite what the provider counts."""
-
-
-class ConversationLedger:
-    """Attempts are events of the conversation."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self._talk = talk
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._talk.state.incidents
-
-    async def record(self, *payloads: AnyRecoveryPayload) -> None:
-        await self._talk.record("system", *payloads)
 
 
 async def ask_and_recover(talk: Conversation, ask: Ask, emit: Emit) -> Reply:
@@ -82,7 +64,7 @@ class _Mending:
         self._talk = talk
         self._ask = ask
         self._scenario = scenario
-        self._changed = False
+        self._view = ViewSteps(talk, binds_thinking=talk.parts.model.cache.binds_thinking)
         self.refused = refused
         self.reply: Reply | None = None
         self.stopped: Exception | None = None
@@ -95,7 +77,7 @@ class _Mending:
             steps,
             clock=talk.parts.clock,
             recipes={self._scenario: recipe},
-            rules=SEED_RULES if talk.state.profile == "seed" else DEFAULT_RULES,
+            rules=rules_of(talk.state.profile),
         )
         # A new turn is a new incident: what was refused has left the conversation by then.
         turn = talk.state.turn
@@ -104,14 +86,10 @@ class _Mending:
 
     def _steps(self) -> dict[StepName, StepFunction]:
         return {
+            **self._view.steps,
             StepName.LearnWindow: self._learn_window,
             StepName.ShortenNewestResults: self._shorten_newest_results,
-            StepName.RepairView: self._repair_view,
-            StepName.RevalidateView: self._revalidate_view,
-            StepName.DropOldThinking: self._drop_old_thinking,
-            StepName.DropAllThinking: self._drop_all_thinking,
             StepName.DropDeepestMarker: self._drop_deepest_marker,
-            StepName.DropAllMarkers: self._drop_all_markers,
             **dict.fromkeys(self._talk.parts.overflow_steps, self._given),
             StepName.RetryRequest: self._retry_request,
         }
@@ -120,7 +98,7 @@ class _Mending:
         """A step that makes the view smaller, given with the parts."""
         before = self._talk.state.passages
         said = await self._talk.parts.overflow_steps[context.step.name](self._talk)
-        self._changed = self._changed or self._talk.state.passages is not before
+        self._view.changed = self._view.changed or self._talk.state.passages is not before
         return said
 
     async def _learn_window(self, context: StepContext) -> str:
@@ -142,8 +120,8 @@ class _Mending:
         )
         if cut is None:
             return "the newest results hold too little for that"
-        await self._mend(PassagesMended(context.scenario.value, cut))
-        return f"results in {len(cut)} passages were cut"
+        await self._view.change(PassagesMended(context.scenario.value, cut))
+        return f"results were cut in {len(cut)} passages"
 
     def _tokens_excess(self) -> int:
         """How many tokens are too many, and some more; a guess where the provider does not say."""
@@ -154,37 +132,8 @@ class _Mending:
         excess = sent - most if sent > most else estimated // 4
         return int(excess * EXCESS_MARGIN) + 1
 
-    async def _repair_view(self, context: StepContext) -> str:
-        splices = paired(self._talk.state.passages)
-        if not splices:
-            raise UserError("every call has its result, and every result its call")
-        await self._mend(PassagesMended(context.scenario.value, splices))
-        return f"{len(splices)} places were mended"
-
-    async def _revalidate_view(self, context: StepContext) -> None:
-        del context
-        if found := pairing_faults(self._talk.state.passages):
-            raise UserError(found[0])
-
-    async def _drop_old_thinking(self, context: StepContext) -> str:
-        """Where thinking is bound to all that is in front of it, none can stay behind what goes."""
-        passages = self._talk.state.passages
-        if self._talk.parts.model.cache.binds_thinking:
-            return await self._drop_thinking(context, len(passages))
-        return await self._drop_thinking(context, newest_question(passages))
-
-    async def _drop_all_thinking(self, context: StepContext) -> str:
-        return await self._drop_thinking(context, len(self._talk.state.passages))
-
-    async def _drop_thinking(self, context: StepContext, passages: int) -> str:
-        thought = (block for one in self._talk.state.passages[:passages] for block in one.content)
-        blocks = sum(map(is_thinking, thought))
-        if blocks:
-            await self._mend(ThinkingDropped(context.scenario.value, passages, blocks))
-        return f"{blocks} blocks of thinking are sent no more"
-
     async def _drop_deepest_marker(self, context: StepContext) -> str:
-        state, request = self._talk.state, self._talk.state.request
+        request = self._talk.state.request
         marks = request.marks if request else ()
         if not marks:
             raise UserError("no mark was set")
@@ -195,26 +144,16 @@ class _Mending:
         else:
             found = ProviderLimited(context.scenario.value, marks_max=len(marks) - 1)
             said = f"{len(marks) - 1} marks at most are set from now on"
-        await self._talk.record("system", found)
-        self._changed = self._talk.state.limits != state.limits
+        await self._view.change(found)
         return said
-
-    async def _drop_all_markers(self, context: StepContext) -> str:
-        await self._talk.record("system", ProviderLimited(context.scenario.value, marks_max=0))
-        self._changed = True
-        return "no marks are set from now on"
-
-    async def _mend(self, mending: PassagesMended | ThinkingDropped) -> None:
-        await self._talk.record("system", mending)
-        self._changed = True
 
     async def _retry_request(self, context: StepContext) -> str | Healed:
         """Ask again, if anything is other than it was; another known reason to refuse it says that this one is gone."""
-        if not self._changed:
+        if not self._view.changed:
             if context.is_last:
                 raise UserError("nothing was found that could be changed")
             return "nothing was changed, so nothing was sent"
-        self._changed = False
+        self._view.changed = False
         try:
             self.reply = await self._ask()
         except ProviderError as error:

@@ -48,6 +48,10 @@ SEED_RULES = RecoveryRules(success_resets=False, escalates_at_once=False, health
 """Attempts are counted for the life of a session, those that succeeded too; a first step that fails is the end."""
 
 
+def rules_of(profile: str) -> RecoveryRules:
+    return SEED_RULES if profile == "seed" else DEFAULT_RULES
+
+
 def _recipe(scenario: FailureScenario, escalation: EscalationPolicy, *steps: StepName | RecoveryStep) -> RecoveryRecipe:
     return RecoveryRecipe(scenario, tuple(map(_step, steps)), escalation)
 
