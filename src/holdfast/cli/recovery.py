@@ -154,12 +154,15 @@ def _opened(log: "Log", session_id: str) -> "StoredConversation":
 
 
 def _by_hand(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
-    """The recipe without the request, which no command sends: the next message is that request."""
+    """The recipe without what belongs to a request that is refused just now: the next message is that request."""
     import msgspec
 
     from holdfast.recovery.scenarios import StepName
 
-    left_out = (StepName.RetryRequest, StepName.DropDeepestMarker, StepName.DropOldThinking)
+    left_out = (
+        *(StepName.RetryRequest, StepName.DropDeepestMarker, StepName.DropOldThinking),
+        *(StepName.LearnWindow, StepName.ShortenNewestResults),
+    )
     steps = tuple(step for step in recipe.steps if step.name not in left_out)
     return msgspec.structs.replace(recipe, steps=steps)
 

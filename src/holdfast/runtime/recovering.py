@@ -13,11 +13,11 @@ from holdfast.recovery.scenarios import FailureScenario, StepName
 from holdfast.runtime.options import Options
 
 
-def recoverer_of(talk: Conversation, options: Options) -> Recoverer:
+def recoverer_of(talk: Conversation, steps: Steps, options: Options) -> Recoverer:
     """What follows recipes for a session; its attempts are events of the session."""
     return Recoverer(
         ConversationLedger(talk),
-        steps_given(options),
+        steps,
         clock=talk.parts.clock,
         sleep=options.get("sleep", asyncio.sleep),
         rules=rules_of(talk.state.profile),

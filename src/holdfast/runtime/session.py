@@ -35,7 +35,7 @@ from holdfast.recovery.ledger import Incident
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
-from holdfast.runtime.recovering import recoverer_of, scenario_named
+from holdfast.runtime.recovering import recoverer_of, scenario_named, steps_given
 from holdfast.runtime.switching import Reach, quote, switch
 from holdfast.runtime.waking import CacheState, cached_of, wake_of
 from holdfast.stores.open import open_store
@@ -81,11 +81,12 @@ class Session:
             state = self._load(log)
             pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
             talk = Conversation(pieces.parts, state)
-            self._recoverer = recoverer_of(talk, self._options)
+            steps = steps_given(self._options)
             if pieces.delegation is not None:
                 pieces.delegation.work_for(talk)
             if self._resume is None:
                 await talk.record("system", *first_events(self._options, pieces))
+            self._recoverer = recoverer_of(talk, steps, self._options)
         except BaseException:
             if owned:
                 log.close()
