@@ -30,8 +30,8 @@ from holdfast.events.payloads_recovery import (
     StepResult,
     ThinkingDropped,
 )
+from holdfast.ledger.books import entries
 from holdfast.ledger.calls import calls
-from holdfast.ledger.verdicts import verdicts
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
@@ -102,7 +102,7 @@ class Played:
         assert validate(messages_of(state.passages)) == ()
         made = [one.violation for one in certify(self.events, self.session.id, shipped_models())]
         assert made == [None] * len(made)
-        judged = [one.verdict.kind for one in verdicts(self.events, shipped_models())]
+        judged = [one.verdict.kind for one in entries(self.events, shipped_models()) if one.verdict]
         assert not {"prefix_changed", "lookback_miss", "provider_side"} & set(judged)
 
 

@@ -13,7 +13,6 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.engine.limits import UNLIMITED, limited, narrowed
 from holdfast.engine.pairing import paired, pairing_faults
-from holdfast.engine.passages import answered_passages, mended
 from holdfast.engine.recovering import LedgerInMemory, Recoverer, StepContext
 from holdfast.engine.shortening import shortened
 from holdfast.events.envelope import Event
@@ -27,6 +26,7 @@ from holdfast.events.payloads_recovery import (
     ThinkingDropped,
 )
 from holdfast.recovery.ledger import ledger_of
+from holdfast.recovery.passages import answered_passages, mended
 from holdfast.recovery.recipes import RecoveryRecipe, RecoveryRules, RecoveryStep
 from holdfast.recovery.scenarios import EscalationPolicy, FailureScenario, StepName
 from transcripts import transcripts

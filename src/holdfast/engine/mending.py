@@ -6,7 +6,6 @@ from holdfast.canonical.reply import Delta, Reply
 from holdfast.catalog.tokens import count_block
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.limits import shortest_lifetime
-from holdfast.engine.passages import answered_passages
 from holdfast.engine.recovering import Healed, Recoverer, StepContext, StepFunction
 from holdfast.engine.repairing import ConversationLedger, ViewSteps
 from holdfast.engine.shortening import shortened
@@ -15,6 +14,7 @@ from holdfast.events.payloads_recovery import (
     PassagesMended,
     ProviderLimited,
 )
+from holdfast.recovery.passages import answered_passages
 from holdfast.recovery.recipes import RECIPES, rules_of, runnable
 from holdfast.recovery.refusals import mark_problem, scenario_of_refusal, window_in
 from holdfast.recovery.scenarios import FailureScenario, StepName

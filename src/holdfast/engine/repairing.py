@@ -6,7 +6,6 @@ from typing import Protocol
 from holdfast.canonical.blocks import is_thinking
 from holdfast.clock import Clock, NewId
 from holdfast.engine.pairing import paired, pairing_faults
-from holdfast.engine.passages import newest_question
 from holdfast.engine.recovering import StepContext, StepFunction
 from holdfast.engine.state import State, apply
 from holdfast.errors import UserError
@@ -15,6 +14,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload
 from holdfast.events.payloads_recovery import AnyRecoveryPayload, PassagesMended, ProviderLimited, ThinkingDropped
 from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.passages import newest_question
 from holdfast.recovery.scenarios import StepName
 
 

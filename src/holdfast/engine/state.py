@@ -16,7 +16,6 @@ from holdfast.catalog.tokens import Calibration
 from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
 from holdfast.engine.carry import call_in, carry
 from holdfast.engine.limits import UNLIMITED, Limits, narrowed
-from holdfast.engine.passages import chosen, mended, without_ephemeral
 from holdfast.engine.sent import SentCall, Turn
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -59,6 +58,7 @@ from holdfast.planning.memory import Memory, Sent, after_call, after_ping, doubt
 from holdfast.planning.policy import Pinged, WaitedFor
 from holdfast.planning.truths import Belief
 from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger, recorded
+from holdfast.recovery.passages import chosen, mended, without_ephemeral
 
 
 class State(msgspec.Struct, frozen=True):
