@@ -36,6 +36,7 @@ from holdfast.providers.adapter import Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
 from holdfast.recovery.scenarios import StepName
+from holdfast.replay.stored import stored_transcript
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -398,3 +399,29 @@ async def test_a_resumed_session_makes_the_same_state_of_its_log() -> None:
         for message in "abc":
             await session.send(message)
         assert fold(played.events, session.id) == session._open.state
+
+
+async def test_what_a_mended_view_costs_is_called_planned_also_after_another_failure() -> None:
+    played = Played(THOUGHT, "One.", {"fault": "thinking"}, {"fault": "403"}, "Two.")
+    assert await played.say("a", "a long question " * 1500, "b", "c") == ["Said.", "One.", "auth", "Two."]
+    judged = [one.verdict for one in entries(played.events, shipped_models()) if one.verdict]
+    assert [(one.kind, one.component) for one in judged][1:] == [("held", None), ("planned", "recovery")]
+    assert judged[2].detail == "the view was mended: thinking_prefix_mismatch"
+    played.check()
+
+
+async def test_what_marks_were_left_out_for_costs_is_called_planned() -> None:
+    played = Played("One.", {"fault": "marks"}, "Two.")
+    await played.say("a", "b")
+    judged = [one.verdict for one in entries(played.events, shipped_models()) if one.verdict]
+    assert judged[1].detail == "marks were changed: provider_rejects_marker"
+
+
+async def test_a_recording_of_the_session_sends_what_was_mended() -> None:
+    played = Played(THOUGHT, {"fault": "thinking"}, "Two.")
+    await played.say("a", "b")
+    told = stored_transcript(played.events, played.session.id)
+    assert told is not None
+    second = told.recording.calls[1]
+    assert second.kept == 1
+    assert [passage.content for passage in second.added] == [(Text("Said."),), (Text("b"),)]
