@@ -174,12 +174,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, activations=activated(state.activations, it))
         case SessionEnded():
             return change(state, ended=True)
-        case Recovery() as it:
-            return change(state, incidents=recorded(state.incidents, it, event.at))
-        case ProviderLimited() as it:
-            return change(state, limits=narrowed(state.limits, it))
-        case Mending() as it:
-            return _mend(state, it)
+        case Recovery() | ProviderLimited() | Mending() as it:
+            return _recover(state, it, event.at)
         case (
             ToolCompleted()
             | ToolFailed()
@@ -284,9 +280,13 @@ def _withdraw(state: State) -> State:
     return msgspec.structs.replace(left, activations=without_results(state.activations, unanswered))
 
 
-def _mend(state: State, mending: Mending) -> State:
-    """What was refused was not taken; where more than that changes, what was taken is of no use any more."""
-    after = mended(state.passages, state.sent, mending)
+def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) -> State:
+    if isinstance(it, Recovery):
+        return msgspec.structs.replace(state, incidents=recorded(state.incidents, it, at))
+    if isinstance(it, ProviderLimited):
+        return msgspec.structs.replace(state, limits=narrowed(state.limits, it))
+    # What was refused was not taken; where more than that changes, what was taken is of no use any more.
+    after = mended(state.passages, state.sent, it)
     return msgspec.structs.replace(
         state,
         passages=after.passages,
