@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agents import MakeAgent, Pause, says
-from holdfast.canonical.blocks import Text, ToolResult, is_thinking
+from holdfast.canonical.blocks import Text, Thinking, ToolResult, is_thinking
 from holdfast.canonical.transcript import messages_of, validate
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
@@ -140,6 +140,14 @@ async def test_a_lifetime_that_is_refused_becomes_the_shortest() -> None:
     played.check()
 
 
+async def test_a_cache_that_cannot_be_marked_is_not_kept_alive() -> None:
+    played = Played({"fault": "marks"}, "One.", "Two.", keep_alive=True)
+    await played.say("a", "b")
+    assert played.kept(RequestPrepared)[-1].plan.notes[-1] == (
+        "the cache is not kept alive: the provider refused marks"
+    )
+
+
 async def test_another_model_may_take_marks_again() -> None:
     played = Played({"fault": "marks"}, "One.", "Two.")
     async with played.session as session:
@@ -203,6 +211,18 @@ async def test_thinking_that_is_refused_where_there_is_none_ends_the_turn(agent:
     assert len(one.wire.bodies) == 2
 
 
+@pytest.mark.moves_prefix(reason="thinking that the provider refuses leaves the view")
+async def test_what_was_changed_to_no_avail_is_not_sent_again_unchanged(agent: MakeAgent) -> None:
+    words = ProviderError("invalid_request", "messages.1: Invalid `signature` in `thinking` block", status=400)
+    one = agent(says(Thinking("hm", "sealed"), "One."), words, words, says("Three."))
+    async with one.session as session:
+        await session.send("a")
+        with pytest.raises(ProviderError, match="signature"):
+            await session.send("b")
+        assert len(one.wire.bodies) == 3
+        assert (await session.send("c")).text == "Three."
+
+
 async def test_a_result_that_does_not_fit_is_cut_and_the_turn_goes_on() -> None:
     many = [{"type": "tool_use", "name": "look", "input": {"lines": 4000}}]
     played = Played(many, {"fault": "window;tokens=15000"}, "Seen.", "Yes.")
@@ -216,6 +236,8 @@ async def test_a_result_that_does_not_fit_is_cut_and_the_turn_goes_on() -> None:
     whole = [it.message for it in played.kept(MessageAppended) if isinstance(it.message.content[0], ToolResult)]
     assert len(str(whole)) > len(str(result)), "the log keeps what was seen"
     assert all(record.prefix_held for record in calls(played.events))
+    # What was taken before is still there, and known to be.
+    assert played.kept(RequestPrepared)[2].plan.expected_read_tokens > 0
     played.check()
 
 

@@ -67,6 +67,7 @@ class Host:
 
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
+        await asyncio.sleep(0)
 
     @property
     def types(self) -> list[str]:
@@ -276,6 +277,13 @@ async def test_attempts_are_made_after_ever_longer_pauses() -> None:
     assert host.pauses == [1.0, 2.0, 4.0]
     assert host.types.count("recovery.attempted") == 4
     assert backoff_seconds(100) == 60.0
+
+
+async def test_attempts_that_are_asked_for_at_once_are_counted_too() -> None:
+    host = Host(N.RebaseBranch, rules=DEFAULT_RULES, recipes=stale(2))
+    await host.recoverer.attempt(S.StaleBranch)
+    await asyncio.gather(*(host.recoverer.attempt(S.StaleBranch) for _ in range(3)))
+    assert host.types.count("recovery.attempted") == 2
 
 
 async def test_incidents_are_counted_apart() -> None:

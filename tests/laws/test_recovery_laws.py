@@ -240,6 +240,12 @@ def test_a_plan_keeps_to_every_limit_that_was_found(plan: Plan, found: list[Prov
     assert narrowed(state, ProviderLimited("")) == state
 
 
+def test_what_is_put_behind_all_that_was_sent_was_not_sent() -> None:
+    passages = (Passage("user", (Text("a"),)), Passage("user", (Text("b"),)))
+    added = Splice(1, 0, (Passage("user", (Text("new"),)),))
+    assert [mended(passages, sent, PassagesMended("", (added,))).sent for sent in (1, 2)] == [1, 3]
+
+
 def test_a_call_that_is_not_ours_alone_is_paired_too() -> None:
     call, answer = ToolUse("t1", "look", "{}"), ToolResult("t1", (Text("seen"),))
     passages = (
