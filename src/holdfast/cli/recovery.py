@@ -207,7 +207,7 @@ def _command(line: str) -> "StepFunction":
                 await process.wait()
         said = output.decode(errors="replace").strip()[-COMMAND_OUTPUT_CHARS_MAX:]
         if process.returncode:
-            raise RuntimeError(f"the command ended with {process.returncode}: {said}")
+            raise RuntimeError(f"the command ended with {process.returncode}{': ' if said else ''}{said}")
         return said
 
     return perform
