@@ -13,6 +13,7 @@ from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessagesWithdrawn, ModelSwitched, RequestPrepared
+from holdfast.events.payloads_recovery import Mending
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
@@ -118,7 +119,7 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
             answered = length
-        if isinstance(event.payload, MessagesWithdrawn):
+        if isinstance(event.payload, MessagesWithdrawn | Mending):
             # The provider took nothing of what was refused.
             length = answered
         if isinstance(event.payload, ModelSwitched):

@@ -10,16 +10,23 @@ if TYPE_CHECKING:
     from holdfast.canonical.usage import Usage as Usage
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
+    from holdfast.compaction.compress import SummaryCompressionBudget as SummaryCompressionBudget
+    from holdfast.compaction.compress import SummaryCompressionResult as SummaryCompressionResult
+    from holdfast.compaction.compress import compress_summary as compress_summary
+    from holdfast.compaction.compress import compress_summary_text as compress_summary_text
     from holdfast.economics.waiting import NextWake as NextWake
     from holdfast.engine.confirm import ConfirmationRequest as ConfirmationRequest
     from holdfast.engine.context import ToolContext as ToolContext
     from holdfast.engine.gate import Gate as Gate
+    from holdfast.engine.recovering import Healed as Healed
+    from holdfast.engine.recovering import StepContext as StepContext
     from holdfast.engine.switch import SwitchQuote as SwitchQuote
     from holdfast.engine.tools import Tool as Tool
     from holdfast.engine.tools import ToolError as ToolError
     from holdfast.engine.tools import tool as tool
     from holdfast.engine.turn import Answer as Answer
     from holdfast.engine.warming import Prewarming as Prewarming
+    from holdfast.errors import AbortedError as AbortedError
     from holdfast.errors import BudgetError as BudgetError
     from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.errors import ProviderError as ProviderError
@@ -32,6 +39,9 @@ if TYPE_CHECKING:
     from holdfast.ledger.stats import CacheBreakEvent as CacheBreakEvent
     from holdfast.ledger.stats import PromptCacheStats as PromptCacheStats
     from holdfast.providers.anthropic.boundaries import cache_prefix_blocks as cache_prefix_blocks
+    from holdfast.recovery.scenarios import EscalationPolicy as EscalationPolicy
+    from holdfast.recovery.scenarios import FailureScenario as FailureScenario
+    from holdfast.recovery.scenarios import StepName as StepName
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.options import Options as Options
@@ -51,12 +61,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AbortedError": "holdfast.errors",
     "Answer": "holdfast.engine.turn",
     "BudgetError": "holdfast.errors",
     "CacheBreakEvent": "holdfast.ledger.stats",
     "ConfirmationRequest": "holdfast.engine.confirm",
+    "EscalationPolicy": "holdfast.recovery.scenarios",
     "Event": "holdfast.events.envelope",
+    "FailureScenario": "holdfast.recovery.scenarios",
     "Gate": "holdfast.engine.gate",
+    "Healed": "holdfast.engine.recovering",
     "HoldfastError": "holdfast.errors",
     "Image": "holdfast.canonical.blocks",
     "LayerText": "holdfast.canonical.view",
@@ -74,7 +88,11 @@ _HOMES = {
     "SkillSource": "holdfast.sources.skills.skill",
     "SkillStore": "holdfast.sources.skills.store",
     "SkillValidationError": "holdfast.errors",
+    "StepContext": "holdfast.engine.recovering",
+    "StepName": "holdfast.recovery.scenarios",
     "StoreError": "holdfast.errors",
+    "SummaryCompressionBudget": "holdfast.compaction.compress",
+    "SummaryCompressionResult": "holdfast.compaction.compress",
     "SwitchQuote": "holdfast.engine.switch",
     "SystemPromptBuilder": "holdfast.layers.builder",
     "Text": "holdfast.canonical.blocks",
@@ -87,6 +105,8 @@ _HOMES = {
     "View": "holdfast.canonical.view",
     "build_initial_context": "holdfast.runtime.context",
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
+    "compress_summary": "holdfast.compaction.compress",
+    "compress_summary_text": "holdfast.compaction.compress",
     "default_skills_dir": "holdfast.sources.skills.library",
     "load_skills": "holdfast.sources.skills.library",
     "next_wake": "holdfast.runtime.session",

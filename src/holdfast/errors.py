@@ -6,6 +6,7 @@ HoldfastError
 │   ├── BudgetError    the next call would pass a spending limit
 │   └── SkillValidationError    a folder is no skill that could be loaded
 ├── ProviderError      a provider refused, failed, or could not be reached
+├── AbortedError       a known failure whose recipe ends the work
 └── StoreError         the event log cannot be read or written
 """
 
@@ -63,6 +64,10 @@ class ProviderError(HoldfastError):
         self.kind: FailureKind = kind
         self.status = status
         self.retry_after_seconds = retry_after_seconds
+
+
+class AbortedError(HoldfastError):
+    """A failure was reported whose recipe ends the work; what can be done about it by hand is on the log."""
 
 
 class StoreError(HoldfastError):

@@ -15,7 +15,7 @@ from holdfast.events.payloads import LlmCallFailed
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.transport import HttpWire, Timeouts
 from holdfast.simulator.answer import Cut, Pause
-from holdfast.simulator.faults import DeliveryFault, StatusFault, parse_fault
+from holdfast.simulator.faults import DeliveryFault, RefusalFault, StatusFault, parse_fault
 from holdfast.simulator.http import RunningSimulator, serve
 
 ANTHROPIC = adapter_for("anthropic")
@@ -42,6 +42,12 @@ def ask(fault: str, *, stream: bool = True) -> list[object]:
         ("cut;after=0", DeliveryFault("cut", after=0)),
         ("malformed;after=2", DeliveryFault("malformed", after=2)),
         ("content-type", DeliveryFault("content-type")),
+        ("window;tokens=1000", RefusalFault("window", 1000)),
+        ("marks", RefusalFault("marks", 0)),
+        ("marks;max=2", RefusalFault("marks", 2)),
+        ("lifetimes", RefusalFault("lifetimes")),
+        ("thinking", RefusalFault("thinking")),
+        ("unpaired", RefusalFault("unpaired")),
         ("429;retry-after=2", StatusFault(429, 2.0)),
         ("400", StatusFault(400)),
         ("599", StatusFault(599)),
@@ -66,6 +72,11 @@ def test_a_fault_is_written_in_a_word_with_its_numbers(written: str, fault: obje
         "slow;seconds=nan",
         "content-type;after=1",
         "429;after=1",
+        "window;max=1",
+        "window;tokens=1.5",
+        "window;tokens=99999999999",
+        "marks;tokens=1",
+        "thinking;max=1",
         "429;retry-after",
         "stall;after=1;seconds=2",
     ],
@@ -75,6 +86,22 @@ def test_any_other_fault_is_refused_with_the_known_ones(written: str) -> None:
         UserError, match=r"unknown fault .*; known: an HTTP status .*slow;seconds=1; drip;seconds=1; stall;after=1; cut"
     ):
         parse_fault(written)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("window;tokens=1", b"prompt is too long: "), ("unpaired", b"without `tool_result` blocks")],
+)
+def test_an_objection_is_told_in_the_providers_words(fault: str, words: bytes) -> None:
+    (refused,) = ask(fault)
+    assert isinstance(refused, bytes)
+    assert words in refused
+    assert b"invalid_request_error" in refused
+
+
+@pytest.mark.parametrize("fault", ["window;tokens=100000", "marks", "lifetimes", "thinking"])
+def test_a_request_that_there_is_no_objection_to_is_answered(fault: str) -> None:
+    assert b"message_stop" in b"".join(part for part in ask(fault) if isinstance(part, bytes))
 
 
 def test_a_slow_reply_is_whole_behind_a_pause() -> None:

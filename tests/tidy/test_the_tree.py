@@ -75,5 +75,9 @@ def test_every_block_of_the_readme_does_what_it_says() -> None:
     assert not (found := readme.broken_blocks(ROOT)), listed(found)
 
 
+def test_every_block_of_the_page_on_recovery_runs() -> None:
+    assert not (found := readme.broken_blocks(ROOT, "docs/recovery.md")), listed(found)
+
+
 def test_every_block_of_the_page_on_the_library_runs() -> None:
     assert not (found := readme.broken_blocks(ROOT, "docs/library.md")), listed(found)

@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",
     "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
     "learned": "Show what stored sessions have taught those that come after them.",
+    "recovery": "List known failures of stored sessions, and follow their recipes.",
     "replay": "Play recorded conversations under other plans, and compare what they cost.",
     "report": "Show what stored sessions spent, saved and lost, and what broke their caches.",
     "sessions": "List, show and delete stored sessions.",

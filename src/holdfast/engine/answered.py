@@ -4,18 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.canonical.prompt import Ttl
 from holdfast.canonical.usage import Usage
+from holdfast.engine.sent import SentCall
 from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed
 from holdfast.planning.memory import Sent
-
-
-class SentCall(msgspec.Struct, frozen=True):
-    """A call: when it began, the lifetime of its last mark, if it had one, and what it took once it was answered."""
-
-    at: float
-    ttl: Ttl | None
-    usage: Usage = Usage()
 
 
 def answered(request: Sent | None, usage: Usage) -> SentCall | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 
@@ -29,9 +29,13 @@ from holdfast.planning.lessons import Scene
 from holdfast.planning.memory import NOTHING_LEARNED, Learned
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire import Wire
+from holdfast.recovery.scenarios import StepName
 
 VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
 """What the volatile layers would say now."""
+
+MakesSmaller = Callable[["Conversation"], Awaitable[str]]
+"""Makes the view of a conversation smaller by events on its log, and says what it did."""
 
 STEPS_MAX = 50
 
@@ -52,7 +56,8 @@ class Parts(msgspec.Struct, frozen=True):
     `asks_for_diagnosis` lets it ask a provider why its cache did not hold.
 
     `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
-    gate that all requests to it pass and for the replies that are kept in `completions`.
+    gate that all requests to it pass and for the replies that are kept in `completions`. `overflow_steps` are what is
+    tried, by the recipe's order, when a prompt does not fit into the window.
     """
 
     log: Log
@@ -76,6 +81,7 @@ class Parts(msgspec.Struct, frozen=True):
     account: str = ""
     asks_for_diagnosis: bool = True
     completions: Completions | None = None
+    overflow_steps: Mapping[StepName, MakesSmaller] = {}
 
 
 class Conversation:

@@ -66,6 +66,8 @@ def why_not_alive(talk: Conversation) -> str | None:
     if talk.state.profile == "seed":
         # What a ping keeps beyond the head, no later request of the seed would look for.
         return "the seed profile marks no more than tools and system prompt"
+    if talk.state.limits.marks_max is not None:
+        return "the provider refused marks"
     return refusal_of(talk.parameters, talk.parts.model)
 
 

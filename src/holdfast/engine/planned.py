@@ -8,6 +8,7 @@ from holdfast.canonical.scroll import Scroll
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.empty import why_not_alive
 from holdfast.engine.gate import Claim, MarkedPrefix
+from holdfast.engine.limits import limited
 from holdfast.engine.state import waited_for
 from holdfast.planning.memory import moved
 from holdfast.planning.ours import first_above
@@ -29,6 +30,7 @@ def plan_next(talk: Conversation, scroll: Scroll, shared: int) -> Plan:
     made = plan(
         moment_of(talk, scroll), memory, talk.parts.learned, profile=state.profile, keep_small=not memory.pieces
     )
+    made = limited(made, state.limits, model.cache)
     if talk.parts.keep_alive is not None and (refused := why_not_alive(talk)):
         return msgspec.structs.replace(made, notes=(*made.notes, f"the cache is not kept alive: {refused}"))
     return made

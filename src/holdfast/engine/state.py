@@ -1,6 +1,6 @@
 """What a session is, as a fold over its events."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Literal
 
@@ -14,8 +14,10 @@ from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
 from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
-from holdfast.engine.answered import Comparison, SentCall, answered, comparison_after
+from holdfast.engine.answered import Comparison, answered, comparison_after
 from holdfast.engine.carry import call_in, carry, provider_of
+from holdfast.engine.limits import UNLIMITED, Limits, narrowed
+from holdfast.engine.sent import SentCall, Turn
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
@@ -49,23 +51,15 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
 from holdfast.layers.assemble import head_of
 from holdfast.planning.explicit import KeptPrefix
 from holdfast.planning.floors import Floor
 from holdfast.planning.memory import Memory, Sent, after_call, after_ping, doubted, moved
 from holdfast.planning.policy import Pinged, WaitedFor
 from holdfast.planning.truths import Belief
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """The turn that is under way."""
-
-    id: str
-    started_at: float
-    llm_calls: int = 0
-    tool_calls: int = 0
-    usage: Usage = Usage()
-    cost_usd: Decimal = Decimal(0)
+from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger, recorded
+from holdfast.recovery.passages import chosen, mended, without_ephemeral
 
 
 class State(msgspec.Struct, frozen=True):
@@ -118,6 +112,8 @@ class State(msgspec.Struct, frozen=True):
     refused_prefix: str | None = None
     parent: Parent | None = None
     delegating: frozenset[str] = frozenset()
+    limits: Limits = UNLIMITED
+    incidents: Ledger = NOTHING_HAPPENED
     ended: bool = False
 
 
@@ -182,6 +178,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, activations=activated(state.activations, it))
         case SessionEnded():
             return change(state, ended=True)
+        case Recovery() | ProviderLimited() | Mending() as it:
+            return _recover(state, it, event.at)
         case (
             ToolCompleted()
             | ToolFailed()
@@ -262,6 +260,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         refused_prefix=None,
+        limits=UNLIMITED,
         last_call=None,
     )
 
@@ -283,6 +282,24 @@ def _withdraw(state: State) -> State:
     )
     unanswered = {call.id for call in open_calls(left)}
     return msgspec.structs.replace(left, activations=without_results(state.activations, unanswered))
+
+
+def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) -> State:
+    if isinstance(it, Recovery):
+        return msgspec.structs.replace(state, incidents=recorded(state.incidents, it, at))
+    if isinstance(it, ProviderLimited):
+        return msgspec.structs.replace(state, limits=narrowed(state.limits, it))
+    # What was refused was not taken; where more than that changes, what was taken is of no use any more.
+    after = mended(state.passages, state.sent, it)
+    return msgspec.structs.replace(
+        state,
+        passages=after.passages,
+        sent=after.sent,
+        first_ephemeral=next((at for at, passage in enumerate(after.passages) if passage.ephemeral), None),
+        links=state.links[: state.answered_links],
+        answered_links=0 if after.moved else state.answered_links,
+        memory=moved(state.memory) if after.moved else state.memory,
+    )
 
 
 def _keep_cache(state: State, changed: CacheKept) -> State:
@@ -322,7 +339,8 @@ def _count_ping(state: State, ping: CachePinged) -> State:
 def _begin_turn(state: State, event: Event) -> State:
     """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
-        state = _drop_ephemeral(state, state.first_ephemeral)
+        passages, sent = without_ephemeral(state.passages, state.sent, state.first_ephemeral)
+        state = msgspec.structs.replace(state, passages=passages, sent=sent)
     return msgspec.structs.replace(
         state,
         turn=Turn(event.turn_id or event.id, event.at),
@@ -336,8 +354,10 @@ def _inject(state: State, injected: ContextInjected) -> State:
     if injected.place == "system":
         # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
-        state = _keep(state, without_thinking) if before != said.text else state
-        return msgspec.structs.replace(state, system_tail=said)
+        passages, sent = state.passages, state.sent
+        if before != said.text:
+            passages, sent = chosen(passages, sent, without_thinking)
+        return msgspec.structs.replace(state, system_tail=said, passages=passages, sent=sent)
     passage = Passage(
         "user",
         (Text(injected.text),),
@@ -373,17 +393,3 @@ def _count_call(state: State, call: LlmCallCompleted) -> State:
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
         comparison=comparison_after(state.comparison, call),
     )
-
-
-def _drop_ephemeral(state: State, first: int) -> State:
-    before = msgspec.structs.replace(state, passages=state.passages[first:], sent=max(0, state.sent - first))
-    later = _keep(before, lambda passage: None if passage.ephemeral else without_thinking(passage))
-    sent = first + later.sent if state.sent >= first else state.sent
-    return msgspec.structs.replace(state, passages=state.passages[:first] + later.passages, sent=sent)
-
-
-def _keep(state: State, choose: Callable[[Passage], Passage | None]) -> State:
-    """The state with every passage kept, changed or dropped as told; the split at `sent` stays where it was."""
-    sent = tuple(kept for passage in state.passages[: state.sent] if (kept := choose(passage)))
-    newer = tuple(kept for passage in state.passages[state.sent :] if (kept := choose(passage)))
-    return msgspec.structs.replace(state, passages=sent + newer, sent=len(sent))

@@ -34,9 +34,11 @@ from holdfast.engine.dispatch import ToolsCancelledError, refusal
 from holdfast.engine.gate import Claim, Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
+from holdfast.engine.mending import ask_and_recover
 from holdfast.engine.planned import claim_of, plan_next
 from holdfast.engine.repeating import completion_key, finished, keep_reply, kept_deltas
-from holdfast.engine.state import Turn, open_calls
+from holdfast.engine.sent import Turn
+from holdfast.engine.state import open_calls
 from holdfast.engine.teaching import teach_news
 from holdfast.engine.views import sent_view, view_of
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -141,6 +143,10 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
 
 
 async def _call_model(talk: Conversation, emit: Emit) -> Reply:
+    return await ask_and_recover(talk, lambda heard: _ask_with_cache(talk, heard), emit)
+
+
+async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
     talk.draft.update(assemble(sent_view(talk.state)))
     kept = await reference(talk)

@@ -20,6 +20,7 @@ from holdfast.events.payloads import (
     ToolFailed,
     TurnStarted,
 )
+from holdfast.events.payloads_recovery import Mending, Recovery
 
 SCHEMA_VERSION = 1
 
@@ -50,7 +51,9 @@ _PRIVATE = (
     LlmCallStarted,
     MemoryEviction,
     MemoryUpdated,
+    Mending,
     MessageAppended,
+    Recovery,
     ToolCalled,
     ToolCompleted,
     ToolConfirmationRequested,

@@ -18,6 +18,8 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
+from holdfast.events.payload import Payload
+from holdfast.events.payloads_recovery import AnyRecoveryPayload
 
 SideEffects = Literal["none", "read", "write", "execute", "network"]
 ToolErrorClass = Literal[
@@ -30,10 +32,6 @@ ToolErrorClass = Literal[
     "cancelled",
     "confirmation_timeout",
 ]
-
-
-class Payload(msgspec.Struct, frozen=True, tag_field="type"):
-    """Common to all payloads: the tag, which is the event's type."""
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -396,4 +394,5 @@ AnyPayload = (
     | SkillLoaded
     | MemoryUpdated
     | MemoryEviction
+    | AnyRecoveryPayload
 )

@@ -28,6 +28,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_recovery import Mending, ProviderLimited
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
 
 UNDER_WAY_MAX = 64
@@ -43,6 +44,8 @@ ENTERED = (
     CachePinged,
     LlmCallCompleted,
     LlmCallFailed,
+    Mending,
+    ProviderLimited,
 )
 """What changes the books; all other events leave them as they are."""
 
@@ -150,6 +153,11 @@ def _noted(books: Books, payload: AnyPayload) -> Books:
         case MessagesWithdrawn() if books.blocks > books.answered:
             # The provider took nothing of what was refused.
             return replace(books, blocks=books.answered)
+        case Mending(reason=reason):
+            planned = ("recovery", f"the view was mended: {reason}")
+            return replace(books, planned=planned, blocks=min(books.blocks, books.answered))
+        case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.short_lifetimes:
+            return replace(books, planned=("recovery", f"marks were changed: {reason}"))
         case MessageAppended(message=message) if not books.images and any(map(_has_image, message.content)):
             return replace(books, images=True)
         case CachePinged() as it if it.piece is not None and books.left and it.sent_at >= books.left.used_at:
@@ -187,7 +195,9 @@ def _ended(
     books = msgspec.structs.replace(books, under_way=under_way)
     completed = isinstance(it, LlmCallCompleted)
     if not completed and it.usage == Usage():
-        return books, None
+        # What was planned before a request that came to nothing holds for the next one.
+        planned = books.planned or (request.planned if request else None)
+        return msgspec.structs.replace(books, planned=planned), None
     row = models.get(it.model)
     verdict, left = None, books.left
     if isinstance(it, LlmCallCompleted) and request is not None and row is not None:

@@ -21,8 +21,10 @@ from holdfast.events.payloads import (
     SessionStarted,
     TurnStarted,
 )
+from holdfast.events.payloads_recovery import Mending
 from holdfast.ledger.calls import keeping_cost_usd
 from holdfast.planning.policy import WaitedFor
+from holdfast.recovery.passages import mended
 from holdfast.replay.recording import RecordedCall, Recording, Transcript
 
 
@@ -123,6 +125,8 @@ class _Fold:
             case MessagesWithdrawn():
                 spoken = [at for at, passage in enumerate(self._said) if passage.role == "assistant"]
                 del self._said[spoken[-1] + 1 if spoken else 0 :]
+            case Mending() as it:
+                self._said[:] = mended(tuple(self._said), 0, it).passages
             case ContextInjected() as it:
                 self._inject(it)
             case ModelSwitched():

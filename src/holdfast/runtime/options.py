@@ -12,6 +12,7 @@ from holdfast.catalog.lookup import Models
 from holdfast.clock import Clock, NewId, Sleep
 from holdfast.engine.confirm import Allowed, Confirm
 from holdfast.engine.gate import Gate
+from holdfast.engine.recovering import StepFunction
 from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
 from holdfast.events.log import Log
@@ -60,7 +61,8 @@ class Options(TypedDict, total=False):
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
     of `skills_mode`. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name`
     and `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt`
-    and `persona`; they are read when a session is created.
+    and `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that
+    they do, such as `rebase_branch`.
     """
 
     model: str
@@ -113,6 +115,7 @@ class Options(TypedDict, total=False):
     clock: Clock
     sleep: Sleep
     new_id: NewId
+    recovery_steps: Mapping[str, StepFunction]
 
 
 CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
@@ -186,6 +189,7 @@ def _misfit(key: str, value: object) -> str | None:
         "clock": (callable(value), "a function that gives the time"),
         "sleep": (callable(value), "a function to await, such as asyncio.sleep"),
         "new_id": (callable(value), "a function that gives an id"),
+        "recovery_steps": (_are_functions(value), "a mapping from names of steps to functions"),
     }.get(key, (True, ""))
     return None if fits else wanted
 
@@ -216,6 +220,10 @@ def _are_skills(value: object) -> bool:
     if isinstance(value, bool | str | Path | SkillStore):
         return True
     return isinstance(value, Sequence) and not isinstance(value, bytes) and _are_paths(value)
+
+
+def _are_functions(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) and callable(one) for name, one in value.items())
 
 
 def _are_layers(value: object) -> bool:

@@ -19,20 +19,24 @@ from holdfast.economics.waiting import NextWake
 from holdfast.engine.alive import Keeper
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.keeping import let_go
+from holdfast.engine.recovering import PlannedRecovery, Recoverer, RecoveryOutcome, Reported
 from holdfast.engine.state import State, fold
 from holdfast.engine.switch import SwitchQuote
 from holdfast.engine.teaching import teach
 from holdfast.engine.turn import Answer, run_turn
 from holdfast.engine.warming import Prewarming, prewarm
-from holdfast.errors import StoreError, UserError
+from holdfast.errors import AbortedError, StoreError, UserError
 from holdfast.events.bus import Bus, Listener
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
+from holdfast.events.payloads_recovery import Trigger
 from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
+from holdfast.recovery.ledger import Incident
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events, models_of
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
+from holdfast.runtime.recovering import recoverer_of, scenario_named, steps_given
 from holdfast.runtime.switching import Reach, quote, switch
 from holdfast.runtime.waking import CacheState, cached_of, wake_of
 from holdfast.stores.open import open_store
@@ -59,6 +63,7 @@ class Session:
         self._turn: asyncio.Task[Answer] | None = None
         self._keeper: Keeper | None = None
         self._tally = Tally()
+        self._recoverer: Recoverer | None = None
 
     @classmethod
     def create(cls, **options: Unpack[Options]) -> Self:
@@ -78,10 +83,12 @@ class Session:
             state = self._load(log)
             pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
             talk = Conversation(pieces.parts, state)
+            steps = steps_given(self._options)
             if pieces.delegation is not None:
                 pieces.delegation.work_for(talk)
             if self._resume is None:
                 await talk.record("system", *first_events(self._options, pieces))
+            self._recoverer = recoverer_of(talk, steps, self._options)
         except BaseException:
             if owned:
                 log.close()
@@ -216,6 +223,34 @@ class Session:
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
         await self._open.record("system", ended)
 
+    async def report_failure(self, scenario: str, *, incident: str = "", detail: str = "") -> Reported:
+        """Say that something known went wrong: its recipe is run, waits for a person, or ends the work.
+
+        What ends the work stops a turn that is under way, and raises `AbortedError`.
+        """
+        try:
+            return await self._recovers.report(scenario_named(scenario), incident=incident, detail=detail)
+        except AbortedError:
+            if self._turn is not None:
+                self._turn.cancel()
+            raise
+
+    async def recover(
+        self, scenario: str, *, incident: str = "", detail: str = "", trigger: Trigger = "automatic"
+    ) -> RecoveryOutcome:
+        """Follow the recipe of a known failure, from the first step that remains, if it may be tried once more."""
+        known = scenario_named(scenario)
+        return await self._recovers.attempt(known, incident=incident, detail=detail, trigger=trigger)
+
+    def plan_recovery(self, scenario: str, *, incident: str = "", trigger: Trigger = "automatic") -> PlannedRecovery:
+        """What `recover` would do now; nothing is done."""
+        return self._recovers.dry_run(scenario_named(scenario), incident=incident, trigger=trigger)
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """What went wrong in this session and is known, and what was tried about it."""
+        return tuple(self._known.incidents.incidents.values())
+
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear every event of this session once it is on the log; call the result to stop."""
         return self._bus.subscribe(listener)
@@ -274,6 +309,12 @@ class Session:
         if self._talk is None:
             raise UserError("the session is not open: use it as `async with Session.create(...) as session`")
         return self._talk
+
+    @property
+    def _recovers(self) -> Recoverer:
+        self._composed  # noqa: B018 - raises where the session is not open.
+        assert self._recoverer is not None
+        return self._recoverer
 
     def _begin(self, message: str | Block | Sequence[Block], emit: Callable[[Delta], None]) -> "asyncio.Task[Answer]":
         talk = self._open

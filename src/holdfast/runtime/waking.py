@@ -5,8 +5,8 @@ import msgspec
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 from holdfast.economics.waiting import NextWake, plan_wake
-from holdfast.engine.answered import SentCall
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.sent import SentCall
 from holdfast.engine.switch import first_rate
 from holdfast.providers.capabilities import capabilities_of
 

@@ -12,12 +12,15 @@ from holdfast.simulator.answer import Answer, Chunk, Cut, Pause
 
 KNOWN_FAULTS = (
     "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1; slow;seconds=1; drip;seconds=1; "
-    "stall;after=1; cut;after=1; malformed;after=1; content-type"
+    "stall;after=1; cut;after=1; malformed;after=1; content-type; window;tokens=1000; marks;max=0; lifetimes; "
+    "thinking; unpaired"
 )
 STALL_SECONDS = 3600.0
 PAUSE_SECONDS_MAX = 3600.0
 AFTER_MAX = 1_000_000
+MOST_MAX = 1_000_000_000
 
+_LIMITS = {"window": "tokens", "marks": "max"}
 _TEXT_SHOWN_CHARS_MAX = 60
 
 
@@ -43,7 +46,21 @@ class DeliveryFault(msgspec.Struct, frozen=True):
     seconds: float = 1.0
 
 
-Fault = StatusFault | DeliveryFault
+Objection = Literal["window", "marks", "lifetimes", "thinking", "unpaired"]
+
+
+class RefusalFault(msgspec.Struct, frozen=True):
+    """The request is refused, in the provider's words, for as long as it is what the provider objects to.
+
+    `window`: it has more than `most` tokens. `marks`: it has more than `most` marks. `lifetimes`: a mark lives longer
+    than the shortest time. `thinking`: thinking comes back in it. `unpaired`: once, whatever it holds.
+    """
+
+    objection: Objection
+    most: int = 0
+
+
+Fault = StatusFault | DeliveryFault | RefusalFault
 
 
 def parse_fault(text: str) -> Fault:
@@ -63,6 +80,14 @@ def parse_fault(text: str) -> Fault:
         fault = DeliveryFault(trouble, after=int(after))
     elif kind == "content-type":
         fault = DeliveryFault("content-type")
+    elif kind in _LIMITS:
+        most = values.pop(_LIMITS[kind], 0.0)
+        if not most.is_integer() or most > MOST_MAX:
+            raise _unknown(text)
+        fault = RefusalFault("window" if kind == "window" else "marks", int(most))
+    elif kind in ("lifetimes", "thinking", "unpaired"):
+        objection: Objection = "lifetimes" if kind == "lifetimes" else "thinking" if kind == "thinking" else "unpaired"
+        fault = RefusalFault(objection)
     else:
         raise _unknown(text)
     if values:

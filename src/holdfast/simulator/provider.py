@@ -30,8 +30,9 @@ from holdfast.simulator.diagnosing import AnsweredRequests
 from holdfast.simulator.dialect import NOTHING as _NOTHING
 from holdfast.simulator.dialect import Asked, Dialect, Setting, Understood, refuse
 from holdfast.simulator.dialects import all_dialects, dialect_of, known_routes, refusing_dialect
-from holdfast.simulator.faults import DeliveryFault, Fault, StatusFault, parse_fault, spoiled
+from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, parse_fault, spoiled
 from holdfast.simulator.named import NamedCaches
+from holdfast.simulator.objections import objection_to, objects
 from holdfast.simulator.records import RecordedRequest, RequestRing
 from holdfast.simulator.reply import reply_content, stop_reason_of
 from holdfast.simulator.script import Improvise, Script, ScriptedReply, parse_script
@@ -154,11 +155,15 @@ class SimulatedProvider:
             return self._whole(dialect, request)
         return self._reply_to(dialect, request, fault)
 
-    def _reply_to(self, dialect: Dialect, request: Understood, ordered: DeliveryFault | None) -> Answer:
+    def _reply_to(self, dialect: Dialect, request: Understood, ordered: DeliveryFault | RefusalFault | None) -> Answer:
         scripted = self._scripted(request)
         fault = ordered or (None if request.prewarmed else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
+        if isinstance(fault, RefusalFault):
+            if objects(fault, request):
+                raise objection_to(request, fault, dialect.provider)
+            fault = None
         outcome, self._entries = begin(request.model.cache, self._entries, request.call)
         reply = self._reply(dialect, request, scripted, outcome)
         spelled = dialect.spell(reply, request)
@@ -213,16 +218,22 @@ class SimulatedProvider:
         return sum(self._count(spell_block(block), factor) for block in content)
 
     def _next_fault(self, request: Understood, scripted: ScriptedReply) -> Fault | None:
-        """The next of the failures that the script puts before this reply; each comes once in a conversation."""
+        """The next of the failures that the script puts before this reply; each comes once in a conversation.
+
+        What a provider objects to it refuses until it is gone.
+        """
         known_by = [(conversation, request.turn) for conversation in request.conversations]
         turn = next((one for one in known_by if one in self._failures), known_by[0])
-        failed = self._failures.get(turn, 0)
-        if failed >= len(scripted.faults):
-            return None
-        self._failures[turn] = failed + 1
-        if len(self._failures) > FAILING_TURNS_MAX:
-            self._failures.popitem(last=False)
-        return scripted.faults[failed]
+        for failed in range(self._failures.get(turn, 0), len(scripted.faults)):
+            fault = scripted.faults[failed]
+            lasting = isinstance(fault, RefusalFault) and fault.objection != "unpaired"
+            if isinstance(fault, RefusalFault) and not objects(fault, request):
+                continue
+            self._failures[turn] = failed if lasting else failed + 1
+            if len(self._failures) > FAILING_TURNS_MAX:
+                self._failures.popitem(last=False)
+            return fault
+        return None
 
     def _fail(self, dialect: Dialect, fault: StatusFault) -> Answer:
         failure = ProviderError(kind_of(fault.status, ""), "this failure was ordered", status=fault.status)

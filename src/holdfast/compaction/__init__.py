@@ -1,0 +1,1 @@
+"""What may leave the prompt, and what stands in its place."""

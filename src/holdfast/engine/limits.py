@@ -1,0 +1,45 @@
+"""What a provider was found not to take, and the plan that keeps to it."""
+
+import msgspec
+
+from holdfast.canonical.prompt import Plan, Ttl
+from holdfast.catalog.rows import CacheRules
+from holdfast.events.payloads_recovery import ProviderLimited
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """None where nothing was found. `short_lifetimes`: marks live no longer than the shortest lifetime."""
+
+    marks_max: int | None = None
+    short_lifetimes: bool = False
+    window_tokens_max: int | None = None
+
+
+UNLIMITED = Limits()
+
+
+def narrowed(limits: Limits, found: ProviderLimited) -> Limits:
+    """Limits only ever become narrower, but for the window: the newest word on it holds."""
+    marks = [most for most in (limits.marks_max, found.marks_max) if most is not None]
+    return Limits(
+        marks_max=min(marks, default=None),
+        short_lifetimes=limits.short_lifetimes or found.short_lifetimes,
+        window_tokens_max=found.window_tokens_max or limits.window_tokens_max,
+    )
+
+
+def limited(plan: Plan, limits: Limits, rules: CacheRules) -> Plan:
+    """The plan without its deepest marks, where there are too many; what is then read is not foreseen."""
+    marks = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
+    if limits.short_lifetimes:
+        short = shortest_lifetime(rules)
+        marks = tuple(mark if mark.ttl == short else msgspec.structs.replace(mark, ttl=short) for mark in marks)
+    if marks == plan.marks:
+        return plan
+    note = f"the provider refused marks as they were planned: {len(marks)} of {len(plan.marks)} are set"
+    return msgspec.structs.replace(plan, marks=marks, notes=(*plan.notes, note), expected_read_tokens=0)
+
+
+def shortest_lifetime(rules: CacheRules) -> Ttl:
+    ttls: tuple[Ttl, ...] = ("5m", "30m", "1h", "12h")
+    return next((ttl for ttl in ttls if ttl in rules.ttls_seconds), "5m")

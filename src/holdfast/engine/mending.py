@@ -1,0 +1,170 @@
+"""What the engine does itself when a provider refuses a request for a reason that is known, before anyone is told."""
+
+from collections.abc import Awaitable, Callable
+
+from holdfast.canonical.reply import Delta, Reply
+from holdfast.catalog.tokens import count_block
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.limits import shortest_lifetime
+from holdfast.engine.recovering import Healed, Recoverer, StepContext, StepFunction
+from holdfast.engine.repairing import ConversationLedger, ViewSteps
+from holdfast.engine.shortening import shortened
+from holdfast.errors import ProviderError, UserError
+from holdfast.events.payloads_recovery import (
+    PassagesMended,
+    ProviderLimited,
+)
+from holdfast.recovery.passages import answered_passages
+from holdfast.recovery.recipes import RECIPES, rules_of, runnable
+from holdfast.recovery.refusals import mark_problem, scenario_of_refusal, window_in
+from holdfast.recovery.scenarios import FailureScenario, StepName
+
+Emit = Callable[[Delta], None]
+Ask = Callable[[Emit], Awaitable[Reply]]
+
+EXCESS_MARGIN = 1.1
+"""How much more than what is too much is cut away: what we count is not quite what the provider counts."""
+
+
+async def ask_and_recover(talk: Conversation, ask: Ask, emit: Emit) -> Reply:
+    """The reply; what is refused for a known reason is mended and asked again, each reason once at most.
+
+    Raises what the provider said last where nothing helped. A reply that has begun is never asked for again.
+    """
+    spoken = False
+
+    def heard(delta: Delta) -> None:
+        nonlocal spoken
+        spoken = True
+        emit(delta)
+
+    try:
+        return await ask(heard)
+    except ProviderError as error:
+        refused = error
+    met: set[FailureScenario] = set()
+    while (scenario := scenario_of_refusal(refused)) is not None and scenario not in met and not spoken:
+        met.add(scenario)
+        mending = _Mending(talk, lambda: ask(heard), scenario, refused)
+        await mending.attempt()
+        if mending.reply is not None:
+            return mending.reply
+        if mending.stopped is not None:
+            raise mending.stopped
+        refused = mending.refused
+    raise refused
+
+
+class _Mending:
+    """One refusal and the steps against it. `refused` is the newest word of the provider."""
+
+    def __init__(
+        self, talk: Conversation, ask: Callable[[], Awaitable[Reply]], scenario: FailureScenario, refused: ProviderError
+    ) -> None:
+        self._talk = talk
+        self._ask = ask
+        self._scenario = scenario
+        self._view = ViewSteps(talk, binds_thinking=talk.parts.model.cache.binds_thinking)
+        self.refused = refused
+        self.reply: Reply | None = None
+        self.stopped: Exception | None = None
+
+    async def attempt(self) -> None:
+        talk, steps = self._talk, self._steps()
+        recipe = runnable(RECIPES[self._scenario], steps.keys())
+        recoverer = Recoverer(
+            ConversationLedger(talk),
+            steps,
+            clock=talk.parts.clock,
+            recipes={self._scenario: recipe},
+            rules=rules_of(talk.state.profile),
+        )
+        # A new turn is a new incident: what was refused has left the conversation by then.
+        turn = talk.state.turn
+        incident = f"{self._scenario.value}/{turn.id if turn else talk.state.session_id}"
+        await recoverer.attempt(self._scenario, incident=incident, detail=str(self.refused))
+
+    def _steps(self) -> dict[StepName, StepFunction]:
+        return {
+            **self._view.steps,
+            StepName.LearnWindow: self._learn_window,
+            StepName.ShortenNewestResults: self._shorten_newest_results,
+            StepName.DropDeepestMarker: self._drop_deepest_marker,
+            **dict.fromkeys(self._talk.parts.overflow_steps, self._given),
+            StepName.RetryRequest: self._retry_request,
+        }
+
+    async def _given(self, context: StepContext) -> str:
+        """A step that makes the view smaller, given with the parts."""
+        before = self._talk.state.passages
+        said = await self._talk.parts.overflow_steps[context.step.name](self._talk)
+        self._view.changed = self._view.changed or self._talk.state.passages is not before
+        return said
+
+    async def _learn_window(self, context: StepContext) -> str:
+        window = window_in(str(self.refused))
+        if window is None:
+            return "the provider does not say how much it takes"
+        found = ProviderLimited(context.scenario.value, window_tokens_max=window.tokens_max)
+        await self._talk.record("system", found)
+        return f"it takes {window.tokens_max} tokens"
+
+    async def _shorten_newest_results(self, context: StepContext) -> str:
+        talk = self._talk
+        factor = talk.parts.model.tokens_factor
+        cut = shortened(
+            talk.state.passages,
+            answered_passages(talk.state.passages),
+            tokens_excess=self._tokens_excess(),
+            count=lambda text: talk.state.calibration.corrected(count_block(text.encode(), factor)),
+        )
+        if cut is None:
+            return "the newest results hold too little for that"
+        await self._view.change(PassagesMended(context.scenario.value, cut))
+        return f"results were cut in {len(cut)} passages"
+
+    def _tokens_excess(self) -> int:
+        """How many tokens are too many, and some more; a guess where the provider does not say."""
+        talk, window = self._talk, window_in(str(self.refused))
+        estimated = talk.state.calibration.corrected(talk.draft.scroll.tokens_total)
+        most = window.tokens_max if window else talk.parts.model.context_tokens_max
+        sent = max(window.tokens_sent or 0, estimated) if window else estimated
+        excess = sent - most if sent > most else estimated // 4
+        return int(excess * EXCESS_MARGIN) + 1
+
+    async def _drop_deepest_marker(self, context: StepContext) -> str:
+        request = self._talk.state.request
+        marks = request.marks if request else ()
+        if not marks:
+            raise UserError("no mark was set")
+        short = shortest_lifetime(self._talk.parts.model.cache)
+        if mark_problem(str(self.refused)) == "lifetimes" and any(mark.ttl != short for mark in marks):
+            found = ProviderLimited(context.scenario.value, short_lifetimes=True)
+            said = f"marks live for {short} from now on"
+        else:
+            found = ProviderLimited(context.scenario.value, marks_max=len(marks) - 1)
+            said = f"{len(marks) - 1} marks at most are set from now on"
+        await self._view.change(found)
+        return said
+
+    async def _retry_request(self, context: StepContext) -> str | Healed:
+        """Ask again, if anything is other than it was; another known reason to refuse it says that this one is gone."""
+        if not self._view.changed:
+            if context.is_last:
+                raise UserError("nothing was found that could be changed")
+            return "nothing was changed, so nothing was sent"
+        self._view.changed = False
+        try:
+            self.reply = await self._ask()
+        except ProviderError as error:
+            self.refused = error
+            now = scenario_of_refusal(error)
+            if now not in (None, self._scenario):
+                return Healed("it is refused for another reason now")
+            if now is None or context.is_last:
+                raise
+            return "refused again"
+        except Exception as error:
+            self.stopped = error
+            raise
+        return Healed("taken")

@@ -1,0 +1,300 @@
+"""Following a recipe: each step done by what the host gave for it, in time, counted, and put on the log."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from holdfast.clock import Clock, Sleep
+from holdfast.errors import AbortedError, UserError
+from holdfast.events.payloads_recovery import (
+    AnyRecoveryPayload,
+    FollowUp,
+    Recovery,
+    RecoveryAttempted,
+    RecoveryEnqueued,
+    RecoveryEscalated,
+    RecoveryFailed,
+    RecoverySucceeded,
+    StepResult,
+    Trigger,
+)
+from holdfast.providers.failures import one_line
+from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger, next_attempt, recorded
+from holdfast.recovery.recipes import (
+    DEFAULT_RULES,
+    RECIPES,
+    Recipes,
+    RecoveryRecipe,
+    RecoveryRules,
+    RecoveryStep,
+    follow_up_of,
+)
+from holdfast.recovery.scenarios import EscalationPolicy, FailureScenario, StepName
+
+logger = logging.getLogger(__name__)
+
+
+class StepContext(msgspec.Struct, frozen=True):
+    """What a step is told: which it is, of which incident, what was reported, and whether others follow."""
+
+    step: RecoveryStep
+    scenario: FailureScenario
+    incident: str
+    detail: str = ""
+    is_last: bool = False
+
+
+class Healed(msgspec.Struct, frozen=True):
+    """What a step gives back that made all those behind it needless."""
+
+    detail: str = ""
+
+
+StepAnswer = str | Healed | None
+StepFunction = Callable[[StepContext], Awaitable[StepAnswer] | StepAnswer]
+"""Does a step, and may say what it did; raises where it could not. One that is not a coroutine runs in a thread."""
+
+Steps = Mapping[StepName, StepFunction]
+Status = Literal["done", "recovered", "failed"]
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    steps_taken: int
+
+
+class PartialRecovery(msgspec.Struct, frozen=True):
+    """The first of the steps that remain is the one that failed; the next attempt starts with it.
+
+    `escalated` says that there is no next one unless a person asks for it.
+    """
+
+    done: tuple[StepName, ...]
+    remaining: tuple[StepName, ...]
+    reason: str
+    escalated: bool = False
+
+
+class EscalationRequired(msgspec.Struct, frozen=True):
+    reason: str
+    policy: EscalationPolicy
+
+
+RecoveryOutcome = Recovered | PartialRecovery | EscalationRequired
+
+
+class PlannedRecovery(msgspec.Struct, frozen=True):
+    """What an attempt would do now. `missing` steps are ones that nobody has given a function for."""
+
+    scenario: FailureScenario
+    incident: str
+    allowed: bool
+    attempt: int
+    attempts_max: int
+    steps: tuple[RecoveryStep, ...]
+    missing: tuple[StepName, ...]
+    pause_seconds: float
+    escalation: EscalationPolicy
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """What became of a known failure: which follow-up it got, and what came of it where that was to run."""
+
+    incident: str
+    follow_up: FollowUp
+    outcome: RecoveryOutcome | None = None
+
+
+class KeepsLedger(Protocol):
+    """Where attempts are recorded; the ledger holds everything that was."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    async def record(self, *payloads: AnyRecoveryPayload) -> None: ...
+
+
+class LedgerInMemory:
+    """For a host without a session; `payloads` are all that was recorded."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ledger = NOTHING_HAPPENED
+        self.payloads: list[AnyRecoveryPayload] = []
+
+    async def record(self, *payloads: AnyRecoveryPayload) -> None:
+        for payload in payloads:
+            self.payloads.append(payload)
+            if isinstance(payload, Recovery):
+                self.ledger = recorded(self.ledger, payload, self._clock())
+
+
+class Recoverer:
+    """Follows recipes, one at a time; never more often than they allow."""
+
+    def __init__(
+        self,
+        keeps: KeepsLedger,
+        steps: Steps,
+        *,
+        clock: Clock,
+        sleep: Sleep = asyncio.sleep,
+        recipes: Recipes = RECIPES,
+        rules: RecoveryRules = DEFAULT_RULES,
+    ) -> None:
+        self._keeps = keeps
+        self._steps = steps
+        self._clock = clock
+        self._sleep = sleep
+        self._recipes = recipes
+        self._rules = rules
+        self._one_at_a_time = asyncio.Lock()
+
+    async def report(self, scenario: FailureScenario, *, incident: str = "", detail: str = "") -> Reported:
+        """Enqueue the recipe of a known failure: it is run, shown to a person, or the work ends by `AbortedError`."""
+        recipe = self._recipe(scenario)
+        key = incident or scenario.value
+        follow_up = follow_up_of(recipe)
+        await self._keeps.record(RecoveryEnqueued(key, scenario.value, follow_up, one_line(detail)))
+        match follow_up:
+            case "run":
+                return Reported(key, follow_up, await self.attempt(scenario, incident=key, detail=detail))
+            case "surface":
+                logger.warning("%s needs a person: `holdfast recovery list` shows what can be done", key)
+                return Reported(key, follow_up)
+            case "end":
+                raise AbortedError(f"{key}: the work ends here; {one_line(detail) or 'its recipe says so'}")
+
+    def dry_run(
+        self, scenario: FailureScenario, *, incident: str = "", trigger: Trigger = "automatic"
+    ) -> PlannedRecovery:
+        """What `attempt` would do now; nothing is done, and nothing recorded."""
+        recipe = self._recipe(scenario)
+        key = incident or scenario.value
+        known = self._keeps.ledger.incidents.get(key)
+        planned = next_attempt(known, recipe, self._rules, at=self._clock(), trigger=trigger)
+        steps = recipe.steps[planned.first_step :] if planned else ()
+        return PlannedRecovery(
+            scenario=scenario,
+            incident=key,
+            allowed=planned is not None,
+            attempt=planned.number if planned else recipe.attempts_max,
+            attempts_max=recipe.attempts_max,
+            steps=steps,
+            missing=tuple(step.name for step in steps if step.name not in self._steps),
+            pause_seconds=planned.pause_seconds if planned else 0.0,
+            escalation=recipe.escalation,
+        )
+
+    async def attempt(
+        self, scenario: FailureScenario, *, incident: str = "", detail: str = "", trigger: Trigger = "automatic"
+    ) -> RecoveryOutcome:
+        """Follow the recipe from its first remaining step; whatever a step does, the outcome is recorded."""
+        async with self._one_at_a_time:
+            recipe = self._recipe(scenario)
+            key = incident or scenario.value
+            known = self._keeps.ledger.incidents.get(key)
+            planned = next_attempt(known, recipe, self._rules, at=self._clock(), trigger=trigger)
+            if planned is None:
+                return await self._refuse(recipe, key, trigger)
+            if planned.pause_seconds:
+                await self._sleep(planned.pause_seconds)
+            begun = RecoveryAttempted(
+                incident=key,
+                scenario=scenario.value,
+                attempt=planned.number,
+                attempts_max=recipe.attempts_max,
+                steps=tuple(step.name.value for step in recipe.steps),
+                first_step=planned.first_step,
+                trigger=trigger,
+            )
+            await self._keeps.record(begun)
+            return await self._follow(recipe, begun, one_line(detail))
+
+    async def _follow(self, recipe: RecoveryRecipe, begun: RecoveryAttempted, detail: str) -> RecoveryOutcome:
+        results: list[StepResult] = []
+        for index in range(begun.first_step, len(recipe.steps)):
+            step, is_last = recipe.steps[index], index == len(recipe.steps) - 1
+            context = StepContext(step, recipe.scenario, begun.incident, detail, is_last)
+            try:
+                results.append(await self._perform(context))
+            except asyncio.CancelledError:
+                stopped = StepResult(step.name.value, "failed", "cancelled")
+                await self._keeps.record(self._failed(recipe, begun, index, (*results, stopped)))
+                raise
+            if results[-1].status == "failed":
+                return await self._give_up(recipe, begun, index, tuple(results))
+            if results[-1].status == "recovered":
+                break
+        await self._keeps.record(RecoverySucceeded(begun.incident, begun.scenario, begun.attempt, tuple(results)))
+        return Recovered(len(results))
+
+    async def _perform(self, context: StepContext) -> StepResult:
+        step, started_at = context.step, self._clock()
+        function = self._steps.get(step.name)
+        if function is None:
+            reason = step.subject or f"no function was given for step {step.name.value!r}"
+            return StepResult(step.name.value, "failed", one_line(reason))
+        try:
+            async with asyncio.timeout(step.seconds_max) as limit:
+                said = await _called(function, context)
+        except TimeoutError as error:
+            reason = f"it took longer than {step.seconds_max:g} s" if limit.expired() else str(error)
+            return self._result(step, "failed", reason or "TimeoutError", started_at)
+        except Exception as error:  # noqa: BLE001 - whatever a host's function raises, it is the step that failed.
+            return self._result(step, "failed", str(error) or type(error).__name__, started_at)
+        if isinstance(said, Healed):
+            return self._result(step, "recovered", said.detail, started_at)
+        return self._result(step, "done", said if isinstance(said, str) else "", started_at)
+
+    def _result(self, step: RecoveryStep, status: Status, detail: str, started_at: float) -> StepResult:
+        return StepResult(step.name.value, status, one_line(detail), max(0.0, self._clock() - started_at))
+
+    async def _give_up(
+        self, recipe: RecoveryRecipe, begun: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
+    ) -> RecoveryOutcome:
+        failed = self._failed(recipe, begun, index, results)
+        used_up = begun.attempt >= recipe.attempts_max or recipe.steps[index].name is StepName.EscalateToHuman
+        at_once = self._rules.escalates_at_once
+        reason = f"{failed.reason}{' (failed at first step)' if index == 0 else ''}"
+        escalated = RecoveryEscalated(begun.incident, begun.scenario, recipe.escalation.value, reason, results)
+        escalates = used_up if at_once else index == 0
+        await self._keeps.record(*((failed,) if at_once or not escalates else ()), *((escalated,) if escalates else ()))
+        if escalates and recipe.escalation is EscalationPolicy.LogAndContinue:
+            # The others are told to a person, or raised.
+            logger.warning("%s is not recovered, and the work goes on: %s", begun.incident, reason)
+        if escalates and index == 0:
+            return EscalationRequired(reason, recipe.escalation)
+        names = tuple(step.name for step in recipe.steps)
+        return PartialRecovery(names[:index], names[index:], failed.reason, escalates)
+
+    def _failed(
+        self, recipe: RecoveryRecipe, begun: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
+    ) -> RecoveryFailed:
+        last = results[-1]
+        reason = f"{begun.scenario}: step {last.step!r} failed: {last.detail}"
+        return RecoveryFailed(begun.incident, begun.scenario, begun.attempt, results, begun.steps[index:], reason)
+
+    async def _refuse(self, recipe: RecoveryRecipe, key: str, trigger: Trigger) -> EscalationRequired:
+        scenario, limit = recipe.scenario.value, recipe.attempts_max
+        reason = f"max recovery attempts ({limit}) exceeded for {scenario}"
+        escalated = RecoveryEscalated(key, scenario, recipe.escalation.value, reason)
+        known = self._keeps.ledger.incidents[key]
+        asked = RecoveryAttempted(key, scenario, known.attempts, limit, known.steps, known.first_step, trigger)
+        await self._keeps.record(*(() if self._rules.escalates_at_once else (asked,)), escalated)
+        return EscalationRequired(reason, recipe.escalation)
+
+    def _recipe(self, scenario: FailureScenario) -> RecoveryRecipe:
+        recipe = self._recipes.get(scenario)
+        if recipe is None:
+            known = ", ".join(one.value for one in self._recipes)
+            raise UserError(f"there is no recipe for {scenario.value!r}; there are {known}")
+        return recipe
+
+
+async def _called(function: StepFunction, context: StepContext) -> StepAnswer:
+    made = function(context) if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function, context)
+    return await made if inspect.isawaitable(made) else made

@@ -1,0 +1,114 @@
+"""The steps that change what a conversation sends, for one that is spoken and for one that is stored."""
+
+import asyncio
+from typing import Protocol
+
+from holdfast.canonical.blocks import is_thinking
+from holdfast.clock import Clock, NewId
+from holdfast.engine.pairing import paired, pairing_faults
+from holdfast.engine.recovering import StepContext, StepFunction
+from holdfast.engine.state import State, apply
+from holdfast.errors import UserError
+from holdfast.events.envelope import Actor, Event
+from holdfast.events.log import Log
+from holdfast.events.payloads import AnyPayload
+from holdfast.events.payloads_recovery import AnyRecoveryPayload, PassagesMended, ProviderLimited, ThinkingDropped
+from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.passages import newest_question
+from holdfast.recovery.scenarios import StepName
+
+
+class HoldsConversation(Protocol):
+    """A state, and the one way to change it."""
+
+    state: State
+
+    async def record(self, actor: Actor, *payloads: AnyPayload) -> None: ...
+
+
+class StoredConversation:
+    """A conversation that nobody speaks just now: its log, and the state that the log makes."""
+
+    def __init__(self, log: Log, state: State, *, clock: Clock, new_id: NewId) -> None:
+        self._log = log
+        self._clock = clock
+        self._new_id = new_id
+        self.state = state
+
+    async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
+        for payload in payloads:
+            at = self._clock()
+            before, session_id = self.state.last_event_id, self.state.session_id
+            event = Event(self._new_id(at), at, session_id, actor, payload, parent_event_id=before)
+            await asyncio.wrap_future(self._log.append((event,)))
+            self.state = apply(self.state, event)
+
+
+class ConversationLedger:
+    """Attempts are events of the conversation."""
+
+    def __init__(self, talk: HoldsConversation) -> None:
+        self._talk = talk
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._talk.state.incidents
+
+    async def record(self, *payloads: AnyRecoveryPayload) -> None:
+        await self._talk.record("system", *payloads)
+
+
+class ViewSteps:
+    """What is mended by events alone. `changed` says whether anything is other than when it was last set to False."""
+
+    def __init__(self, talk: HoldsConversation, *, binds_thinking: bool) -> None:
+        self._talk = talk
+        self._binds_thinking = binds_thinking
+        self.changed = False
+
+    @property
+    def steps(self) -> dict[StepName, StepFunction]:
+        return {
+            StepName.RepairView: self._repair_view,
+            StepName.RevalidateView: self._revalidate_view,
+            StepName.DropOldThinking: self._drop_old_thinking,
+            StepName.DropAllThinking: self._drop_all_thinking,
+            StepName.DropAllMarkers: self._drop_all_markers,
+        }
+
+    async def change(self, payload: PassagesMended | ThinkingDropped | ProviderLimited) -> None:
+        before = self._talk.state
+        await self._talk.record("system", payload)
+        after = self._talk.state
+        self.changed = self.changed or (after.passages, after.limits) != (before.passages, before.limits)
+
+    async def _repair_view(self, context: StepContext) -> str:
+        splices = paired(self._talk.state.passages)
+        if not splices:
+            raise UserError("every call has its result, and every result its call")
+        await self.change(PassagesMended(context.scenario.value, splices))
+        return f"mended in {len(splices)} places"
+
+    async def _revalidate_view(self, context: StepContext) -> None:
+        del context
+        if found := pairing_faults(self._talk.state.passages):
+            raise UserError(found[0])
+
+    async def _drop_old_thinking(self, context: StepContext) -> str:
+        """Where thinking is bound to all that is in front of it, none can stay behind what goes."""
+        passages = self._talk.state.passages
+        return await self._drop_thinking(context, len(passages) if self._binds_thinking else newest_question(passages))
+
+    async def _drop_all_thinking(self, context: StepContext) -> str:
+        return await self._drop_thinking(context, len(self._talk.state.passages))
+
+    async def _drop_thinking(self, context: StepContext, passages: int) -> str:
+        thought = (block for one in self._talk.state.passages[:passages] for block in one.content)
+        blocks = sum(map(is_thinking, thought))
+        if blocks:
+            await self.change(ThinkingDropped(context.scenario.value, passages, blocks))
+        return f"blocks of thinking that are sent no more: {blocks}"
+
+    async def _drop_all_markers(self, context: StepContext) -> str:
+        await self.change(ProviderLimited(context.scenario.value, marks_max=0))
+        return "no marks are set from now on"

@@ -1,0 +1,74 @@
+"""How tool results that do not fit into a model's window are cut: those that no model has taken yet, largest first."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from holdfast.canonical.blocks import Block, Text, ToolResult
+from holdfast.canonical.prompt import Passage
+from holdfast.events.payloads_recovery import Splice
+
+RESULT_CHARS_KEPT_MIN = 2_000
+"""What is left of a result at the least; half of it from its beginning, half from its end."""
+
+CountTokens = Callable[[str], int]
+
+_Place = tuple[int, int]
+
+
+def shortened(
+    passages: Sequence[Passage], first: int, *, tokens_excess: int, count: CountTokens
+) -> tuple[Splice, ...] | None:
+    """Results from passage `first` on, cut so that so many tokens are saved; None where they do not hold as many."""
+    sizes: dict[_Place, int] = {
+        (at, index): count(_text_of(block))
+        for at in range(first, len(passages))
+        for index, block in enumerate(passages[at].content)
+        if isinstance(block, ToolResult) and len(_text_of(block)) > RESULT_CHARS_KEPT_MIN
+    }
+    cuts: dict[_Place, ToolResult] = {}
+    left = tokens_excess
+    for place in sorted(sizes, key=lambda place: -sizes[place]):
+        if left <= 0:
+            break
+        result = passages[place[0]].content[place[1]]
+        assert isinstance(result, ToolResult)
+        cuts[place], saved = _cut_by(result, left, tokens=sizes[place], count=count)
+        left -= saved
+    return _splices(passages, cuts) if left <= 0 and cuts else None
+
+
+def _cut_by(result: ToolResult, tokens_wanted: int, *, tokens: int, count: CountTokens) -> tuple[ToolResult, int]:
+    """The result with so many tokens less, or as short as it may become; and how many tokens that saved."""
+    kept = int(len(_text_of(result)) * max(0, tokens - tokens_wanted) / max(1, tokens))
+    while True:
+        kept = max(RESULT_CHARS_KEPT_MIN, kept)
+        cut = _cut(result, kept)
+        saved = tokens - count(_text_of(cut))
+        if saved >= tokens_wanted or kept == RESULT_CHARS_KEPT_MIN:
+            return cut, saved
+        # Text is not equally dense everywhere, and the note takes tokens too.
+        kept = int(kept * 0.8)
+
+
+def _text_of(block: ToolResult) -> str:
+    return "\n".join(part.text for part in block.content if isinstance(part, Text))
+
+
+def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
+    """Its text in one block, less its middle; pictures and what else it holds stay."""
+    text = _text_of(result)
+    half = chars_kept // 2
+    note = f"\n[... {len(text) - 2 * half} characters are left out here: the whole did not fit into the window ...]\n"
+    others = tuple(part for part in result.content if not isinstance(part, Text))
+    return msgspec.structs.replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
+
+
+def _splices(passages: Sequence[Passage], cuts: dict[_Place, ToolResult]) -> tuple[Splice, ...]:
+    splices = []
+    for at in sorted({at for at, _ in cuts}):
+        content: tuple[Block, ...] = tuple(
+            cuts.get((at, index), block) for index, block in enumerate(passages[at].content)
+        )
+        splices.append(Splice(at, 1, (msgspec.structs.replace(passages[at], content=content),)))
+    return tuple(splices)

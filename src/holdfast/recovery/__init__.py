@@ -1,0 +1,1 @@
+"""Which failures are known, what is done about each, and how often."""

@@ -1,0 +1,66 @@
+"""Whether a request is what a provider was ordered to object to, and the words in which each provider does."""
+
+import msgspec
+
+from holdfast.canonical.blocks import is_thinking
+from holdfast.errors import ProviderError
+from holdfast.simulator.anthropic.checks import check_window as check_anthropic_window
+from holdfast.simulator.dialect import Understood, refuse
+from holdfast.simulator.faults import RefusalFault
+from holdfast.simulator.gemini.checks import check_window as check_gemini_window
+from holdfast.simulator.openai.checks import check_window as check_openai_window
+
+_WINDOWS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}
+
+_WORDS = {
+    "anthropic": {
+        "lifetimes": "system.0.cache_control.ephemeral.ttl: Extra inputs are not permitted",
+        "thinking": "messages.1.content.0: Invalid `signature` in `thinking` block",
+        "unpaired": "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1. "
+        "Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
+    },
+    "gemini": {
+        "thinking": "Thought signature is not valid.",
+        "unpaired": "Please ensure that function response turn comes immediately after a function call turn.",
+    },
+}
+_OTHERS = {
+    "lifetimes": "Invalid value for 'prompt_cache_breakpoint': ttl is not supported.",
+    "thinking": "The encrypted content of the reasoning item at input.1 could not be verified; send it as it came.",
+    "unpaired": "No tool output found for function call 'call_1'.",
+}
+
+
+def objects(fault: RefusalFault, request: Understood) -> bool:
+    match fault.objection:
+        case "window":
+            return request.call.tokens > fault.most
+        case "marks":
+            return len(request.call.marks) > fault.most
+        case "lifetimes":
+            lifetimes = request.model.cache.ttls_seconds
+            shortest = min(lifetimes.values(), default=0)
+            return any(lifetimes.get(mark.ttl, 0) > shortest for mark in request.call.marks)
+        case "thinking":
+            return any(is_thinking(block) for message in request.messages for block in message.content)
+        case "unpaired":
+            return True
+
+
+def objection_to(request: Understood, fault: RefusalFault, provider: str) -> ProviderError:
+    """What the provider says to a request that it objects to."""
+    match fault.objection:
+        case "window":
+            smaller = msgspec.structs.replace(request.model, context_tokens_max=fault.most)
+            try:
+                _WINDOWS.get(provider, check_openai_window)(request.call.tokens, smaller)
+            except ProviderError as error:
+                return error
+            return refuse("prompt is too long")
+        case "marks" if provider == "anthropic":
+            found = len(request.call.marks)
+            return refuse(f"A maximum of {fault.most} blocks with cache_control may be provided. Found {found}.")
+        case "marks":
+            return refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")
+        case said:
+            return refuse(_WORDS.get(provider, _OTHERS).get(said, _OTHERS[said]))
