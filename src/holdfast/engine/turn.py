@@ -1,8 +1,7 @@
 """One turn: the user speaks, the model answers, tools run in between; each step decided, done, recorded."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
@@ -15,56 +14,36 @@ from holdfast.canonical.blocks import (
     Text,
     ToolResult,
     ToolUse,
-    is_thinking,
     mend_surrogates,
     text_of,
 )
-from holdfast.canonical.encoding import ENCODING, canonical_json, digest
-from holdfast.canonical.pieces import shared_links
-from holdfast.canonical.reply import Delta, Reply, ReplyFinished, StopReason
-from holdfast.canonical.transcript import is_blank
+from holdfast.canonical.encoding import canonical_json, digest
+from holdfast.canonical.reply import Reply, StopReason
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
-from holdfast.economics.cost import cost_usd
-from holdfast.engine.completions import Heard
+from holdfast.engine.asking import Emit, call_model
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
-from holdfast.engine.diagnosing import Sent, asking, is_refused
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
-from holdfast.engine.gate import Claim, Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
-from holdfast.engine.keeping import Reference, forget, reference
-from holdfast.engine.mending import ask_and_recover
-from holdfast.engine.planned import claim_of, plan_next
-from holdfast.engine.repeating import completion_key, finished, keep_reply, kept_deltas
 from holdfast.engine.sent import Turn
 from holdfast.engine.state import open_calls
-from holdfast.engine.teaching import teach_news
-from holdfast.engine.views import sent_view, view_of
+from holdfast.engine.views import view_of
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.payloads import (
     AnyPayload,
     ContextInjected,
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
     MessageAppended,
     MessagesWithdrawn,
-    RequestPrepared,
     TurnCancelled,
     TurnCompleted,
     TurnStarted,
 )
-from holdfast.layers.assemble import assemble, emissions
+from holdfast.layers.assemble import emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
-from holdfast.providers.diagnosing import compares
-from holdfast.providers.tier_parameters import settings_of
-
-DRAIN_SECONDS_MAX = 0.2
 
 _REFUSED = ("invalid_request", "context_overflow")
 
-Emit = Callable[[Delta], None]
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
 EndReason = StopReason | Literal["step_limit"]
 
@@ -92,7 +71,7 @@ async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> 
         while True:
             match next_step(talk.state, steps_max=talk.parts.steps_max):
                 case CallModel():
-                    last = await _call_model(talk, emit)
+                    last = await call_model(talk, emit)
                     if not last.content:
                         break
                 case RunTools(calls):
@@ -124,7 +103,9 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     # What a crash left behind is closed first: the log only ever grows.
     if talk.state.call_open is not None:
         interrupted = ProviderError("cancelled", "interrupted")
-        await talk.record("system", _failed(talk, interrupted, retries=0, started_at=talk.parts.clock(), partial=None))
+        await talk.record(
+            "system", failed_call(talk, interrupted, retries=0, started_at=talk.parts.clock(), partial=None)
+        )
     if talk.state.turn is not None:
         await _abandon(talk, "error")
     if calls := open_calls(talk.state):
@@ -140,170 +121,6 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     current = await talk.parts.volatile()
     early, late = _injections(talk, current)
     await talk.record("user", *early, MessageAppended(Message("user", content)), *late)
-
-
-async def _call_model(talk: Conversation, emit: Emit) -> Reply:
-    return await ask_and_recover(talk, lambda heard: _ask_with_cache(talk, heard), emit)
-
-
-async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
-    """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
-    talk.draft.update(assemble(sent_view(talk.state)))
-    kept = await reference(talk)
-    if kept is None:
-        return await _ask_model(talk, emit, None)
-    try:
-        return await _ask_model(talk, emit, kept)
-    except ProviderError as error:
-        if error.status not in (400, 403, 404):
-            raise
-        # Whatever the provider calls it: the request with the cache is refused, and without it may not be.
-        await forget(talk, str(error))
-    return await _ask_model(talk, emit, None)
-
-
-async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> Reply:
-    """A provider that takes no request which asks for a diagnosis is asked without, now and from then on."""
-    given = kept.parameters if kept else talk.parameters
-    sent = asking(talk, given)
-    try:
-        return await _send(talk, emit, kept, sent)
-    except ProviderError as error:
-        if not is_refused(talk, sent, error):
-            raise
-    return await _send(talk, emit, kept, Sent(given))
-
-
-async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Sent) -> Reply:
-    parts, state = talk.parts, talk.state
-    scroll = talk.draft.scroll
-    shared = shared_links(state.links, scroll.links)
-    plan = plan_next(talk, scroll, shared)
-    start = kept.pieces if kept else 0
-    key = completion_key(talk, kept.parameters if kept else talk.parameters, plan, start=start)
-    if (repeated := await _repeat(talk, key, emit)) is not None:
-        return repeated
-    body = scroll.render(parts.adapter.opening(sent.parameters), plan.marks, start=start)
-    estimated = state.calibration.corrected(scroll.tokens_total)
-    prepared = RequestPrepared(
-        plan=plan,
-        encoding=ENCODING,
-        shared_blocks=shared,
-        links=tuple(scroll.links[shared:]),
-        parameters_digest=digest(parts.adapter.opening(talk.parameters)),
-        body_bytes=len(body),
-        settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
-        moved=talk.draft.move(shared) if shared < len(state.links) else None,
-    )
-    claim = claim_of(talk, scroll, plan)
-    with talk.promise(estimated):
-        heard = Heard(listening=parts.completions is not None)
-        async with cross(parts.gate, claim, parts.clock) as crossing:
-            request_id = parts.new_id(crossing.started_at)
-            waited = crossing.waited_seconds
-            started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
-            await talk.record("agent", prepared, started)
-            reply, retries = await _exchange(talk, body, crossing, emit, sent=sent, heard=heard)
-        told = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
-        completed = _completed(talk, told, crossing, retries=retries, request_id=request_id)
-        kept_now = keep_reply(talk, key, heard, reply)
-        completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=kept_now)
-        said = await _take(talk, reply, completed)
-    await teach_news(talk)
-    return said
-
-
-async def _repeat(talk: Conversation, key: str, emit: Emit) -> Reply | None:
-    """What was answered to an equal request a moment ago; nothing is sent, and nothing is paid."""
-    deltas = kept_deltas(talk, key)
-    reply = finished(deltas)
-    if reply is None:
-        return None
-    at = talk.parts.clock()
-    for delta in deltas:
-        emit(delta)
-    completed = _completed(talk, reply, Crossing(Claim(""), at), retries=0, request_id=talk.parts.new_id(at))
-    return await _take(talk, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=key))
-
-
-async def _take(talk: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
-    """Record a call that was answered, and make its reply part of the conversation."""
-    # What no provider takes back is not made part of it: blank text, or thinking and nothing else.
-    content = sendable_content(reply.content)
-    said = (MessageAppended(Message("assistant", content)),) if content else ()
-    await talk.record("agent", completed, *said)
-    return msgspec.structs.replace(reply, content=content)
-
-
-def _completed(
-    talk: Conversation, reply: Reply, crossing: Crossing, *, retries: int, request_id: str
-) -> LlmCallCompleted:
-    parts = talk.parts
-    return LlmCallCompleted(
-        model=parts.model.id,
-        provider=parts.model.provider,
-        usage=reply.usage,
-        cost_usd=cost_usd(reply.usage, talk.price(reply.usage.tokens_sent)),
-        pricing_version=parts.pricing_version,
-        latency_ms=_since(talk, crossing.started_at),
-        stop_reason=reply.stop_reason,
-        produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
-        produced_thinking_blocks=sum(map(is_thinking, reply.content)),
-        request_id=request_id,
-        response_id=reply.id,
-        retry_count=retries,
-        diagnosis=reply.diagnosis,
-    )
-
-
-async def _exchange(
-    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, sent: Sent, heard: Heard
-) -> tuple[Reply, int]:
-    """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
-    parts, started_at = talk.parts, crossing.started_at
-    reader = parts.adapter.stream_reader()
-    retries = 0
-
-    def on_retry(attempt: int, error: ProviderError) -> None:
-        nonlocal retries
-        retries = attempt
-
-    sending = parts.wire.send(parts.adapter.endpoint(sent.parameters), body, on_retry=on_retry)
-    try:
-        async with aclosing(sending) as chunks:
-            async for chunk in chunks:
-                heard.hear(chunk)
-                for delta in reader.feed(chunk):
-                    crossing.begun()
-                    emit(delta)
-                    if isinstance(delta, ReplyFinished):
-                        await _drain(chunks)
-                        return delta.reply, retries
-        raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
-    except ProviderError as error:
-        failed = _failed(talk, error, retries=retries, started_at=started_at, partial=reader.partial())
-        refused = is_refused(talk, sent, error)
-        await talk.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
-        raise
-    except asyncio.CancelledError:
-        partial = reader.partial()
-        stopped = ProviderError("cancelled", "cancelled by the caller")
-        payloads: list[AnyPayload] = [_failed(talk, stopped, retries=retries, started_at=started_at, partial=partial)]
-        if content := sendable_content(partial.content if partial else ()):
-            payloads.append(MessageAppended(Message("assistant", content)))
-        await talk.record("agent", *payloads)
-        raise
-
-
-async def _drain(chunks: AsyncGenerator[bytes, None]) -> None:
-    """Read to the end what is there already, so that the connection can be used again."""
-    try:
-        async with asyncio.timeout(DRAIN_SECONDS_MAX):
-            async for _ in chunks:
-                pass
-    except (TimeoutError, ProviderError):
-        # The reply is whole; what the connection does afterwards is of no concern.
-        return
 
 
 async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
@@ -381,30 +198,6 @@ def _injections(
     return tuple(one for one in events if not one.ephemeral), tuple(one for one in events if one.ephemeral)
 
 
-def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
-    """What of a reply can be sent back: providers refuse blank text, and a message that is nothing but thinking."""
-    kept = tuple(block for block in content if not is_blank(block))
-    return kept if any(not is_thinking(block) for block in kept) else ()
-
-
-def _failed(
-    talk: Conversation, error: ProviderError, *, retries: int, started_at: float, partial: Reply | None
-) -> LlmCallFailed:
-    opened = talk.state.call_open
-    usage = partial.usage if partial else Usage()
-    return LlmCallFailed(
-        model=talk.parts.model.id,
-        provider=talk.parts.model.provider,
-        error_class=error.kind,
-        error_message_redacted=str(error),
-        retry_count=retries,
-        latency_ms=_since(talk, started_at),
-        request_id=opened.request_id if opened else "",
-        usage=usage,
-        cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)),
-    )
-
-
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
     """A user's words as they can be sent: no lone surrogates, no empty text."""
     if strange := next((one for one in content if not isinstance(one, Text | Image)), None):
@@ -414,7 +207,3 @@ def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
     if not kept:
         raise UserError("there is nothing to send: the message is empty")
     return kept
-
-
-def _since(talk: Conversation, started_at: float) -> int:
-    return round((talk.parts.clock() - started_at) * 1000)
