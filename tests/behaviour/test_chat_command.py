@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite import SqliteStore
+from skill_folders import write_skill
 
 
 def chat(folder: Path, *words: str, said: str = "") -> Result:
@@ -205,6 +206,18 @@ def test_skills_of_the_folder_are_listed_with_what_could_not_be_loaded(tmp_path:
     output = offline(tmp_path, "/skills").stdout
     assert "good (workspace, 1 tokens): Does good." in output
     assert "1 could not be loaded; `holdfast skills validate` says why" in output
+
+
+def test_skills_of_another_program_are_there_when_asked_for_and_again_on_resuming(tmp_path: Path) -> None:
+    write_skill(tmp_path / ".claude/skills", "theirs")
+    assert "theirs" not in offline(tmp_path, "/skills").stdout
+    result = offline(tmp_path, "/skills", "hello", "/tools", words=("--also-skills", ".claude/skills"))
+    assert "theirs (workspace" in result.stdout
+    assert "skill_load" in result.stdout
+    resume = result.stderr.splitlines()[-1].strip()
+    assert resume.endswith("--simulate --also-skills .claude/skills")
+    again = CliRunner().invoke(command, resume.split()[1:], input="hello\n")
+    assert (again.exit_code, "not there any more" in again.stderr) == (0, False)
 
 
 def test_model_lists_quotes_and_switches(tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ def test_without_a_folder_home_and_workspace_are_read(place: Path) -> None:
     assert "theirs" in run("list", "--also", ".claude/skills").stdout
     assert run("show", "mine").exit_code == 0
     assert "theirs" in run("index", "--also", ".claude/skills").stdout
+    (place / "home/.holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
+    assert "theirs" in run("list").stdout
 
 
 def test_without_any_skill_there_is_nothing_to_say(place: Path) -> None:

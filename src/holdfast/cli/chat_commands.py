@@ -101,9 +101,11 @@ def _context(room: Room, argument: str) -> None:
 
 
 def _skills(room: Room, argument: str) -> None:
-    from holdfast.sources.skills.library import default_skills_dir, read_library, skill_roots
+    from holdfast.runtime.skills import usual_roots
+    from holdfast.sources.skills.library import read_library
 
-    library = read_library(skill_roots(default_skills_dir(room.setting.environ), room.setting.workspace))
+    setting = room.setting
+    library = read_library(usual_roots(setting.config, setting.environ, workspace=setting.workspace))
     skills = library.store.list_skills()
     if not skills:
         room.screen.tell("no skills; they are folders with a SKILL.md in .holdfast/skills, here or at home")

@@ -57,7 +57,9 @@ def enter(wishes: Wishes, screen: Screen, environ: Mapping[str, str]) -> int:
 
 def _setting(wishes: Wishes, stored: State | None, environ: Mapping[str, str]) -> Setting:
     workspace = workspace_of(wishes, stored)
-    config = load_config(environ, workspace=workspace, flags={"model": wishes.model})
+    config = load_config(
+        environ, workspace=workspace, flags={"model": wishes.model, "also_skills": wishes.also_skills or None}
+    )
     models = with_overrides(shipped_models(), config.models)
     if stored is None or stored.model:
         name = stored.model if stored else config.model

@@ -54,6 +54,7 @@ class Wishes(msgspec.Struct, frozen=True):
     yes: bool = False
     thinking: bool = False
     spend_max_usd: Decimal | None = None
+    also_skills: tuple[str, ...] = ()
     store: str | None = None
 
     @property
@@ -118,6 +119,8 @@ def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace:
         "confirm_seconds_max": CONFIRM_SECONDS_MAX,
         "allow_uncached": True,
     }
+    if wishes.also_skills:
+        options["also_skills"] = wishes.also_skills
     if wishes.keep_alive:
         options["keep_alive"] = True
     if wishes.spend_max_usd is not None:
@@ -131,6 +134,7 @@ def resume_command(wishes: Wishes, session_id: str) -> str:
     """What to type to go on, from any folder."""
     words = ["holdfast", "chat", "--resume", session_id]
     words += ["--simulate"] if wishes.simulate else []
+    words += [word for folder in wishes.also_skills for word in ("--also-skills", folder)]
     words += ["--store", wishes.store] if wishes.store else []
     return shlex.join(words)
 

@@ -141,11 +141,14 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
     import os
     from pathlib import Path
 
-    from holdfast.sources.skills.library import default_skills_dir, library_at, read_library, skill_roots
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skills import usual_roots
+    from holdfast.sources.skills.library import library_at, read_library
 
     if folder is None:
-        home = Path(os.environ.get("HOME") or Path.home())
-        return read_library(skill_roots(default_skills_dir(), Path.cwd(), home=home, also=also), mode)
+        here = Path.cwd()
+        config = load_config(os.environ, workspace=here, flags={"also_skills": also or None})
+        return read_library(usual_roots(config, os.environ, workspace=here), mode)
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
     return library_at(folder, mode)

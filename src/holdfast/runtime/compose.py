@@ -60,6 +60,7 @@ _SETTINGS = (
     "keep_alive_usd_max",
     "cache_ttl_seconds",
     "cache_over_an_hour",
+    "also_skills",
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt by which the price of not caching is shown."""

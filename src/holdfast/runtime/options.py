@@ -54,9 +54,10 @@ class Options(TypedDict, total=False):
     `allowed` gives the reason why a call may not run at all.
 
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
-    of `skills_mode`. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name`
-    and `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt`
-    and `persona`; they are read when a session is created.
+    of `skills_mode`; `also_skills` names folders of other programs to be read with the usual ones. With
+    `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and `persona_name` are
+    files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and `persona`; they are
+    read when a session is created.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Options(TypedDict, total=False):
     memory: bool
     skills: bool | str | Path | Sequence[str | Path] | SkillStore
     skills_mode: SkillMode
+    also_skills: Sequence[str]
     enforce_allowed_tools: bool
     delegate: bool | int
     delegation_depth_max: int
@@ -115,8 +117,8 @@ _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
     *("profile", "layout", "padding", "base_url", "api_key"),
 )
-_LISTS = ("tools", "betas", "stop_sequences", "models", "confirm_for", "read_roots")
-_TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for")
+_TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
+_LISTS = ("tools", "read_roots", *_TEXT_LISTS)
 
 
 def checked(options: Options) -> Options:
