@@ -128,6 +128,25 @@ async def test_a_read_that_is_short_is_found(tmp_path: Path) -> None:
     assert "call 2 does not hold: 0 tokens were read of" in result.output
 
 
+def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(tmp_path: Path) -> None:
+    invoke = CliRunner().invoke
+    chat = ["chat", str(tmp_path), "--simulate", "--store", str(tmp_path / "log.db")]
+    (tmp_path / "AGENTS.md").write_text(PROMPT)
+    invoke(command, chat, input="hello\nhello again\n", catch_exceptions=False)
+    invoke(command, [*chat, "--resume"], input="and again\nand once more\n", catch_exceptions=False)
+    with SqliteStore(tmp_path / "log.db") as store:
+        (row,) = store.sessions()
+    certify = ["certify", row.id[:20], "--db", str(tmp_path / "log.db")]
+    result = invoke(command, certify)
+    assert result.exit_code == 0, result.output
+    assert "A simulated cache ends with its process. First in a new one: call 3;" in result.output
+    assert "4 requests hold" in result.output
+    made = json.loads(invoke(command, [*certify, "--json"]).output)
+    assert [one["restarted"] for one in made] == [False, False, True, False]
+    assert made[2]["expected_read_tokens"] > 1_000
+    assert made[3]["read_tokens"] >= made[3]["expected_read_tokens"] > 1_000
+
+
 async def test_a_prefix_that_moved_is_found_with_its_layer_and_byte(tmp_path: Path) -> None:
     kept = Kept(tmp_path, layout="seed")
     await kept.play()

@@ -204,7 +204,7 @@ def test_skills_of_the_folder_are_listed_with_what_could_not_be_loaded(tmp_path:
         folder.mkdir(parents=True)
         (folder / "SKILL.md").write_text(text)
     output = offline(tmp_path, "/skills").stdout
-    assert "good (workspace, 1 tokens): Does good." in output
+    assert "good (workspace, 1 token): Does good." in output
     assert "1 could not be loaded; `holdfast skills validate` says why" in output
 
 

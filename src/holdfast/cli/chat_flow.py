@@ -21,7 +21,8 @@ from holdfast.cli.chat_screen import (
 )
 from holdfast.cli.chat_setup import Wishes, check_reach, options_of, resume_command, stored_chat, workspace_of
 from holdfast.cli.chat_talk import LoopThread, Talk, Warnings
-from holdfast.cli.chat_texts import counted, dollars, shortened_lines, visible
+from holdfast.cli.chat_texts import dollars, shortened_lines, visible
+from holdfast.cli.counts import counted
 from holdfast.cli.requests import printable
 from holdfast.cli.stores import open_configured
 from holdfast.engine.state import State

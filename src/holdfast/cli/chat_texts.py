@@ -9,6 +9,7 @@ from msgspec.structs import astuple
 
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.usage import Usage
+from holdfast.cli.counts import counted
 from holdfast.cli.requests import printable
 from holdfast.economics.waiting import NextWake
 from holdfast.ledger.turns import TurnCost, total
@@ -76,10 +77,6 @@ def clock_time(seconds: float) -> str:
 
 def dollars(amount: Decimal) -> str:
     return f"-${-amount:.4f}" if amount < 0 else f"${amount:.4f}"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def percent(share: float) -> str:

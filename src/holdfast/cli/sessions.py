@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.counts import counted
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.events.envelope import Event
-    from holdfast.events.log import Log, SessionRow
+    from holdfast.events.log import SessionRow
     from holdfast.ledger.calls import CallRecord
     from holdfast.ledger.verdicts import Verdict
 
@@ -61,7 +62,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     from holdfast.ledger.verdicts import verdicts
 
     with open_configured(db) as log:
-        events = _events(log, session_id)
+        events = list(log.read(found_session(log, session_id)))
     records = tuple(calls(events))
     judged = {one.request_id: one.verdict for one in verdicts(events, configured_models())}
     if as_json:
@@ -89,7 +90,7 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     kept += f", ${elsewhere:.6f} of it for delegated tasks" if handed_over else ""
     total = sum((one.cost_usd for one in records), keeping + pinging + elsewhere)
     models = ", then ".join(dict.fromkeys(one.model for one in records))
-    click.echo(f"{len(records)} calls, ${total:.6f}{kept}; {models or 'none'}")
+    click.echo(f"{counted(len(records), 'call')}, ${total:.6f}{kept}; {models or 'none'}")
     for line in _beginning(events):
         click.echo(line)
 
@@ -102,22 +103,15 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Remove one session and all its events for good."""
     with open_configured(db) as log:
-        count = len(_events(log, session_id))
+        session_id = found_session(log, session_id)
+        what = f"session {session_id} with {counted(sum(1 for _ in log.read(session_id)), 'event')}"
         if dry_run:
-            click.echo(f"would delete session {session_id} with {count} events")
+            click.echo(f"would delete {what}")
             return
         if not yes:
-            click.confirm(f"Delete session {session_id} with {count} events for good?", abort=True)
-        click.echo(f"deleted session {session_id} with {log.delete(session_id)} events")
-
-
-def _events(log: "Log", session_id: str) -> "list[Event]":
-    from holdfast.errors import UserError
-
-    events = list(log.read(session_id))
-    if not events:
-        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
-    return events
+            click.confirm(f"Delete {what} for good?", abort=True)
+        log.delete(session_id)
+        click.echo(f"deleted {what}")
 
 
 def _beginning(events: "list[Event]") -> "Iterator[str]":

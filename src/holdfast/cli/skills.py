@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -142,7 +144,7 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
     from pathlib import Path
 
     from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import usual_roots
+    from holdfast.runtime.skill_folders import usual_roots
     from holdfast.sources.skills.library import library_at, read_library
 
     if folder is None:
@@ -163,7 +165,7 @@ def _one_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill"
     if Path(target).exists():
         library = _library(target, mode, also)
         if len(library.reports) > 1:
-            raise UserError(f"there are {len(library.reports)} skills in {target!r}; name the folder of one")
+            raise UserError(f"there are {counted(len(library.reports), 'skill')} in {target!r}; name the folder of one")
         found = library.store.list_skills()
         if not found:
             raise SkillValidationError([str(one) for one in library.reports[0].findings if one.severity == "error"])

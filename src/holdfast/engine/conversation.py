@@ -71,6 +71,7 @@ class Parts(msgspec.Struct, frozen=True):
     keep_alive: KeepAlive | None = None
     gate: Gate | None = None
     account: str = ""
+    simulated: bool = False
 
 
 class Conversation:

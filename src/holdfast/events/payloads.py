@@ -47,6 +47,8 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class SessionStarted(Payload, frozen=True, tag="session.started"):
+    """What a `simulated` session takes is nobody's money."""
+
     model: str
     workspace_path: str | None = None
     workspace_hash: str | None = None
@@ -56,6 +58,7 @@ class SessionStarted(Payload, frozen=True, tag="session.started"):
     spend_max_usd: Decimal | None = None
     parameters: Parameters | None = None
     parent: Parent | None = None
+    simulated: bool = False
 
 
 class SessionEnded(Payload, frozen=True, tag="session.ended"):

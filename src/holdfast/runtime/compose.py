@@ -28,6 +28,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, EpochOpened, SessionStarted, SkillLoaded
 from holdfast.layers.builder import sendable, split_at_boundary
 from holdfast.layers.render import render_instructions, render_settings
+from holdfast.ledger.simulated import is_simulated
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.providers.capabilities import capabilities_of
@@ -132,6 +133,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         keep_alive=_keep_alive(options, config),
         gate=gate_of(options),
         account=account_of(speaks_through),
+        simulated=is_simulated(log, state.session_id) if state.model else options.get("simulated", False),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)
@@ -171,6 +173,7 @@ def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:
         layout="seed" if config.profile == "seed" else config.layout,
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
+        simulated=parts.simulated,
     )
     opened = EpochOpened(1, pieces.pinned, parts.toolbox.specs, skills=pieces.skills, padding=pieces.padding)
     return started, opened, *pieces.preloaded

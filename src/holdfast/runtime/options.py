@@ -36,15 +36,15 @@ class ProvidesWire(Protocol):
 class Options(TypedDict, total=False):
     """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
 
-    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be
-    a function. `workspace` adds the project's instruction files, its git state and the date. A model that does not
-    cache is taken only with `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made
-    longer, `models` which other models the session may use, `calls_expected` how many calls it is likely to make; all
-    three matter only when a session is created. `wire` replaces the network, for example by a simulated provider;
-    `store` is a path, a URL or a store. Sessions that start with the same head let one of them write it first;
-    `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
-    cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
-    pay, for `keep_alive_usd_max` at most.
+    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be a
+    function. `workspace` adds the project's instruction files, its git state and the date. A model that does not cache
+    is taken only with `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made longer,
+    `models` which other models the session may use, `calls_expected` how many calls it is likely to make; all three
+    matter only when a session is created. `wire` replaces the network, for example by a simulated provider; `simulated`
+    says when a session is created that what it takes is nobody's money. `store` is a path, a URL or a store. Sessions
+    that start with the same head let one of them write it first; `gate=False` lets all go at once, a `Gate` is shared
+    by those that are given it. `prewarm` puts the head into the cache when the session is entered. `keep_alive` lets an
+    idle session use its cache again where that is expected to pay, for `keep_alive_usd_max` at most.
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
@@ -56,8 +56,8 @@ class Options(TypedDict, total=False):
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
     of `skills_mode`; `also_skills` names folders of other programs to be read with the usual ones. With
     `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and `persona_name` are
-    files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and `persona`; they are
-    read when a session is created.
+    files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and `persona`; they
+    are read when a session is created.
     """
 
     model: str
@@ -101,6 +101,7 @@ class Options(TypedDict, total=False):
     stop_sequences: Sequence[str]
     store: Log | str | Path
     wire: Wire | ProvidesWire
+    simulated: bool
     base_url: str
     api_key: str
     gate: Gate | bool
@@ -169,6 +170,7 @@ def _misfit(key: str, value: object) -> str | None:
         "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
+        "simulated": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),

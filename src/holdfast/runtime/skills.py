@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,10 +16,10 @@ from holdfast.events.payloads import SkillLoaded
 from holdfast.layers.builder import sendable
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
-from holdfast.sources.home import user_home
+from holdfast.runtime.skill_folders import usual_roots
 from holdfast.sources.skills.found import SKILL_FILE, SkillRoot
 from holdfast.sources.skills.index import skill_index
-from holdfast.sources.skills.library import SkillLibrary, load_skill, read_library, skill_roots
+from holdfast.sources.skills.library import SkillLibrary, load_skill, read_library
 from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
 from holdfast.sources.skills.store import SkillStore
 
@@ -67,13 +67,6 @@ def session_skills(options: Options, config: Config, state: State, *, workspace:
         logger.warning("skills of this session are not there any more: %s", ", ".join(gone))
     limits = ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max)
     return SessionSkills(store, bool(store) or usual, limits, options.get("enforce_allowed_tools", False))
-
-
-def usual_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
-    """The user's and the workspace's folders, and those of other programs that the configuration asks for."""
-    also = config.also_skills
-    home = user_home(environ) if also else None
-    return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also)
 
 
 def _loaded(

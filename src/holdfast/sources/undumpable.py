@@ -15,5 +15,5 @@ def hide_from_other_processes() -> bool:
     if sys.platform != "linux":
         return False
     with contextlib.suppress(OSError, AttributeError):
-        return ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0)
     return False
