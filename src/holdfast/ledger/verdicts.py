@@ -1,28 +1,16 @@
 """Whether the cache held at each call, and if it did not, why, at whose fault, and what that cost."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import Image, ToolResult
-from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Mark, Place, Ttl
+from holdfast.canonical.prompt import Mark, Place, Plan, Ttl
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import Models, price_at, utc_date
+from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
-from holdfast.events.envelope import Event
-from holdfast.events.payloads import (
-    CachePinged,
-    EpochOpened,
-    LlmCallCompleted,
-    LlmCallStarted,
-    MessageAppended,
-    MessagesWithdrawn,
-    ModelSwitched,
-    RequestPrepared,
-)
+from holdfast.events.payloads import LlmCallCompleted
 from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
@@ -73,15 +61,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.kind in UNEXPECTED
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """A call and its verdict, by the id of the event that completed it."""
-
-    event_id: str
-    request_id: str
-    verdict: Verdict
-
-
-class _Left(msgspec.Struct, frozen=True):
+class Left(msgspec.Struct, frozen=True):
     """What the last request left in the cache."""
 
     model: str
@@ -93,72 +73,31 @@ class _Left(msgspec.Struct, frozen=True):
     images: bool
 
 
-class _Request(msgspec.Struct, frozen=True):
-    """A request that is under way: what was planned on purpose before it, and how many blocks the one before had."""
+class Request(msgspec.Struct, frozen=True):
+    """A request as it was sent: what was planned on purpose before it, and how it stands to the one before."""
 
-    prepared: RequestPrepared
     at: float
+    plan: Plan
+    chain: str
+    settings: Mapping[str, str]
     blocks_before: int
+    blocks_shared: int
+    moved_layer: str | None
+    moved_byte: int | None
     planned: tuple[str, str] | None
     images: bool
 
 
-def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[Judged]:
-    """One for every completed call of a session, in order; calls of models that the catalog does not know have none."""
-    chain: list[Link] = []
-    left: _Left | None = None
-    newest: _Request | None = None
-    sent: dict[str, _Request | None] = {}
-    planned: tuple[str, str] | None = None
-    images = False
-    answered = 0
-    for event in events:
-        match event.payload:
-            case EpochOpened(epoch=epoch) if epoch > 1:
-                planned = ("epoch", f"epoch {epoch} was opened")
-            case ModelSwitched(after=after):
-                planned = ("model", f"the model was switched to {after}")
-                chain.clear()
-            case MessagesWithdrawn():
-                del chain[answered:]
-            case MessageAppended(message=message):
-                images = images or any(map(_has_image, message.content))
-            case RequestPrepared() as it:
-                newest = _Request(it, event.at, len(chain), planned, images)
-                planned = None
-                del chain[it.shared_blocks :]
-                chain += it.links
-            case LlmCallStarted(request_id=request_id):
-                sent[request_id] = newest
-            case CachePinged() as it if it.piece is not None and left is not None and it.sent_at >= left.used_at:
-                kept = it.usage.cache_read + it.usage.cache_write
-                left = msgspec.structs.replace(left, used_at=it.sent_at, tokens=kept, ttl=it.ttl, mark=it.piece)
-            case LlmCallCompleted() as it:
-                answered = len(chain)
-                request, row = sent.pop(it.request_id, newest), models.get(it.model)
-                if request is not None and row is not None:
-                    found = _judge(left, request, it, row, drop_tokens_min=drop_tokens_min)
-                    yield Judged(event.id, it.request_id, found)
-                    left = _left_by(request, it, row)
-            case _:
-                pass
-
-
-def _has_image(block: object) -> bool:
-    if isinstance(block, ToolResult):
-        return any(isinstance(part, Image) for part in block.content)
-    return isinstance(block, Image)
-
-
-def _left_by(request: _Request, call: LlmCallCompleted, row: Model) -> _Left:
-    tail = _tail(request.prepared.plan.marks)
-    return _Left(
+def left_by(request: Request, call: LlmCallCompleted, row: Model) -> Left:
+    """What a call has left in the cache for the next one."""
+    tail = _tail(request.plan.marks)
+    return Left(
         model=call.model,
         used_at=request.at,
         tokens=_kept_tokens(call.usage, row.cache),
         ttl=tail.ttl if tail else None,
         mark=tail.piece if tail else None,
-        settings=dict(request.prepared.settings),
+        settings=request.settings,
         images=request.images,
     )
 
@@ -178,9 +117,15 @@ def _kept_tokens(usage: Usage, rules: CacheRules) -> int:
             return 0
 
 
-def _judge(
-    left: _Left | None, request: _Request, call: LlmCallCompleted, row: Model, *, drop_tokens_min: int
+def judge(
+    left: Left | None,
+    request: Request,
+    call: LlmCallCompleted,
+    row: Model,
+    *,
+    drop_tokens_min: int = DROP_TOKENS_MIN,
 ) -> Verdict:
+    """Whether the call read what the one before had left, and if not, the first cause that holds."""
     usage = call.usage
     expected = left.tokens if left is not None else 0
     if expected and expected - usage.cache_read < drop_tokens_min:
@@ -189,27 +134,26 @@ def _judge(
     if not expected:
         return msgspec.structs.replace(found, read_tokens=usage.cache_read)
     price = price_at(row, utc_date(request.at), usage.tokens_sent)
-    tail = _tail(request.prepared.plan.marks)
+    tail = _tail(request.plan.marks)
     written = write_rate(tail.ttl, price) if tail is not None else price.input
     lost = max(Decimal(0), written - price.cache_read) * max(0, expected - usage.cache_read) / _MILLION
     return msgspec.structs.replace(found, expected_tokens=expected, read_tokens=usage.cache_read, lost_usd=lost)
 
 
-def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules: CacheRules) -> Verdict:
+def _cause(left: Left | None, request: Request, call: LlmCallCompleted, rules: CacheRules) -> Verdict:
     """The first of the causes that holds; the last one is what is left."""
-    prepared, usage = request.prepared, call.usage
+    usage = call.usage
     if request.planned is not None:
         component, detail = request.planned
         return Verdict("planned", component=component, detail=detail)
     if left is not None and (changed := _changed_setting(left, request, rules)) is not None:
         return changed
-    if prepared.shared_blocks < request.blocks_before:
-        moved = prepared.links[0] if prepared.links else None
+    if request.blocks_shared < request.blocks_before:
         return Verdict(
             "prefix_changed",
-            component=moved.layer if moved else None,
-            byte=moved.start if moved else None,
-            detail=f"block {prepared.shared_blocks} of {request.blocks_before} is another than before",
+            component=request.moved_layer,
+            byte=request.moved_byte,
+            detail=f"block {request.blocks_shared} of {request.blocks_before} is another than before",
         )
     if usage.tokens_sent < rules.tokens_min:
         return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, and {rules.tokens_min} are the least")
@@ -220,10 +164,10 @@ def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules:
     shortest = min(rules.ttls_seconds.values(), default=lifetime)
     if lifetime and idle >= lifetime:
         return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, kept for {lifetime} s")
-    if shortest and idle >= shortest and not prepared.plan.expected_read_tokens:
+    if shortest and idle >= shortest and not request.plan.expected_read_tokens:
         # The end was kept for longer; what stood in front of it was not, and lifetimes did not upgrade.
         return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, and a part was kept for {shortest} s only")
-    if rules.kind == "marks" and left.mark is not None and not _within_reach(left.mark, prepared.plan.marks, rules):
+    if rules.kind == "marks" and left.mark is not None and not _within_reach(left.mark, request.plan.marks, rules):
         return Verdict(
             "lookback_miss",
             component="history",
@@ -232,9 +176,9 @@ def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules:
     return Verdict("provider_side", detail="the same bytes, in time, and not read")
 
 
-def _changed_setting(left: _Left, request: _Request, rules: CacheRules) -> Verdict | None:
+def _changed_setting(left: Left, request: Request, rules: CacheRules) -> Verdict | None:
     """The changed setting that costs most, if one costs anything."""
-    before, after = left.settings, dict(request.prepared.settings)
+    before, after = left.settings, request.settings
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     changed += ["images"] if request.images != left.images else []
     costs = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
