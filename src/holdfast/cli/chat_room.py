@@ -106,7 +106,7 @@ class Room:
 
     def _conclude(self, over: Over) -> None:
         if over.cancelled:
-            self.screen.note("cancelled; what was said so far is kept")
+            self.screen.note("cancelled; what was said so far is kept, and its tokens are estimated")
             if not self.screen.interactive:
                 raise KeyboardInterrupt
         elif isinstance(over.error, HoldfastError):

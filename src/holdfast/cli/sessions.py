@@ -58,16 +58,20 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 
     import msgspec
 
+    from holdfast.events.payloads import LlmCallFailed
     from holdfast.ledger.books import entries
     from holdfast.ledger.calls import delegated, keeping_cost_usd, pinging_cost_usd
 
     with open_configured(db) as log:
         events = list(log.read(found_session(log, session_id)))
     made = tuple(entries(events, configured_models()))
+    payloads = (event.payload for event in events)
+    guessed = {it.request_id for it in payloads if isinstance(it, LlmCallFailed) and it.output_estimated}
     if as_json:
         shown = [
             {
                 **msgspec.to_builtins(one.record),
+                "output_estimated": one.record.request_id in guessed,
                 "prefix_held": one.record.prefix_held,
                 "verdict": msgspec.to_builtins(one.verdict),
             }
@@ -78,7 +82,9 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
     from holdfast.cli.tables import show_table
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
-    show_table(headings, (_call_row(one.record, one.verdict) for one in made))
+    show_table(headings, (_call_row(one.record, one.verdict, guessed) for one in made))
+    if any(one.record.request_id in guessed for one in made):
+        click.echo("~ of a call that broke off, the output is estimated from what arrived")
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
     kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
@@ -133,11 +139,13 @@ def _session_row(row: "SessionRow") -> tuple[str, ...]:
     return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
 
 
-def _call_row(call: "CallRecord", verdict: "Verdict | None") -> tuple[str, ...]:
+def _call_row(call: "CallRecord", verdict: "Verdict | None", guessed: set[str]) -> tuple[str, ...]:
     usage = call.usage
     held = "held" if call.prefix_held else f"moved: {call.moved_layer} at byte {call.moved_byte}"
-    numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
-    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held, *_told(verdict))
+    numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
+    output = f"{'~' if call.request_id in guessed else ''}{usage.output}"
+    money = f"${call.cost_usd:.6f}"
+    return (str(call.number), _time(call.at), *map(str, numbers), output, money, held, *_told(verdict))
 
 
 def _told(verdict: "Verdict | None") -> tuple[str, str]:

@@ -26,6 +26,7 @@ from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.broken_off import Arrived
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
@@ -118,7 +119,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     # What a crash left behind is closed first: the log only ever grows.
     if talk.state.call_open is not None:
         interrupted = ProviderError("cancelled", "interrupted")
-        await talk.record("system", _failed(talk, interrupted, retries=0, started_at=talk.parts.clock(), partial=None))
+        await talk.record("system", _failed(talk, interrupted, retries=0, started_at=talk.parts.clock()))
     if talk.state.turn is not None:
         await _abandon(talk, "error")
     if calls := open_calls(talk.state):
@@ -210,7 +211,7 @@ def _completed(
 async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: Emit) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
     parts, started_at = talk.parts, crossing.started_at
-    reader = parts.adapter.stream_reader()
+    reader, arrived = parts.adapter.stream_reader(), Arrived()
     retries = 0
 
     def on_retry(attempt: int, error: ProviderError) -> None:
@@ -223,20 +224,21 @@ async def _exchange(talk: Conversation, body: bytes, crossing: Crossing, emit: E
             async for chunk in chunks:
                 for delta in reader.feed(chunk):
                     crossing.begun()
+                    arrived.take(delta)
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
                         return delta.reply, retries
         raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
-        await talk.record(
-            "agent", _failed(talk, error, retries=retries, started_at=started_at, partial=reader.partial())
-        )
+        taken = arrived.taken(reader.partial(), parts.model.tokens_factor)
+        await talk.record("agent", _failed(talk, error, retries=retries, started_at=started_at, taken=taken))
         raise
     except asyncio.CancelledError:
         partial = reader.partial()
         stopped = ProviderError("cancelled", "cancelled by the caller")
-        payloads: list[AnyPayload] = [_failed(talk, stopped, retries=retries, started_at=started_at, partial=partial)]
+        taken = arrived.taken(partial, parts.model.tokens_factor)
+        payloads: list[AnyPayload] = [_failed(talk, stopped, retries=retries, started_at=started_at, taken=taken)]
         if content := sendable_content(partial.content if partial else ()):
             payloads.append(MessageAppended(Message("assistant", content)))
         await talk.record("agent", *payloads)
@@ -336,10 +338,15 @@ def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def _failed(
-    talk: Conversation, error: ProviderError, *, retries: int, started_at: float, partial: Reply | None
+    talk: Conversation,
+    error: ProviderError,
+    *,
+    retries: int,
+    started_at: float,
+    taken: tuple[Usage, bool] = (Usage(), False),
 ) -> LlmCallFailed:
     opened = talk.state.call_open
-    usage = partial.usage if partial else Usage()
+    usage, output_estimated = taken
     return LlmCallFailed(
         model=talk.parts.model.id,
         provider=talk.parts.model.provider,
@@ -350,6 +357,7 @@ def _failed(
         request_id=opened.request_id if opened else "",
         usage=usage,
         cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)),
+        output_estimated=output_estimated,
     )
 
 

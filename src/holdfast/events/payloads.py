@@ -257,6 +257,7 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     request_id: str
     usage: Usage = Usage()  # What the provider had reported before the call broke off; it is paid for all the same.
     cost_usd: Decimal = Decimal(0)
+    output_estimated: bool = False
 
 
 class ToolCalled(Payload, frozen=True, tag="tool.called"):
