@@ -155,6 +155,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
 def _checked_model(options: Options, state: State, model: Model) -> Model:
     if state.model:
         _check_unchanged(options, state)
+        _check_workspace(options, state)
     elif not options.get("allow_uncached"):
         check_caching(model, options.get("clock", system_clock)())
     return model
@@ -201,6 +202,20 @@ def _check_unchanged(options: Options, state: State) -> None:
         if now != before:
             shown = f": this one has {before!r}" if key in ("model", "layout", "profile", "name") else ""
             raise UserError(f"{key} is told when a session is created and cannot change{shown}; leave it out to resume")
+
+
+def _check_workspace(options: Options, state: State) -> None:
+    """What was said of one folder is seldom true of another: whoever means another has to say so."""
+    folder = options.get("workspace")
+    if folder is None or options.get("another_workspace"):
+        return
+    now = str(Path(folder).resolve())
+    if now != state.workspace_path:
+        before = "no workspace" if state.workspace_path is None else repr(state.workspace_path)
+        raise UserError(
+            f"session {state.session_id} works in {before}, not in {now!r}; leave out workspace to go on there, or say "
+            "another_workspace=True if the other one is meant"
+        )
 
 
 def check_caching(model: Model, at: float) -> None:

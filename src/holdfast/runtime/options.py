@@ -37,14 +37,15 @@ class Options(TypedDict, total=False):
     """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
 
     `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be a
-    function. `workspace` adds the project's instruction files, its git state and the date. A model that does not cache
-    is taken only with `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made longer,
-    `models` which other models the session may use, `calls_expected` how many calls it is likely to make; all three
-    matter only when a session is created. `wire` replaces the network, for example by a simulated provider; `simulated`
-    says when a session is created that what it takes is nobody's money. `store` is a path, a URL or a store. Sessions
-    that start with the same head let one of them write it first; `gate=False` lets all go at once, a `Gate` is shared
-    by those that are given it. `prewarm` puts the head into the cache when the session is entered. `keep_alive` lets an
-    idle session use its cache again where that is expected to pay, for `keep_alive_usd_max` at most.
+    function. `workspace` adds the project's instruction files, its git state and the date; a session stays in its own
+    unless `another_workspace` says that another one is meant. A model that does not cache is taken only with
+    `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made longer, `models` which
+    other models the session may use, `calls_expected` how many calls it is likely to make; all three matter only when a
+    session is created. `wire` replaces the network, for example by a simulated provider; `simulated` says when a
+    session is created that what it takes is nobody's money. `store` is a path, a URL or a store. Sessions that start
+    with the same head let one of them write it first; `gate=False` lets all go at once, a `Gate` is shared by those
+    that are given it. `prewarm` puts the head into the cache when the session is entered. `keep_alive` lets an idle
+    session use its cache again where that is expected to pay, for `keep_alive_usd_max` at most.
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
@@ -82,6 +83,7 @@ class Options(TypedDict, total=False):
     confirm_for: Sequence[SideEffects]
     confirm_seconds_max: float
     workspace: str | Path
+    another_workspace: bool
     name: str
     profile: Profile
     layout: Layout
@@ -137,10 +139,17 @@ def checked(options: Options) -> Options:
     for text, named in (("system_prompt", "preset_name"), ("persona", "persona_name")):
         if text in given and named in given:
             raise UserError(f"{text} and {named} say the same thing twice; give one of them")
-    workspace = given.get("workspace")
+    _check_folders(given)
+    return cast("Options", given)  # Every key and value was just checked.
+
+
+def _check_folders(given: Mapping[str, object]) -> None:
+    workspace, roots = given.get("workspace"), given.get("read_roots")
     if isinstance(workspace, str | Path) and not Path(workspace).is_dir():
         raise UserError(f"workspace {str(workspace)!r} is not a folder")
-    return cast("Options", given)  # Every key and value was just checked.
+    for root in roots if isinstance(roots, Sequence) else ():
+        if not Path(root).is_dir():
+            raise UserError(f"read_roots: {str(root)!r} is not a folder; check the path, or leave it out")
 
 
 def _misfit(key: str, value: object) -> str | None:
@@ -170,6 +179,7 @@ def _misfit(key: str, value: object) -> str | None:
         "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
+        "another_workspace": (isinstance(value, bool), "True or False"),
         "simulated": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
