@@ -106,16 +106,25 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
 def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
-    """Remove one session and all its events for good."""
+    """Remove one session for good, with all its events and the long outputs that were kept of it."""
+    import os
+
+    from holdfast.engine.kept_outputs import OUTPUTS, forget, outputs_of
+    from holdfast.sources.home import holdfast_home
+
     with open_configured(db) as log:
         session_id = found_session(log, session_id)
         what = f"session {session_id} with {counted(sum(1 for _ in log.read(session_id)), 'event')}"
+        outputs = outputs_of(holdfast_home(os.environ) / OUTPUTS, session_id)
+        what += f" and {counted(outputs.count, 'long output')} kept in files" if outputs else ""
         if dry_run:
             click.echo(f"would delete {what}")
             return
         if not yes:
             click.confirm(f"Delete {what} for good?", abort=True)
         log.delete(session_id)
+        if outputs:
+            forget(outputs)
         click.echo(f"deleted {what}")
 
 
