@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_what_would_have_to_be_asked_is_refused(tmp_path: Path) -> None:
     assert "write_file: nobody is here to be asked; --yes would allow it" in result.stderr
     assert "The user did not allow this call" in result.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_network_the_host_and_what_to_do_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://{address}")
+    result = chat(tmp_path, said="hello\n")
+    assert f"the connection to {address} failed: nothing listens there" in result.stderr
+    assert "to try things without a network: holdfast chat --simulate" in result.stderr
+    assert result.exit_code == 1
 
 
 def test_yes_allows_it(tmp_path: Path) -> None:

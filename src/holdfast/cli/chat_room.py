@@ -17,7 +17,7 @@ from holdfast.cli.chat_turn import TurnView
 from holdfast.cli.requests import printable
 from holdfast.clock import system_clock
 from holdfast.engine.confirm import Confirmation, ConfirmationRequest
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ProviderError
 from holdfast.events.log import Log
 from holdfast.runtime.config import Config
 from holdfast.runtime.session import Session
@@ -112,5 +112,8 @@ class Room:
         elif isinstance(over.error, HoldfastError):
             self.failed = True
             self.screen.complain(printable(str(over.error)))
+            unreached = isinstance(over.error, ProviderError) and over.error.kind == "network" and not self.session.cost
+            if unreached:
+                self.screen.note("to try things without a network: holdfast chat --simulate")
         elif over.error is not None:
             raise over.error
