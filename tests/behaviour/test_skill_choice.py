@@ -139,6 +139,15 @@ async def test_a_lenient_session_has_skills_that_break_a_rule(agent: MakeAgent, 
     assert index.endswith(": Works.")
 
 
+async def test_a_lenient_session_can_load_a_skill_whose_name_is_too_long(agent: MakeAgent, tmp_path: Path) -> None:
+    name = "long-" * 20
+    write_skill(tmp_path, name, front=f"name: {name}\ndescription: Works.\n", body="Do it.\n")
+    one = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
+    async with one.session as session:
+        await session.send("hello")
+        assert results(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
+
+
 async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_own_folder_followed(
     agent: MakeAgent, tmp_path: Path
 ) -> None:

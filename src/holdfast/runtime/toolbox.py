@@ -64,7 +64,13 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
     roots = roots_of(workspace, [*extra, *([folder] if folder else [])]) if workspace else None
     remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
-        (*options.get("tools", ()), *built_in, *remembering, *(skill_tools() if skilled.offered else ()), *more),
+        (
+            *options.get("tools", ()),
+            *built_in,
+            *remembering,
+            *(skill_tools(skilled.store) if skilled.offered else ()),
+            *more,
+        ),
         clock=options.get("clock", system_clock),
         rules=rules,
         around=Surroundings(
