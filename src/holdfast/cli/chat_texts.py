@@ -83,11 +83,14 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-def status_line(usage: Usage, cost_usd: Decimal, *, session_usd: Decimal, warm_seconds: float) -> str:
+def status_line(
+    usage: Usage, cost_usd: Decimal, *, session_usd: Decimal, warm_seconds: float, estimated: bool = False
+) -> str:
     """What a turn took, and how long its prompt can still be read from the cache."""
+    output = f"{'about ' if estimated else ''}{usage.output:,}"
     warm = clock_time(warm_seconds) if warm_seconds > 0 else "cold"
     return (
-        f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {usage.output:,} · {dollars(cost_usd)} · "
+        f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {output} · {dollars(cost_usd)} · "
         f"session {dollars(session_usd)} · cache {warm}"
     )
 

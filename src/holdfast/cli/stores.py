@@ -41,7 +41,12 @@ def found_session(log: "Log", said: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UserError(f"there is no session {said!r}; `holdfast sessions list` shows all")
+        short = (
+            f"; the start of an id needs {PREFIX_CHARACTERS_MIN} characters"
+            if len(said) < PREFIX_CHARACTERS_MIN
+            else ""
+        )
+        raise UserError(f"there is no session {said!r}{short}; `holdfast sessions list` shows all")
     more = f" and {len(found) - CANDIDATES_MAX} more" if len(found) > CANDIDATES_MAX else ""
     raise UserError(
         f"{len(found)} sessions begin with {said!r}: {', '.join(found[:CANDIDATES_MAX])}{more}; say more of it"
