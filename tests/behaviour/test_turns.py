@@ -35,6 +35,7 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.providers.registry import adapter_for
 from holdfast.stores.sqlite import SqliteStore
 
 
@@ -548,6 +549,20 @@ async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrive
         # Of a reply that only lacks its last event the provider has said all.
         assert (whole.usage.output, whole.output_estimated) == (7, False)
         assert session.cost == cut.cost_usd + whole.cost_usd
+
+
+async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed(agent: MakeAgent) -> None:
+    wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], adapter_for("openai-chat"))
+    one = agent(model="openai-chat:gpt-5.6", wire=wire)
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await wire.paused.wait()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        assert len(session.history) == 2
+    (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+    assert (failed.usage, failed.output_estimated) == (Usage(), False)
 
 
 async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent: MakeAgent) -> None:

@@ -143,6 +143,7 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
     import os
     from pathlib import Path
 
+    from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
     from holdfast.runtime.skill_folders import usual_roots
     from holdfast.sources.skills.library import library_at, read_library
@@ -151,6 +152,8 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
         here = Path.cwd()
         config = load_config(os.environ, workspace=here, flags={"also_skills": also or None})
         return read_library(usual_roots(config, os.environ, workspace=here), mode)
+    if also:
+        raise UserError("--also is for your own skills and those of the workspace; leave it out, or leave out DIR")
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
     return library_at(folder, mode)
