@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents import MakeAgent, moved_prefixes, says
+from agents import MakeAgent, ReplayWire, moved_prefixes, says
 from holdfast import ConfirmationRequest, LayerText, MemoryStore, Session, SimulatedProvider, UserError
 from holdfast.canonical.blocks import ToolUse
 from holdfast.clock import ManualClock
@@ -167,6 +167,46 @@ async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: P
         assert (await again.send("Two.")).stop_reason == "end_turn"
 
 
+async def test_a_session_goes_on_in_another_workspace_only_if_that_is_meant(tmp_path: Path) -> None:
+    here, there, alias = (tmp_path / name for name in ("here", "there", "alias"))
+    here.mkdir()
+    there.mkdir()
+    alias.symlink_to(here)
+    (there / "note.txt").write_text("from there")
+    read = ToolUse("t1", "read_file", '{"path": "note.txt"}')
+    wire = ReplayWire([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
+    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "wire": wire}
+    in_here: Options = {**options, "workspace": here}
+    async with Session.create(**in_here) as session:
+        await session.send("One.")
+    in_there: Options = {**options, "workspace": there}
+    reason = f"works in '{here}', not in '{there}'; leave out workspace to go on there, or say another_workspace=True"
+    with pytest.raises(UserError, match=reason):
+        async with Session.resume(session.id, **in_there):
+            pass
+    in_alias: Options = {**options, "workspace": alias}
+    for same in (in_alias, options):
+        async with Session.resume(session.id, **same) as again:
+            await again.send("Two.")
+    in_there["another_workspace"] = True
+    async with Session.resume(session.id, **in_there) as moved:
+        await moved.send("Three.")
+        assert results(moved) == ["from there"]
+
+
+async def test_a_session_without_a_workspace_gets_one_only_if_that_is_meant(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with new_session(SimulatedProvider(), store=store) as session:
+        await session.send("One.")
+    resumed: Options = {"store": store, "wire": SimulatedProvider(), "workspace": tmp_path}
+    with pytest.raises(UserError, match="works in no workspace, not in"):
+        async with Session.resume(session.id, **resumed):
+            pass
+    resumed["another_workspace"] = True
+    async with Session.resume(session.id, **resumed) as again:
+        assert (await again.send("Two.")).stop_reason == "end_turn"
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -182,6 +222,8 @@ async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: P
         ({"confirm_seconds_max": True}, "confirm_seconds_max must be a number of seconds above 0"),
         ({"read_roots": [3]}, "read_roots must be a list of paths"),
         ({"read_roots": "/"}, "read_roots must be a list, not str"),
+        ({"read_roots": ["/", "/nope"]}, "read_roots: '/nope' is not a folder; check the path, or leave it out"),
+        ({"another_workspace": "yes"}, "another_workspace must be True or False, not str"),
     ],
 )
 async def test_options_that_make_no_sense_are_refused(options: Options, reason: str) -> None:

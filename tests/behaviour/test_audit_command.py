@@ -58,7 +58,7 @@ def test_what_was_spent_and_lost_stands_on_top_in_plain_words(folder: Path) -> N
     spent = (3.75 * written + 0.30 * read + 3 * plain + 15 * output) / 1e6
     assert lines[0] == f"You spent ${spent:.4f} on 7 calls in 2 sessions, 2026-04-01 to 2026-04-01."
     assert lines[1].startswith("$0.0759 of it (")
-    assert lines[1].endswith("went to 1 cold calls.")
+    assert lines[1].endswith("went to 1 cold call.")
     assert "Holdfast's plan would have cost" in lines[2]
 
 
@@ -84,15 +84,15 @@ def test_json_tells_causes_models_sessions_and_broken_lines(folder: Path) -> Non
 
 
 def test_the_list_is_cut_and_says_so(folder: Path) -> None:
-    assert "1 sessions more" in audit(folder, "--limit", 1).output
+    assert "1 session more" in audit(folder, "--limit", 1).output
     assert "quay" not in audit(folder, "--limit", 1).output
 
 
 def test_one_session_is_looked_at_by_the_start_of_its_id(folder: Path) -> None:
     assert report(folder, "--session", SESSION[:6]).calls == 5
-    with pytest.raises(UserError, match="0 sessions start with 'nobody'"):
+    with pytest.raises(UserError, match="no sessions begin with 'nobody'; `--json`"):
         audit(folder, "--session", "nobody")
-    with pytest.raises(UserError, match="2 sessions start with ''"):
+    with pytest.raises(UserError, match="2 sessions begin with '': 0ther000"):
         audit(folder, "--session", "")
 
 
@@ -112,7 +112,7 @@ def test_files_that_were_last_written_before_the_day_are_not_read(folder: Path) 
 def test_a_model_without_a_price_is_named_and_its_tokens_counted(tmp_path: Path) -> None:
     path = Script(model="claude-unheard-of\x1b[31m").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
     output = audit(path).output
-    assert "No price is known for anthropic:claude-unheard-of [31m: 1 calls with 5,103 tokens" in output
+    assert "No price is known for anthropic:claude-unheard-of [31m: 1 call with 5,103 tokens" in output
     assert "\x1b" not in output
     assert report(path).spent_usd == 0
 
@@ -237,3 +237,12 @@ def test_a_narrow_terminal_is_shown_less_and_nothing_is_folded(folder: Path, col
     rows = [line for line in shown.decode().splitlines() if line.startswith(SESSION[:8])]
     assert ["sonnet-4-6" in row for row in rows] == [model]
     assert all("$" in row.split()[-1] for row in rows)
+
+
+def test_what_has_no_time_is_said_to_have_no_date(tmp_path: Path) -> None:
+    script = loop([10])
+    for line in script.lines:
+        del line["timestamp"]
+    output = audit(script.write(tmp_path / "a.jsonl")).output
+    assert "in 1 session, undated to undated." in output
+    assert "1970" not in output

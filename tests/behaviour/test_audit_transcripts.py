@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from client_transcripts import SESSION, Script, loop, usage
+from client_transcripts import SESSION, START, Script, loop, usage
 from holdfast.canonical.blocks import ToolResult
 from holdfast.canonical.usage import Usage
 from holdfast.errors import UserError
@@ -77,7 +77,16 @@ def test_without_time_stamps_calls_follow_one_another(tmp_path: Path) -> None:
 def test_a_time_that_cannot_be_is_none(tmp_path: Path, time: str) -> None:
     script = loop([])
     script.lines[0]["timestamp"] = time
-    assert only(script.write(tmp_path / "a.jsonl")).recording.calls[0].at == 0.0
+    # The next best time is that of the reply.
+    assert only(script.write(tmp_path / "a.jsonl")).recording.calls[0].at == START.timestamp()
+
+
+def test_replies_to_nothing_that_was_recorded_have_their_own_times(tmp_path: Path) -> None:
+    script = Script().reply(usage(0, 9_000))
+    script.at += 60
+    script.reply(usage(9_003, 500))
+    calls = only(script.write(tmp_path / "a.jsonl")).recording.calls
+    assert [call.at - START.timestamp() for call in calls] == [0, 60]
 
 
 def test_what_the_client_made_up_itself_is_no_call(tmp_path: Path) -> None:

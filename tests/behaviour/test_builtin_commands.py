@@ -1,6 +1,9 @@
 """The tool that runs commands: what it shows, what it hides, and that nothing it started runs on."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -174,6 +177,48 @@ def test_what_is_named_like_a_secret_is_left_out() -> None:
     kept = ("PATH", "HOME", "KEYBOARD", "MONKEY", "SSH_AUTH_SOCK", "LANG")
     left_out = ("OPENAI_API_KEY", "APIKEY", "AWS_SECRET_ACCESS_KEY", "npm_token", "DB_PASSWORD", "SIGNING_KEY", "KEY")
     assert without_secrets(dict.fromkeys((*kept, *left_out), "x")) == dict.fromkeys(kept, "x")
+
+
+def test_an_address_with_a_password_in_it_is_left_out() -> None:
+    kept = {"PROXY": "http://proxy:3128/", "PAGE": "https://a.example/x:y@z", "USER_AT": "ssh://me@host:22/"}
+    left_out = {"DATABASE_URL": "postgresql://me:pass@host/db", "BROKER": "redis://:pass@host:6379"}
+    assert without_secrets(kept | left_out) == kept
+
+
+SPY = """
+import asyncio, ctypes, os, sys
+from pathlib import Path
+from holdfast.engine.builtin.commands import command_tool
+from toolboxes import call
+from holdfast.engine.context import Surroundings
+from holdfast.engine.dispatch import Toolbox
+from holdfast.engine.tools import tool
+from holdfast.sources.confined import roots_of
+
+if os.geteuid() == 0:
+    # Nothing can be hidden from root.
+    os.setgid(65534)
+    os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+child = os.fork()
+if child == 0:
+    os.execv("/bin/sh", ["sh", "-c", "cat /proc/$PPID/environ"])
+os.waitpid(child, 0)
+print("|", flush=True)
+box = Toolbox([tool(command_tool({"PATH": "/usr/bin:/bin"}))], around=Surroundings("s", roots_of(Path("/"))))
+print(asyncio.run(call(box, "run_command", command="cat /proc/$PPID/environ; cat /proc/$PPID/maps")).text)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows processes as files")
+def test_a_command_cannot_read_the_environment_of_its_parent() -> None:
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path), "SOME_API_KEY": "sk-hidden"}
+    ran = subprocess.run([sys.executable, "-c", SPY], env=environ, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    without, _, with_tool = ran.stdout.partition("|")
+    assert "sk-hidden" in without
+    assert "sk-hidden" not in with_tool
+    assert with_tool.count("Permission denied") == 2
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ class Kept:
 
     def __init__(self, folder: Path, *, model: str = "anthropic:claude-sonnet-5-5", layout: str = "default") -> None:
         self.db, self.model, self.layout = folder / "log.db", model, layout
+        self.simulated = False
         self.clock, self.id = ManualClock(), ""
 
     async def play(self) -> None:
@@ -49,6 +50,7 @@ class Kept:
             "system_prompt_volatile": lambda: next(said, "winter"),
             "tools": [tool(look)],
             "allow_uncached": True,
+            "simulated": self.simulated,
         }
         if self.layout == "seed":
             options["layout"] = "seed"
@@ -114,18 +116,39 @@ async def test_a_message_that_was_changed_on_the_log_is_found(tmp_path: Path) ->
     assert "layer 'history'" in result.output
 
 
-async def test_a_read_that_is_short_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("simulated", "read"), [(False, 0), (True, 10)])
+async def test_a_read_that_is_short_is_found(tmp_path: Path, simulated: bool, read: int) -> None:
     kept = Kept(tmp_path)
+    kept.simulated = simulated
     await kept.play()
     events = kept.events()
     place = [number for number, event in enumerate(events) if isinstance(event.payload, LlmCallCompleted)][1]
     call = events[place].payload
     assert isinstance(call, LlmCallCompleted)
-    usage = msgspec.structs.replace(call.usage, cache_read=0, input=call.usage.cache_read)
+    usage = msgspec.structs.replace(call.usage, cache_read=read, input=call.usage.cache_read - read)
     kept.change(place, msgspec.structs.replace(call, usage=usage))
     result = kept.certify()
     assert result.exit_code == 1
-    assert "call 2 does not hold: 0 tokens were read of" in result.output
+    assert f"call 2 does not hold: {read} tokens were read of" in result.output
+
+
+def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(tmp_path: Path) -> None:
+    invoke = CliRunner().invoke
+    chat = ["chat", str(tmp_path), "--simulate", "--store", str(tmp_path / "log.db")]
+    (tmp_path / "AGENTS.md").write_text(PROMPT)
+    invoke(command, chat, input="hello\nhello again\n", catch_exceptions=False)
+    invoke(command, [*chat, "--resume"], input="and again\nand once more\n", catch_exceptions=False)
+    with SqliteStore(tmp_path / "log.db") as store:
+        (row,) = store.sessions()
+    certify = ["certify", row.id[:20], "--db", str(tmp_path / "log.db")]
+    result = invoke(command, certify)
+    assert result.exit_code == 0, result.output
+    assert "A simulated cache ends with its process. First in a new one: call 3;" in result.output
+    assert "4 requests hold" in result.output
+    made = json.loads(invoke(command, [*certify, "--json"]).output)
+    assert [one["restarted"] for one in made] == [False, False, True, False]
+    assert made[2]["expected_read_tokens"] > 1_000
+    assert made[3]["read_tokens"] >= made[3]["expected_read_tokens"] > 1_000
 
 
 async def test_a_prefix_that_moved_is_found_with_its_layer_and_byte(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite import SqliteStore
+from skill_folders import write_skill
 
 
 def chat(folder: Path, *words: str, said: str = "") -> Result:
@@ -53,6 +55,17 @@ def test_what_would_have_to_be_asked_is_refused(tmp_path: Path) -> None:
     assert "write_file: nobody is here to be asked; --yes would allow it" in result.stderr
     assert "The user did not allow this call" in result.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_network_the_host_and_what_to_do_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://{address}")
+    result = chat(tmp_path, said="hello\n")
+    assert f"the connection to {address} failed: nothing listens there" in result.stderr
+    assert "to try things without a network: holdfast chat --simulate" in result.stderr
+    assert result.exit_code == 1
 
 
 def test_yes_allows_it(tmp_path: Path) -> None:
@@ -203,8 +216,20 @@ def test_skills_of_the_folder_are_listed_with_what_could_not_be_loaded(tmp_path:
         folder.mkdir(parents=True)
         (folder / "SKILL.md").write_text(text)
     output = offline(tmp_path, "/skills").stdout
-    assert "good (workspace, 1 tokens): Does good." in output
+    assert "good (workspace, 1 token): Does good." in output
     assert "1 could not be loaded; `holdfast skills validate` says why" in output
+
+
+def test_skills_of_another_program_are_there_when_asked_for_and_again_on_resuming(tmp_path: Path) -> None:
+    write_skill(tmp_path / ".claude/skills", "theirs")
+    assert "theirs" not in offline(tmp_path, "/skills").stdout
+    result = offline(tmp_path, "/skills", "hello", "/tools", words=("--also-skills", ".claude/skills"))
+    assert "theirs (workspace" in result.stdout
+    assert "skill_load" in result.stdout
+    resume = result.stderr.splitlines()[-1].strip()
+    assert resume.endswith("--simulate --also-skills .claude/skills")
+    again = CliRunner().invoke(command, resume.split()[1:], input="hello\n")
+    assert (again.exit_code, "not there any more" in again.stderr) == (0, False)
 
 
 def test_model_lists_quotes_and_switches(tmp_path: Path) -> None:

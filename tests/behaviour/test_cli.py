@@ -23,7 +23,7 @@ from holdfast.cli import scenario
 from holdfast.cli.main import COMMANDS, command
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import AnyPayload, CachePinged, MessageAppended, SessionStarted
+from holdfast.events.payloads import AnyPayload, CachePinged, LlmCallFailed, MessageAppended, SessionStarted
 from holdfast.stores.sqlite import SqliteStore
 
 
@@ -323,6 +323,21 @@ def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Pat
         log.append([Event(id="1", at=0.0, session_id="s", actor="system", payload=ping)]).result()
     total = run("sessions", "show", "s", "--db", str(path)).output.splitlines()[-1]
     assert total == "0 calls, $0.250000, $0.250000 of it for requests that asked for nothing; none"
+
+
+def test_an_estimated_output_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "cut.db"
+    with SqliteStore(path) as log:
+        model, taken = "anthropic:claude-sonnet-5-5", Usage(input=9, output=7)
+        cut = LlmCallFailed(model, "anthropic", "cancelled", "cancelled", 0, 1, "r1", taken, output_estimated=True)
+        whole = LlmCallFailed(model, "anthropic", "network", "gone", 0, 1, "r2", taken)
+        payloads: list[AnyPayload] = [SessionStarted(model), cut, whole]
+        log.append([Event(f"e{at}", 1e9 + at, "s1", "agent", it) for at, it in enumerate(payloads)]).result()
+    first, second, note, *_ = run("sessions", "show", "s1", "--db", str(path)).output.splitlines()[1:]
+    assert (first.split()[7], second.split()[7]) == ("~7", "7")
+    assert note == "~ of a call that broke off, the output is estimated from what arrived"
+    told = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)
+    assert [one["output_estimated"] for one in told] == [True, False]
 
 
 @pytest.mark.parametrize("action", ["show", "delete"])

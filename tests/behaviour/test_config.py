@@ -132,3 +132,15 @@ def test_a_huge_file_is_refused_unread(home: Path) -> None:
     (home / "config.toml").write_bytes(b"#" * 1_000_001)
     with pytest.raises(UserError, match="larger than 1000000 bytes"):
         load_config({"HOLDFAST_HOME": str(home)})
+
+
+def test_folders_of_skills_are_a_list_or_have_commas_between_them(home: Path) -> None:
+    (home / "config.toml").write_text('also_skills = [".claude/skills", ".agents/skills", ".claude/skills"]\n')
+    environ = {"HOLDFAST_HOME": str(home)}
+    assert load_config(environ).also_skills == (".claude/skills", ".agents/skills")
+    told = {**environ, "HOLDFAST_ALSO_SKILLS": ".metis/skills, .claude/skills"}
+    assert load_config(told).also_skills == (".metis/skills", ".claude/skills")
+    for wrong in ("3", '["elsewhere"]', "[3]"):
+        (home / "config.toml").write_text(f"also_skills = {wrong}\n")
+        with pytest.raises(UserError, match=r"also_skills must be some of .*\.metis/skills, not"):
+            load_config(environ)

@@ -31,6 +31,7 @@ from holdfast.events.payloads import (
     TurnCancelled,
 )
 from holdfast.ledger.calls import calls
+from holdfast.ledger.simulated import is_simulated
 from holdfast.runtime.options import Options
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
@@ -450,3 +451,18 @@ async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
     assert "not padded: " in parent
     child = CliRunner().invoke(command, ["sessions", "show", children[0].session_id, "--db", str(path)]).output
     assert f"works for session {session.id}, call a" in child
+
+
+async def test_what_works_for_a_simulated_session_is_simulated_too_also_once_it_was_resumed() -> None:
+    log = MemoryStore()
+    script = [says(asks()), says("Seven."), says("ok"), says(asks(id="t2")), says("Eight."), says("ok")]
+    options: Options = {"store": log, "wire": ReplayWire(script), "delegate": True}
+    new: Options = {**options, "simulated": True}
+    async with Session.create(**new) as session:
+        await session.send("Count.")
+    async with Session.resume(session.id, **options) as again:
+        await again.send("Count again.")
+    assert [is_simulated(log, row.id) for row in log.sessions()] == [True] * 3
+    async with Session.create(store=log, wire=ReplayWire([])) as other:
+        pass
+    assert not is_simulated(log, other.id)

@@ -23,7 +23,7 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.db, self.clock = str(folder / "log.db"), ManualClock()
 
-    async def talk(self, *pauses: float, name: str) -> str:
+    async def talk(self, *pauses: float, name: str, simulated: bool = False) -> str:
         options: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.db,
@@ -31,6 +31,7 @@ class Shop:
             "clock": self.clock,
             "system_prompt": PROMPT,
             "name": name,
+            "simulated": simulated,
         }
         async with Session.create(**options) as session:
             for pause in pauses:
@@ -114,3 +115,19 @@ def test_the_highest_bar_is_full() -> None:
     assert sparkline([0.0, 1.0, 2.0]) == "▁▅█"
     assert sparkline([0.0, 0.0]) == "▁▁"
     assert sparkline([]) == ""
+
+
+async def test_simulated_sessions_are_counted_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    played = await shop.talk(10, 10, name="played", simulated=True)
+    assert shop.report() == "not counted: 1 simulated session; --simulated counts all\n"
+    await shop.talk(10, name="paid")
+    told = shop.report()
+    assert "spent on 1 call in 1 session;" in told
+    assert told.endswith("\nnot counted: 1 simulated session; --simulated counts all\n")
+    assert [one["name"] for one in json.loads(shop.report("--json"))["sessions"]] == ["paid"]
+    everything = shop.report("--simulated")
+    assert "spent on 3 calls in 2 sessions;" in everything
+    assert "not counted" not in everything
+    assert "spent on 2 calls in 1 session;" in shop.report("--session", played)
+    assert "spent on 2 calls in 1 session;" in shop.report("--session", played[:-1])

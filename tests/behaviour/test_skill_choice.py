@@ -1,6 +1,7 @@
 """Which skills a session has: those of the usual folders, those that were named, or none."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,6 +52,29 @@ async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgen
         assert results(session) == ["skills are not configured for this session"]
 
 
+def names_told(body: dict[str, Any]) -> list[str]:
+    (index,) = (text for text in system_texts(body) if text.startswith("## Available skills"))
+    return [line.split(":")[0].removeprefix("- ") for line in index.splitlines()[2:]]
+
+
+async def test_folders_of_other_programs_are_read_if_the_session_asks_for_them(
+    agent: MakeAgent, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    write_skill(workspace / ".claude/skills", "theirs")
+    write_skill(tmp_path / "me/.agents/skills", "mine")
+    write_skill(workspace / ".metis/skills", "older")
+    usual = ["deploy", "pdf", "review"]
+    assert names_told(await first_request(agent, workspace=workspace, skills=True)) == usual
+    asked: Options = {"workspace": workspace, "skills": True, "also_skills": [".agents/skills", ".claude/skills"]}
+    assert names_told(await first_request(agent, **asked)) == ["deploy", "mine", "pdf", "review", "theirs"]
+    seed: Options = {"workspace": workspace, "profile": "seed", "padding": "never", "also_skills": [".metis/skills"]}
+    assert names_told(await first_request(agent, **seed)) == ["deploy", "older", "pdf", "review"]
+    (workspace / ".holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
+    assert names_told(await first_request(agent, workspace=workspace, skills=True)) == [*usual, "theirs"]
+    assert names_told(await first_request(agent, workspace=workspace, skills=True, also_skills=[])) == usual
+
+
 async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_path: Path) -> None:
     write_skill(tmp_path / "a", "one")
     write_skill(tmp_path / "b", "two")
@@ -64,8 +88,7 @@ async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_p
         ([tmp_path / "a/one", tmp_path / "b"], ["one", "two"]),
     ]
     for given, names in choices:
-        (index,) = system_texts(await first_request(agent, skills=given))
-        assert [line.split(":")[0].removeprefix("- ") for line in index.splitlines()[2:]] == names
+        assert names_told(await first_request(agent, skills=given)) == names
 
 
 @pytest.mark.parametrize(
@@ -76,6 +99,8 @@ async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_p
         ({"skills": [3]}, "skills must be .* not list"),
         ({"skills": "/nowhere/at/all"}, "skills: '/nowhere/at/all' is not a folder"),
         ({"skills": True, "skills_mode": "loose"}, "skills_mode must be one of seed, strict, lenient, not 'loose'"),
+        ({"also_skills": [".vim/skills"]}, r"also_skills must be some of \.agents/skills, .* not \['\.vim/skills'\]"),
+        ({"also_skills": ".claude/skills"}, "also_skills must be a list, not str"),
         ({"enforce_allowed_tools": "yes"}, "enforce_allowed_tools must be True or False, not str"),
     ],
 )
@@ -112,6 +137,15 @@ async def test_a_lenient_session_has_skills_that_break_a_rule(agent: MakeAgent, 
     assert tool_names(await first_request(agent, skills=tmp_path)) == []
     (index,) = system_texts(await first_request(agent, skills=tmp_path, skills_mode="lenient"))
     assert index.endswith(": Works.")
+
+
+async def test_a_lenient_session_can_load_a_skill_whose_name_is_too_long(agent: MakeAgent, tmp_path: Path) -> None:
+    name = "long-" * 20
+    write_skill(tmp_path, name, front=f"name: {name}\ndescription: Works.\n", body="Do it.\n")
+    one = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
+    async with one.session as session:
+        await session.send("hello")
+        assert results(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
 
 
 async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_own_folder_followed(

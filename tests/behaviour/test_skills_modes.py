@@ -202,9 +202,14 @@ def test_what_stands_over_many_lines_is_not_mended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ['"a\\nb"', "'a: b'", "'a [preloaded]'", "'<b>'", "'a\u202eb'", "'`a`'", "a" * 201, "'a\u2028b'"]
 )
-def test_a_lenient_reader_refuses_a_name_that_no_line_could_hold(tmp_path: Path, name: str) -> None:
-    told = check_skill(write_skill(tmp_path, "a", f"name: {name}\ndescription: x"), mode="lenient")
-    assert rules_of(told) == ["name-unusable"]
+def test_a_lenient_reader_calls_a_skill_by_its_folder_if_no_line_could_hold_its_name(tmp_path: Path, name: str) -> None:
+    folder = write_skill(tmp_path, "a", f"name: {name}\ndescription: x")
+    told = check_skill(folder, mode="lenient")
+    assert "name-unusable" in rules_of(told, "warning")
+    assert (told.skill and told.skill.name) == "a"
+    folder = folder.rename(tmp_path / "What [is] this")
+    assert load_skill(folder, mode="lenient").name == "what-is-this"
+    assert not check_skill(folder, mode="strict").valid
 
 
 def test_odd_values_are_kept_as_text_where_they_are_allowed(tmp_path: Path) -> None:
@@ -233,13 +238,27 @@ def test_two_skills_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) 
     assert "duplicate-name" in rules_of(second, "warning")
 
 
-@pytest.mark.parametrize("mode", SKILL_MODES)
+@pytest.mark.parametrize("mode", ["seed", "strict"])
 def test_of_two_skills_with_nothing_to_tell_them_apart_the_first_stays(tmp_path: Path, mode: SkillMode) -> None:
     write_skill(tmp_path / "a", "pdf", body="first")
     write_skill(tmp_path / "b", "pdf", body="second")
     library = library_of(tmp_path, mode)
     assert [skill.body for skill in library.store.list_skills()] == ["first"]
     assert [rules_of(one) for one in library.reports] == [[], ["duplicate-name"]]
+
+
+def test_a_lenient_reader_numbers_skills_with_nothing_to_tell_them_apart(tmp_path: Path) -> None:
+    for group, body in (("a", "first"), ("b", "second"), ("c", "third")):
+        write_skill(tmp_path / group, "pdf", body=body)
+    write_skill(tmp_path, "pdf-2", body="always called so")
+    library = library_of(tmp_path, "lenient")
+    assert [(skill.name, skill.body) for skill in library.store.list_skills()] == [
+        ("pdf", "first"),
+        ("pdf-2", "always called so"),
+        ("pdf-3", "second"),
+        ("pdf-4", "third"),
+    ]
+    assert "until then this one is called 'pdf-3'" in str(library.reports[1].findings[-1])
 
 
 def test_a_finding_says_where_what_by_which_rule_and_how_to_mend_it(tmp_path: Path) -> None:

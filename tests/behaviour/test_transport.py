@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import socket
+import ssl
 import traceback
 from contextlib import ExitStack, suppress
 
@@ -127,9 +128,42 @@ async def test_a_refused_connection_is_a_network_failure() -> None:
         failed = await failure_of(wire)
     assert failed.kind == "network"
     assert re.fullmatch(
-        r"the connection to 127\.0\.0\.1:\d+ failed: nothing listens there; is it running\?", str(failed)
+        r"the connection to 127\.0\.0\.1:\d+ failed: nothing listens there; is it running\? Check the base URL .*",
+        str(failed),
     )
     assert pauses.seconds == [1.0, 2.0]
+
+
+async def test_a_name_that_nobody_knows_is_told_with_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown)
+    async with wired("http://api.harbour.example", attempts_max=1) as wire:
+        failed = await failure_of(wire)
+    assert str(failed) == (
+        "the connection to api.harbour.example failed: nobody knows a host of that name; check the network, and the "
+        "base URL for typing errors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (ssl.SSLCertVerificationError(1, "self-signed certificate"), "its certificate is not trusted; check the base"),
+        (ssl.SSLError(1, "wrong version number"), "it does not speak TLS; check whether the base URL begins with"),
+        (OSError(101, "Network is unreachable"), "it cannot be reached; check the network"),
+    ],
+)
+async def test_why_there_is_no_connection_is_told(monkeypatch: pytest.MonkeyPatch, fault: OSError, told: str) -> None:
+    async def fails_so(*_: object, **__: object) -> None:
+        raise fault
+
+    async with serving(says("ok")) as server, wired(server.url.replace("http:", "https:"), attempts_max=1) as wire:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fails_so)
+        failed = await failure_of(wire)
+    assert failed.kind == "network"
+    assert f" failed: {told}" in str(failed)
 
 
 async def test_a_connection_lost_before_the_first_byte_is_tried_again() -> None:

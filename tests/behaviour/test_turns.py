@@ -16,6 +16,7 @@ from holdfast.canonical.reply import Reply, TextDelta
 from holdfast.canonical.transcript import messages_of, validate
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
+from holdfast.catalog.lookup import find_model, shipped_models
 from holdfast.clock import CountedIds
 from holdfast.engine.state import fold
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -34,6 +35,7 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.providers.registry import adapter_for
 from holdfast.stores.sqlite import SqliteStore
 
 
@@ -521,6 +523,55 @@ async def test_cancelling_a_call_keeps_what_was_said_and_leaves_a_legal_transcri
         await session.send("go on")
         assert validate(session.history) == ()
         assert session.history[1].content == (Text("The answer is long."),)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrived(
+    agent: MakeAgent, thinks: bool
+) -> None:
+    words = "The harbour has seven cranes and a light. " * 40  # It arrives in many parts.
+    content = Thinking(words, "sealed") if thinks else Text(words)
+    reply = says(content, "and on", usage=Usage(input=100, output=2_000))
+    one = agent(Pause(reply, events=3), Pause(says("whole", usage=Usage(input=100, output=7)), events=5))
+    async with one.session as session:
+        for _ in range(2):
+            turn = asyncio.ensure_future(session.send("hello"))
+            await one.wire.paused.wait()
+            one.wire.paused.clear()
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+        cut, whole = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+        assert (cut.usage.input, cut.output_estimated) == (100, True)
+        assert 10 < cut.usage.output < 40
+        price = find_model(session.model, shipped_models()).prices[0]
+        assert cut.cost_usd == (100 * price.input + cut.usage.output * price.output) / 1_000_000
+        # Of a reply that only lacks its last event the provider has said all.
+        assert (whole.usage.output, whole.output_estimated) == (7, False)
+        assert session.cost == cut.cost_usd + whole.cost_usd
+
+
+async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed(agent: MakeAgent) -> None:
+    wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], adapter_for("openai-chat"))
+    one = agent(model="openai-chat:gpt-5.6", wire=wire)
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await wire.paused.wait()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        assert len(session.history) == 2
+    (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+    assert (failed.usage, failed.output_estimated) == (Usage(), False)
+
+
+async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent: MakeAgent) -> None:
+    one = agent(ProviderError("network", "gone"))
+    async with one.session as session:
+        with pytest.raises(ProviderError):
+            await session.send("hello")
+    (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+    assert (failed.usage, failed.output_estimated) == (Usage(), False)
 
 
 async def test_cancelling_before_anything_was_said_appends_the_next_question(agent: MakeAgent) -> None:

@@ -1,9 +1,11 @@
 """`holdfast audit`: what the sessions on this disk spent, what cold calls cost, and what a better plan would have."""
 
 import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
+
+from holdfast.cli.counts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
     Read = Iterator[Transcript | BrokenLine]
 
 LIMIT = 20
+CANDIDATES_MAX = 5
 ID_CHARACTERS = 8
 PROJECT_CHARACTERS_MAX = 24
 PROJECT_CHARACTERS_NARROW = 12
 NARROW_COLUMNS = 110
 """A terminal that is not as wide is shown less of each session."""
+
+DATED_FROM = 365 * 86_400.0
+"""What would be of 1970 has no date: its times only count from its beginning."""
 
 SAME_SHARE = 0.005
 """An estimate is not good enough to tell less than this apart."""
@@ -44,6 +50,7 @@ MEANINGS = {
 @click.argument("path", required=False)
 @click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
 @click.option("--since", type=click.DateTime(formats=["%Y-%m-%d"]), help="Only calls from this day on (UTC).")
+@click.option("--simulated", is_flag=True, help="Count simulated sessions of a store too.")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
 @click.option("--rivals", is_flag=True, help="Also play every other policy; slow.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, all sessions included.")
@@ -52,6 +59,7 @@ def command(
     path: str | None,
     wanted: str | None,
     since: datetime.datetime | None,
+    simulated: bool,
     limit: int,
     rivals: bool,
     as_json: bool,
@@ -72,25 +80,47 @@ def command(
     models = _models()
     audit = Audit(models)
     begin = since.replace(tzinfo=datetime.UTC).timestamp() if since else 0.0
-    place, read = _found(path, since=begin, spelled=rivals)
+    look = Look(begin, rivals, simulated or wanted is not None, [])
+    place, read = _found(path, look)
     transcripts: list[Transcript] = []
     for item in read:
         if isinstance(item, BrokenLine):
             audit.pass_over(item)
         else:
             transcripts.append(item)
-    counted = _chosen(counted_once(transcripts, since=begin), wanted)
-    for transcript in with_progress(counted, "conversations", len(counted)):
+    chosen = _chosen(counted_once(transcripts, since=begin), wanted)
+    for transcript in with_progress(chosen, "conversations", len(chosen)):
         audit.add(transcript)
     report = audit.report()
     if not report.calls:
-        raise UserError(f"{_nothing_in(place, since)}; {report.broken_lines} lines could not be read")
+        raise UserError(f"{_nothing_in(place, since)}; {'; '.join(_passed_over(report, look))}")
     if rivals:
-        report = msgspec.structs.replace(report, rivals=_rivals(counted, models))
+        report = msgspec.structs.replace(report, rivals=_rivals(chosen, models))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         _show(report, limit)
+        for line in _left_out(look):
+            click.echo(line)
+
+
+class Look(NamedTuple):
+    """What to look at; ids of simulated sessions that were left out are added to `left_out`."""
+
+    since: float
+    spelled: bool
+    simulated: bool
+    left_out: list[str]
+
+
+def _left_out(look: Look) -> "Iterator[str]":
+    if look.left_out:
+        yield f"not counted: {counted(len(look.left_out), 'simulated session')}; --simulated counts all"
+
+
+def _passed_over(report: "AuditReport", look: Look) -> "Iterator[str]":
+    yield f"{counted(report.broken_lines, 'line')} could not be read"
+    yield from _left_out(look)
 
 
 def _models() -> "Models":
@@ -109,20 +139,20 @@ def _nothing_in(place: str, since: datetime.datetime | None) -> str:
     return f"no call with its usage{when} in {place}"
 
 
-def _found(path: str | None, *, since: float, spelled: bool) -> "tuple[str, Read]":
+def _found(path: str | None, look: Look) -> "tuple[str, Read]":
     """Where was looked, in words, and what is there."""
     from pathlib import Path
 
     from holdfast.stores.shown import shown
 
     if path is None:
-        return _found_by_itself(since=since, spelled=spelled)
+        return _found_by_itself(look)
     if path.startswith(("sqlite:", "postgresql:", "postgres:")) or _is_database(Path(path)):
-        return f"the store {shown(path)!r}", _stored(path)
-    return f"the transcripts (.jsonl) at {path!r}", _transcripts(Path(path), since=since, spelled=spelled)
+        return f"the store {shown(path)!r}", _stored(path, look)
+    return f"the transcripts (.jsonl) at {path!r}", _transcripts(Path(path), look)
 
 
-def _found_by_itself(*, since: float, spelled: bool) -> "tuple[str, Read]":
+def _found_by_itself(look: Look) -> "tuple[str, Read]":
     import os
     from pathlib import Path
 
@@ -133,10 +163,10 @@ def _found_by_itself(*, since: float, spelled: bool) -> "tuple[str, Read]":
     folders = _client_folders()
     for folder in folders:
         if next(folder.rglob("*.jsonl"), None) is not None:
-            return f"the transcripts of {str(folder)!r}", _transcripts(folder, since=since, spelled=spelled)
+            return f"the transcripts of {str(folder)!r}", _transcripts(folder, look)
     store = load_config(os.environ, workspace=Path.cwd()).db_path
     if "://" in store or Path(store).exists():
-        return f"the store {shown(store)!r}", _stored(store)
+        return f"the store {shown(store)!r}", _stored(store, look)
     looked = ", ".join(repr(str(place)) for place in (*folders, store))
     raise UserError(f"nothing to audit: neither transcripts (.jsonl) nor a store at {looked}; name a folder or a store")
 
@@ -159,26 +189,30 @@ def _is_database(path: "Path") -> bool:
         return False
 
 
-def _transcripts(path: "Path", *, since: float, spelled: bool) -> "Read":
+def _transcripts(path: "Path", look: Look) -> "Read":
     from holdfast.cli.progress import with_progress
     from holdfast.replay.transcripts import read_transcript, transcript_files
 
     # A file that was last written before that day holds no call of it.
-    files = [file for file in transcript_files(path) if file.stat().st_mtime >= since]
+    files = [file for file in transcript_files(path) if file.stat().st_mtime >= look.since]
     for file in with_progress(files, "transcripts", len(files)):
-        yield from read_transcript(file, spelled=spelled)
+        yield from read_transcript(file, spelled=look.spelled)
 
 
-def _stored(address: str) -> "Read":
+def _stored(address: str, look: Look) -> "Read":
     import contextlib
 
     from holdfast.cli.progress import with_progress
+    from holdfast.ledger.simulated import is_simulated
     from holdfast.replay.stored import stored_transcript
     from holdfast.stores.open import open_store
 
     with contextlib.closing(open_store(address)) as log:
         rows = log.sessions()
         for row in with_progress(rows, "sessions", len(rows)):
+            if not look.simulated and is_simulated(log, row.id):
+                look.left_out.append(row.id)
+                continue
             transcript = stored_transcript(log.read(row.id), row.id)
             if transcript is not None:
                 yield transcript
@@ -194,7 +228,10 @@ def _chosen(transcripts: "list[Transcript]", wanted: str | None) -> "list[Transc
     if wanted in names:
         return [one for one in found if one.session == wanted]
     if len(names) != 1:
-        raise UserError(f"{len(names)} sessions start with {wanted!r}; `--json` lists all with their ids")
+        candidates = f": {', '.join(sorted(names)[:CANDIDATES_MAX])}" if names else ""
+        raise UserError(
+            f"{len(names) or 'no'} sessions begin with {wanted!r}{candidates}; `--json` lists all with their ids"
+        )
     return found
 
 
@@ -238,11 +275,12 @@ def _show(report: "AuditReport", limit: int) -> None:
         show_table(("cold because", "calls", "tokens", "lost", "which means"), rows)
     click.echo("")
     headings = ("session", "date", "project", "model", "calls", "spent", "lost", "because", "Holdfast")
-    table = [headings, *map(_session_row, report.sessions[:limit])]
+    characters = _telling_characters([row.session for row in report.sessions])
+    table = [headings, *(_session_row(row, characters) for row in report.sessions[:limit])]
     table = [_narrowed(row) for row in table] if columns_shown() < NARROW_COLUMNS else table
     show_table(table[0], table[1:])
     if len(report.sessions) > limit:
-        click.echo(f"{len(report.sessions) - limit} sessions more; --limit shows them, --json has all")
+        click.echo(f"{counted(len(report.sessions) - limit, 'session')} more; --limit shows them, --json has all")
     if report.rivals:
         click.echo("\nThe same prompts under every policy; tokens are counted by us, prompts only, prices of today:")
         show_policies(report.rivals)
@@ -251,12 +289,12 @@ def _show(report: "AuditReport", limit: int) -> None:
 
 
 def _told(report: "AuditReport") -> "Iterator[str]":
-    sessions = len(report.sessions)
+    sessions, calls = counted(len(report.sessions), "session"), counted(report.calls, "call")
     days = f"{_day(report.from_at)} to {_day(report.to_at)}"
-    yield f"You spent {_usd(report.spent_usd)} on {report.calls:,} calls in {sessions:,} sessions, {days}."
+    yield f"You spent {_usd(report.spent_usd)} on {calls} in {sessions}, {days}."
     if report.cold_calls:
         share = report.lost_usd / report.spent_usd if report.spent_usd else 0.0
-        yield f"{_usd(report.lost_usd)} of it ({share:.0%}) went to {report.cold_calls:,} cold calls."
+        yield f"{_usd(report.lost_usd)} of it ({share:.0%}) went to {counted(report.cold_calls, 'cold call')}."
     else:
         yield "No call was cold."
     if any(model.judged for model in report.models):
@@ -285,19 +323,26 @@ def _noted(report: "AuditReport") -> "Iterator[str]":
     if unpriced:
         names = ", ".join(printable(model.model) or "unnamed" for model in unpriced)
         tokens = sum(model.usage.tokens_sent + model.usage.output for model in unpriced)
-        calls = sum(model.calls for model in unpriced)
-        yield f"No price is known for {names}: {calls:,} calls with {tokens:,} tokens are not in these amounts."
+        calls = counted(sum(model.calls for model in unpriced), "call")
+        yield f"No price is known for {names}: {calls} with {counted(tokens, 'token')} not in these amounts."
     if report.broken_lines:
         first = report.broken[0]
         where = printable(f"{first.file}:{first.line}: {first.reason}")
-        yield f"{report.broken_lines} broken lines were passed over, the first at {where}"
+        yield f"passed over: {counted(report.broken_lines, 'broken line')}, the first at {where}"
 
 
-def _session_row(row: "SessionRow") -> tuple[str, ...]:
+def _telling_characters(ids: "Sequence[str]") -> int:
+    """How much of each id is enough to tell it from the others."""
+    longest = max(map(len, ids), default=ID_CHARACTERS)
+    lengths = range(ID_CHARACTERS, longest)
+    return next((length for length in lengths if len({id[:length] for id in ids}) == len(ids)), longest)
+
+
+def _session_row(row: "SessionRow", id_characters: int) -> tuple[str, ...]:
     project = row.project.replace("\\", "/").rstrip("/").rpartition("/")[2]
     agents = f"+{row.subagents}" if row.subagents else ""
     return (
-        row.session[:ID_CHARACTERS],
+        row.session[:id_characters],
         _day(row.started_at),
         project[:PROJECT_CHARACTERS_MAX],
         row.model.rpartition(":")[2].removeprefix("claude-"),
@@ -324,4 +369,6 @@ def _range(amounts: tuple[float, float]) -> str:
 
 
 def _day(at: float) -> str:
+    if at < DATED_FROM:
+        return "undated"
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d")

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.counts import counted
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from holdfast.engine.certify import Certificate
@@ -22,13 +23,10 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
     import msgspec
 
     from holdfast.engine.certify import certify
-    from holdfast.errors import UserError
 
     with open_configured(db) as log:
-        events = list(log.read(session_id))
-        if not events:
-            raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
-        made = tuple(certify(events, session_id, configured_models()))
+        session_id = found_session(log, session_id)
+        made = tuple(certify(log.read(session_id), session_id, configured_models()))
     first = next((one for one in made if one.violation is not None), None)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
@@ -43,8 +41,12 @@ def _show(made: "tuple[Certificate, ...]", first: "Certificate | None") -> None:
 
     headings = ("call", "equal to", "for bytes", "must read", "read", "")
     show_table(headings, map(_row, made))
+    if restarted := [str(one.call) for one in made if one.restarted]:
+        click.echo(f"A simulated cache ends with its process. First in a new one: call {', '.join(restarted)};")
+        click.echo("there the same bytes were demanded, and not that they were read.")
     if first is None:
-        click.echo(f"{len(made)} requests hold: no byte moved, and everything was read that was there")
+        hold = "holds" if len(made) == 1 else "hold"
+        click.echo(f"{counted(len(made), 'request')} {hold}: no byte moved, and everything was read that was there")
     else:
         click.echo(f"call {first.call} does not hold: {first.violation}")
 
@@ -52,5 +54,5 @@ def _show(made: "tuple[Certificate, ...]", first: "Certificate | None") -> None:
 def _row(one: "Certificate") -> tuple[str, ...]:
     equal = f"call {one.equal_to_call}" if one.equal_to_call is not None else ""
     read = "" if one.read_tokens is None else str(one.read_tokens)
-    broken = "broken" if one.violation is not None else "holds"
+    broken = "broken" if one.violation is not None else "holds, restarted" if one.restarted else "holds"
     return str(one.call), equal, str(one.prefix_bytes), str(one.expected_read_tokens), read, broken

@@ -34,6 +34,12 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 )
 @click.option("--simulate", is_flag=True, help="Speak to a simulated model: no key, no network, no cost.")
 @click.option("--no-tools", is_flag=True, help="Give the model no tools.")
+@click.option(
+    "--also-skills",
+    multiple=True,
+    type=click.Choice((".agents/skills", ".claude/skills", ".metis/skills")),
+    help="A folder of skills of another program to read too, at home and in DIR.",
+)
 @click.option("--yes", is_flag=True, help="Let tools write and execute without asking.")
 @click.option("--thinking", is_flag=True, help="Show what the model thinks, where it tells.")
 @click.option("--keep-alive", is_flag=True, help="Keep an idle cache alive where that is expected to pay.")
@@ -47,6 +53,7 @@ def command(
     resume: str | None,
     simulate: bool,
     no_tools: bool,
+    also_skills: tuple[str, ...],
     yes: bool,
     thinking: bool,
     keep_alive: bool,
@@ -74,6 +81,7 @@ def command(
         resume=resume,
         simulate=simulate,
         tools=not no_tools,
+        also_skills=also_skills,
         keep_alive=keep_alive,
         allow_uncached=allow_uncached,
         yes=yes,

@@ -8,6 +8,7 @@ from holdfast.cli.chat_room import Room
 from holdfast.cli.chat_screen import home_relative
 from holdfast.cli.chat_setup import check_reach, resume_command
 from holdfast.cli.chat_texts import cache_lines, context_lines, cost_rows, cost_sum, dollars, near
+from holdfast.cli.counts import counted
 from holdfast.cli.requests import printable
 from holdfast.clock import system_clock
 from holdfast.engine.builtin.chosen import builtin_tools
@@ -101,15 +102,17 @@ def _context(room: Room, argument: str) -> None:
 
 
 def _skills(room: Room, argument: str) -> None:
-    from holdfast.sources.skills.library import default_skills_dir, read_library, skill_roots
+    from holdfast.runtime.skill_folders import usual_roots
+    from holdfast.sources.skills.library import read_library
 
-    library = read_library(skill_roots(default_skills_dir(room.setting.environ), room.setting.workspace))
+    setting = room.setting
+    library = read_library(usual_roots(setting.config, setting.environ, workspace=setting.workspace))
     skills = library.store.list_skills()
     if not skills:
         room.screen.tell("no skills; they are folders with a SKILL.md in .holdfast/skills, here or at home")
     for skill in skills:
         about = " ".join(printable(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
-        room.screen.tell(f"{skill.name} ({skill.source}, {skill.estimated_body_tokens:,} tokens): {about}")
+        room.screen.tell(f"{skill.name} ({skill.source}, {counted(skill.estimated_body_tokens, 'token')}): {about}")
     if unusable := sum(not report.valid for report in library.reports):
         room.screen.tell(f"{unusable} could not be loaded; `holdfast skills validate` says why")
 

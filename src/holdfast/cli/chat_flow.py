@@ -21,7 +21,8 @@ from holdfast.cli.chat_screen import (
 )
 from holdfast.cli.chat_setup import Wishes, check_reach, options_of, resume_command, stored_chat, workspace_of
 from holdfast.cli.chat_talk import LoopThread, Talk, Warnings
-from holdfast.cli.chat_texts import counted, dollars, shortened_lines, visible
+from holdfast.cli.chat_texts import dollars, shortened_lines, visible
+from holdfast.cli.counts import counted
 from holdfast.cli.requests import printable
 from holdfast.cli.stores import open_configured
 from holdfast.engine.state import State
@@ -57,7 +58,9 @@ def enter(wishes: Wishes, screen: Screen, environ: Mapping[str, str]) -> int:
 
 def _setting(wishes: Wishes, stored: State | None, environ: Mapping[str, str]) -> Setting:
     workspace = workspace_of(wishes, stored)
-    config = load_config(environ, workspace=workspace, flags={"model": wishes.model})
+    config = load_config(
+        environ, workspace=workspace, flags={"model": wishes.model, "also_skills": wishes.also_skills or None}
+    )
     models = with_overrides(shipped_models(), config.models)
     if stored is None or stored.model:
         name = stored.model if stored else config.model

@@ -17,8 +17,10 @@ from holdfast.cli.chat_turn import TurnView
 from holdfast.cli.requests import printable
 from holdfast.clock import system_clock
 from holdfast.engine.confirm import Confirmation, ConfirmationRequest
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ProviderError
+from holdfast.events.envelope import Event
 from holdfast.events.log import Log
+from holdfast.events.payloads import LlmCallFailed
 from holdfast.runtime.config import Config
 from holdfast.runtime.session import Session
 
@@ -54,9 +56,12 @@ class Room:
         """Say something and show what comes of it, to the end of the turn; Ctrl-C cancels it."""
         view = TurnView(self.screen, thinking=self.setting.wishes.thinking)
         spent, taken = self.session.cost, self.session.usage
+        guesses: list[Event] = []
+        stop = self.session.subscribe(lambda event: guesses.append(event) if _is_guess(event) else None)
         with interrupts(lambda number, frame: self.talk.cancel()):
             self.talk.begin(self.session, message)
             over = self._follow(view)
+        stop()
         self.screen.end_line()
         self.plan = view.plan or self.plan
         self._conclude(over)
@@ -64,7 +69,8 @@ class Room:
         if usage.tokens_sent or cost:
             cached = self.session.cache_state()
             warm = cached.expires_at - system_clock() if cached.tokens else 0.0
-            self.screen.note(status_line(usage, cost, session_usd=self.session.cost, warm_seconds=warm))
+            total = self.session.cost
+            self.screen.note(status_line(usage, cost, session_usd=total, warm_seconds=warm, estimated=bool(guesses)))
 
     def sure(self, question: str) -> bool:
         """Whether the person says yes; --yes says so for them."""
@@ -112,5 +118,13 @@ class Room:
         elif isinstance(over.error, HoldfastError):
             self.failed = True
             self.screen.complain(printable(str(over.error)))
+            unreached = isinstance(over.error, ProviderError) and over.error.kind == "network" and not self.session.cost
+            if unreached:
+                self.screen.note("to try things without a network: holdfast chat --simulate")
         elif over.error is not None:
             raise over.error
+
+
+def _is_guess(event: Event) -> bool:
+    """Whether it counts an output that nobody has reported."""
+    return isinstance(event.payload, LlmCallFailed) and event.payload.output_estimated

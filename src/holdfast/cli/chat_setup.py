@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.catalog.rows import Model
+from holdfast.cli.stores import found_session
 from holdfast.engine.builtin.chosen import NAMES
 from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
 from holdfast.engine.builtin.skills import NAMES as SKILL_TOOLS
@@ -16,6 +17,7 @@ from holdfast.engine.state import State, fold
 from holdfast.errors import UserError
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionStarted
+from holdfast.ledger.simulated import is_simulated
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.registry import provider_named
 from holdfast.runtime.config import Config
@@ -54,6 +56,7 @@ class Wishes(msgspec.Struct, frozen=True):
     yes: bool = False
     thinking: bool = False
     spend_max_usd: Decimal | None = None
+    also_skills: tuple[str, ...] = ()
     store: str | None = None
 
     @property
@@ -65,9 +68,9 @@ def stored_chat(wishes: Wishes, log: Log) -> State | None:
     """The session to go on with, as it was left; None for a new one."""
     if wishes.resume is None:
         return None
-    session_id = wishes.resume or _newest_here(wishes, log)
+    session_id = found_session(log, wishes.resume) if wishes.resume else _newest_here(wishes, log)
     state = fold(log.read(session_id), session_id)
-    if state.model and (state.name == SIMULATED_NAME) != wishes.simulate:
+    if state.model and is_simulated(log, session_id) != wishes.simulate:
         way_out = "leave out --simulate" if wishes.simulate else "add --simulate"
         was = "was not simulated" if wishes.simulate else "was simulated"
         raise UserError(f"session {session_id} {was}; {way_out} to go on with it")
@@ -118,12 +121,15 @@ def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace:
         "confirm_seconds_max": CONFIRM_SECONDS_MAX,
         "allow_uncached": True,
     }
+    if wishes.also_skills:
+        options["also_skills"] = wishes.also_skills
     if wishes.keep_alive:
         options["keep_alive"] = True
     if wishes.spend_max_usd is not None:
         options["spend_max_usd"] = wishes.spend_max_usd
     if stored is None:
         options |= {"model": model.id, "name": wishes.name, "system_prompt": SYSTEM_PROMPT}
+        options["simulated"] = wishes.simulate
     return options
 
 
@@ -131,6 +137,7 @@ def resume_command(wishes: Wishes, session_id: str) -> str:
     """What to type to go on, from any folder."""
     words = ["holdfast", "chat", "--resume", session_id]
     words += ["--simulate"] if wishes.simulate else []
+    words += [word for folder in wishes.also_skills for word in ("--also-skills", folder)]
     words += ["--store", wishes.store] if wishes.store else []
     return shlex.join(words)
 

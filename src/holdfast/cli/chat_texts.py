@@ -9,6 +9,7 @@ from msgspec.structs import astuple
 
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.usage import Usage
+from holdfast.cli.counts import counted
 from holdfast.cli.requests import printable
 from holdfast.economics.waiting import NextWake
 from holdfast.ledger.turns import TurnCost, total
@@ -78,19 +79,18 @@ def dollars(amount: Decimal) -> str:
     return f"-${-amount:.4f}" if amount < 0 else f"${amount:.4f}"
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-def status_line(usage: Usage, cost_usd: Decimal, *, session_usd: Decimal, warm_seconds: float) -> str:
+def status_line(
+    usage: Usage, cost_usd: Decimal, *, session_usd: Decimal, warm_seconds: float, estimated: bool = False
+) -> str:
     """What a turn took, and how long its prompt can still be read from the cache."""
+    output = f"{'about ' if estimated else ''}{usage.output:,}"
     warm = clock_time(warm_seconds) if warm_seconds > 0 else "cold"
     return (
-        f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {usage.output:,} · {dollars(cost_usd)} · "
+        f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {output} · {dollars(cost_usd)} · "
         f"session {dollars(session_usd)} · cache {warm}"
     )
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from decimal import Decimal
@@ -89,6 +91,7 @@ async def _play(
                 "steps_max": 50,
                 "spend_max_usd": SPEND_MAX_USD,
                 "allow_uncached": True,
+                "simulated": provider is not None,
             }
             if base_url is not None:
                 options |= {"base_url": base_url, "api_key": "demo"}
@@ -207,7 +210,7 @@ def _conclude(
     share = 100 * total.saved_usd / total.uncached_cost_usd
     show("")
     show(
-        f"{total.calls} calls, {held} of them on an unmoved prefix; "
+        f"{counted(total.calls, 'call')}, {held} of them on an unmoved prefix; "
         f"{total.usage.read_share:.0%} of the prompt read from cache"
     )
     show(

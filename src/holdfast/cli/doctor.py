@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
+
 if TYPE_CHECKING:
     from holdfast.ledger.volatility import VolatileString
     from holdfast.runtime.probing import Diagnosis, Finding
@@ -49,9 +51,10 @@ def _show_strings(found: "tuple[VolatileString, ...]") -> None:
 
     for one in found:
         click.echo(f"{one.path}, byte {one.byte}: {one.what}: {printable(one.shown)}")
+        again = f"{counted(one.rewritten_tokens, 'token')} (estimated)"
         click.echo(
-            f"  in the next request it may be another; then {one.rewritten_tokens} tokens (estimated) are written "
-            f"again, for {dollars(one.rewritten_usd)} more"
+            f"  in the next request it may be another; then {again} "
+            f"are written again, for {dollars(one.rewritten_usd)} more"
         )
 
 
@@ -77,7 +80,9 @@ def _show(diagnosis: "Diagnosis") -> None:
     from holdfast.cli.requests import printable
 
     verdict = "is unstable" if diagnosis.findings else "is stable"
-    click.echo(f"{diagnosis.target} {verdict}: {diagnosis.runs} runs, {diagnosis.size_bytes} bytes")
+    click.echo(
+        f"{diagnosis.target} {verdict}: {counted(diagnosis.runs, 'run')}, {counted(diagnosis.size_bytes, 'byte')}"
+    )
     for finding in diagnosis.findings:
         click.echo(f"{_where(finding)}: {finding.cause}: {finding.advice}")
         if finding.detail:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
+
 if TYPE_CHECKING:
     from holdfast.ledger.explaining import ExplainedMark, Explanation, Layer, Part
 
@@ -40,7 +42,7 @@ def _show(explained: "Explanation") -> None:
 
     click.echo(printable(f"{explained.model} ({explained.told_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
-    click.echo(f"{explained.tokens} tokens, estimated{floor}\n")
+    click.echo(f"{counted(explained.tokens, 'token')}, estimated{floor}\n")
     changed = ("a change rewrites", "and costs")
     show_table(("layer", "stability expected", "blocks", "tokens", *changed), map(_layer_row, explained.layers))
     click.echo("")
@@ -71,14 +73,14 @@ def _shortened(parts: "tuple[Part, ...]") -> "tuple[tuple[Part, ...], int]":
 def _layer_row(layer: "Layer") -> tuple[str, ...]:
     from holdfast.cli.requests import dollars
 
-    counts = (str(layer.blocks), str(layer.tokens), f"{layer.rewritten_tokens} tokens")
+    counts = (str(layer.blocks), str(layer.tokens), counted(layer.rewritten_tokens, "token"))
     return layer.name, layer.stability, *counts, dollars(layer.rewritten_usd)
 
 
 def _part_row(part: "Part") -> tuple[str, ...]:
     from holdfast.cli.requests import dollars
 
-    rewritten = f"{part.rewritten_tokens} tokens"
+    rewritten = counted(part.rewritten_tokens, "token")
     return (
         *(part.path, part.place, part.stability, str(part.tokens), part.digest),
         *(rewritten, dollars(part.rewritten_usd)),

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -113,10 +115,8 @@ def _show(totals: "Totals") -> None:
 
     report = totals.report()
     show_policies(report.policies)
-    click.echo(
-        f"{report.conversations} conversations, {report.calls} calls; bound ${report.bound_usd:.4f}, "
-        f"optimum ${report.optimum_usd:.4f}"
-    )
+    played = f"{counted(report.conversations, 'conversation')}, {counted(report.calls, 'call')}"
+    click.echo(f"{played}; bound ${report.bound_usd:.4f}, optimum ${report.optimum_usd:.4f}")
     if report.broken_lines:
         click.echo(f"{report.broken_lines} broken lines were passed over")
     if totals.likeness is not None:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.counts import counted
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from holdfast.ledger.report import Report, SessionReport
@@ -17,33 +18,42 @@ UNITS_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 
 @click.command("report")
 @click.option("--since", metavar="7d|12h|2w|DATE", help="Only calls from then on.")
-@click.option("--session", "wanted", metavar="ID", help="Only this session.")
+@click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
+@click.option("--simulated", is_flag=True, help="Count simulated sessions too.")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
 @click.option("--db", help="Store to use instead of the configured one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, since: str | None, wanted: str | None, limit: int, db: str | None, as_json: bool) -> None:
+def command(
+    *, since: str | None, wanted: str | None, simulated: bool, limit: int, db: str | None, as_json: bool
+) -> None:
     """Show what was spent and saved, what broke the cache, and which sessions lost most."""
     import msgspec
 
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
     from holdfast.ledger.report import Reporter
+    from holdfast.ledger.simulated import is_simulated
 
     start = seconds_of(since, system_clock()) if since else 0.0
     reporter = Reporter(configured_models(), since=start)
     with open_configured(db) as log:
+        wanted = wanted and found_session(log, wanted)
         rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
         if wanted is not None and not rows:
             raise UserError(f"there is no session {wanted!r} in that time; `holdfast sessions list` shows all")
-        for row in rows:
+        played = [] if simulated or wanted else [row.id for row in rows if is_simulated(log, row.id)]
+        for row in (row for row in rows if row.id not in played):
             reporter.add(row, list(log.read(row.id)))
     report = reporter.report()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
-    elif not report.sessions:
-        click.echo("No call is stored yet; `holdfast demo --keep` makes some.")
-    else:
+        return
+    if report.sessions:
         _show(report, limit)
+    elif not played:
+        click.echo("No call is stored yet; `holdfast demo --keep` plays some, which --simulated shows.")
+    if played:
+        click.echo(f"not counted: {counted(len(played), 'simulated session')}; --simulated counts all")
 
 
 def seconds_of(since: str, now: float) -> float:
@@ -65,8 +75,9 @@ def _show(report: "Report", limit: int) -> None:
     from holdfast.cli.tables import show_table
 
     total = report.total
+    what = f"{counted(total.calls, 'call')} in {counted(len(report.sessions), 'session')}"
     click.echo(
-        f"${total.spent_usd:.4f} spent on {total.calls} calls in {len(report.sessions)} sessions; without a cache "
+        f"${total.spent_usd:.4f} spent on {what}; without a cache "
         f"${total.uncached_usd:.4f}, so ${total.saved_usd:.4f} saved"
     )
     click.echo(
@@ -90,7 +101,7 @@ def _show(report: "Report", limit: int) -> None:
     headings = ("session", "name", "model", "calls", "read share", "spent", "saved", "lost", "mostly")
     show_table(headings, map(_session_row, report.sessions[:limit]))
     if len(report.sessions) > limit:
-        click.echo(f"{len(report.sessions) - limit} sessions more; --limit shows them, --json has all")
+        click.echo(f"{counted(len(report.sessions) - limit, 'session')} more; --limit shows them, --json has all")
 
 
 def sparkline(values: "list[float]") -> str:

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.counts import counted
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.events.envelope import Event
-    from holdfast.events.log import Log, SessionRow
+    from holdfast.events.log import SessionRow
     from holdfast.ledger.books import Entry
 
 
@@ -61,19 +62,23 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
 
     import msgspec
 
+    from holdfast.events.payloads import LlmCallFailed
     from holdfast.ledger.books import entries
     from holdfast.ledger.calls import delegated, keeping_cost_usd, pinging_cost_usd
 
     with open_configured(db) as log:
-        events = _events(log, session_id)
+        events = list(log.read(found_session(log, session_id)))
     made = tuple(entries(events, configured_models()))
     if stats:
         _show_stats(made, as_json=as_json)
         return
+    payloads = (event.payload for event in events)
+    guessed = {it.request_id for it in payloads if isinstance(it, LlmCallFailed) and it.output_estimated}
     if as_json:
         shown = [
             {
                 **msgspec.to_builtins(one.record),
+                "output_estimated": one.record.request_id in guessed,
                 "prefix_held": one.record.prefix_held,
                 "verdict": msgspec.to_builtins(one.verdict),
                 "source": one.source,
@@ -85,7 +90,9 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     from holdfast.cli.tables import show_table
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
-    show_table(headings, map(_call_row, made))
+    show_table(headings, (_call_row(one, guessed) for one in made))
+    if any(one.record.request_id in guessed for one in made):
+        click.echo("~ of a call that broke off, the output is estimated from what arrived")
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
     kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
@@ -96,7 +103,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     kept += f", ${elsewhere:.6f} of it for delegated tasks" if handed_over else ""
     total = sum((one.record.cost_usd for one in made), keeping + pinging + elsewhere)
     models = ", then ".join(dict.fromkeys(one.record.model for one in made))
-    click.echo(f"{len(made)} calls, ${total:.6f}{kept}; {models or 'none'}")
+    click.echo(f"{counted(len(made), 'call')}, ${total:.6f}{kept}; {models or 'none'}")
     for line in _beginning(events):
         click.echo(line)
 
@@ -107,24 +114,26 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
 def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
-    """Remove one session and all its events for good."""
+    """Remove one session for good, with all its events and the long outputs that were kept of it."""
+    import os
+
+    from holdfast.engine.kept_outputs import OUTPUTS, forget, outputs_of
+    from holdfast.sources.home import holdfast_home
+
     with open_configured(db) as log:
-        count = len(_events(log, session_id))
+        session_id = found_session(log, session_id)
+        what = f"session {session_id} with {counted(sum(1 for _ in log.read(session_id)), 'event')}"
+        outputs = outputs_of(holdfast_home(os.environ) / OUTPUTS, session_id)
+        what += f" and {counted(outputs.count, 'long output')} kept in files" if outputs else ""
         if dry_run:
-            click.echo(f"would delete session {session_id} with {count} events")
+            click.echo(f"would delete {what}")
             return
         if not yes:
-            click.confirm(f"Delete session {session_id} with {count} events for good?", abort=True)
-        click.echo(f"deleted session {session_id} with {log.delete(session_id)} events")
-
-
-def _events(log: "Log", session_id: str) -> "list[Event]":
-    from holdfast.errors import UserError
-
-    events = list(log.read(session_id))
-    if not events:
-        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
-    return events
+            click.confirm(f"Delete {what} for good?", abort=True)
+        log.delete(session_id)
+        if outputs:
+            forget(outputs)
+        click.echo(f"deleted {what}")
 
 
 def _beginning(events: "list[Event]") -> "Iterator[str]":
@@ -179,11 +188,13 @@ def _session_row(row: "SessionRow") -> tuple[str, ...]:
     return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
 
 
-def _call_row(entry: "Entry") -> tuple[str, ...]:
+def _call_row(entry: "Entry", guessed: set[str]) -> tuple[str, ...]:
     call, usage = entry.record, entry.record.usage
     held = "held" if call.prefix_held else f"moved: {call.moved_layer} at byte {call.moved_byte}"
-    numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
-    return (str(call.number), _time(call.at), *map(str, numbers), f"${call.cost_usd:.6f}", held, *_told(entry))
+    numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
+    output = f"{'~' if call.request_id in guessed else ''}{usage.output}"
+    money = f"${call.cost_usd:.6f}"
+    return (str(call.number), _time(call.at), *map(str, numbers), output, money, held, *_told(entry))
 
 
 def _told(entry: "Entry") -> tuple[str, str]:

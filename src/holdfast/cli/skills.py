@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -141,11 +143,17 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
     import os
     from pathlib import Path
 
-    from holdfast.sources.skills.library import default_skills_dir, library_at, read_library, skill_roots
+    from holdfast.errors import UserError
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skill_folders import usual_roots
+    from holdfast.sources.skills.library import library_at, read_library
 
     if folder is None:
-        home = Path(os.environ.get("HOME") or Path.home())
-        return read_library(skill_roots(default_skills_dir(), Path.cwd(), home=home, also=also), mode)
+        here = Path.cwd()
+        config = load_config(os.environ, workspace=here, flags={"also_skills": also or None})
+        return read_library(usual_roots(config, os.environ, workspace=here), mode)
+    if also:
+        raise UserError("--also is for your own skills and those of the workspace; leave it out, or leave out DIR")
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
     return library_at(folder, mode)
@@ -160,7 +168,7 @@ def _one_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill"
     if Path(target).exists():
         library = _library(target, mode, also)
         if len(library.reports) > 1:
-            raise UserError(f"there are {len(library.reports)} skills in {target!r}; name the folder of one")
+            raise UserError(f"there are {counted(len(library.reports), 'skill')} in {target!r}; name the folder of one")
         found = library.store.list_skills()
         if not found:
             raise SkillValidationError([str(one) for one in library.reports[0].findings if one.severity == "error"])

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from holdfast.catalog.lookup import Models
     from holdfast.events.log import Log
 
+PREFIX_CHARACTERS_MIN = 4
+CANDIDATES_MAX = 5
+
 
 def open_configured(db: str | None) -> "AbstractContextManager[Log]":
     """The store, if there is one: looking at sessions makes no file."""
@@ -26,6 +29,28 @@ def open_configured(db: str | None) -> "AbstractContextManager[Log]":
     if "://" not in db and not Path(db).exists():
         raise UserError(f"there is no store at {db!r}; check the path")
     return contextlib.closing(open_store(db))
+
+
+def found_session(log: "Log", said: str) -> str:
+    """The id that is meant by itself or by its beginning, of four characters at least."""
+    from holdfast.errors import UserError
+
+    if next(iter(log.read(said)), None) is not None:
+        return said
+    found = [row.id for row in log.sessions() if row.id.startswith(said)] if len(said) >= PREFIX_CHARACTERS_MIN else []
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        short = (
+            f"; the start of an id needs {PREFIX_CHARACTERS_MIN} characters"
+            if len(said) < PREFIX_CHARACTERS_MIN
+            else ""
+        )
+        raise UserError(f"there is no session {said!r}{short}; `holdfast sessions list` shows all")
+    more = f" and {len(found) - CANDIDATES_MAX} more" if len(found) > CANDIDATES_MAX else ""
+    raise UserError(
+        f"{len(found)} sessions begin with {said!r}: {', '.join(found[:CANDIDATES_MAX])}{more}; say more of it"
+    )
 
 
 def configured_models() -> "Models":

@@ -18,6 +18,7 @@ from holdfast.canonical.reply import Delta, Reply, ReplyFinished
 from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.broken_off import Arrived
 from holdfast.engine.completions import Heard
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.diagnosing import Sent, asking, is_refused
@@ -165,7 +166,7 @@ async def _exchange(
 ) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
     parts, started_at = talk.parts, crossing.started_at
-    reader = parts.adapter.stream_reader()
+    reader, arrived = parts.adapter.stream_reader(), Arrived()
     retries = 0
 
     def on_retry(attempt: int, error: ProviderError) -> None:
@@ -179,22 +180,23 @@ async def _exchange(
                 heard.hear(chunk)
                 for delta in reader.feed(chunk):
                     crossing.begun()
+                    arrived.take(delta)
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
                         return delta.reply, retries
         raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
-        failed = failed_call(talk, error, retries=retries, started_at=started_at, partial=reader.partial())
+        taken = arrived.taken(reader.partial(), parts.model.tokens_factor)
+        failed = failed_call(talk, error, retries=retries, started_at=started_at, taken=taken)
         refused = is_refused(talk, sent, error)
         await talk.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
         raise
     except asyncio.CancelledError:
         partial = reader.partial()
         stopped = ProviderError("cancelled", "cancelled by the caller")
-        payloads: list[AnyPayload] = [
-            failed_call(talk, stopped, retries=retries, started_at=started_at, partial=partial)
-        ]
+        taken = arrived.taken(partial, parts.model.tokens_factor)
+        payloads: list[AnyPayload] = [failed_call(talk, stopped, retries=retries, started_at=started_at, taken=taken)]
         if content := sendable_content(partial.content if partial else ()):
             payloads.append(MessageAppended(Message("assistant", content)))
         await talk.record("agent", *payloads)
@@ -219,10 +221,15 @@ def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def failed_call(
-    talk: Conversation, error: ProviderError, *, retries: int, started_at: float, partial: Reply | None
+    talk: Conversation,
+    error: ProviderError,
+    *,
+    retries: int,
+    started_at: float,
+    taken: tuple[Usage, bool] = (Usage(), False),
 ) -> LlmCallFailed:
     opened = talk.state.call_open
-    usage = partial.usage if partial else Usage()
+    usage, output_estimated = taken
     return LlmCallFailed(
         model=talk.parts.model.id,
         provider=talk.parts.model.provider,
@@ -233,6 +240,7 @@ def failed_call(
         request_id=opened.request_id if opened else "",
         usage=usage,
         cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)),
+        output_estimated=output_estimated,
     )
 
 

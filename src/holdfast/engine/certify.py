@@ -11,7 +11,7 @@ from holdfast.engine.draft import Draft
 from holdfast.engine.state import State, apply
 from holdfast.engine.views import sent_view
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
+from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared, SessionStarted
 from holdfast.layers.assemble import assemble
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN
 from holdfast.providers.registry import adapter_for
@@ -20,7 +20,8 @@ from holdfast.providers.registry import adapter_for
 class Certificate(msgspec.Struct, frozen=True):
     """The first `prefix_bytes` of a call equal those of the call before, and it had to read `expected_read_tokens`.
 
-    `violation` says what was found not to be so; `read_tokens` is None where the call was not answered.
+    `violation` says what was found not to be so; `read_tokens` is None where the call was not answered. A simulated
+    cache ends with its process: where nothing was left of it the call is `restarted`, and only its bytes are judged.
     """
 
     call: int
@@ -29,6 +30,7 @@ class Certificate(msgspec.Struct, frozen=True):
     expected_read_tokens: int
     read_tokens: int | None = None
     violation: str | None = None
+    restarted: bool = False
 
 
 def certify(
@@ -39,8 +41,11 @@ def certify(
     draft: Draft | None = None
     open_one: Certificate | None = None
     number = 0
+    simulated = False
     for event in events:
         match event.payload:
+            case SessionStarted() as it:
+                simulated = it.simulated
             case RequestPrepared() as it:
                 if open_one is not None:
                     yield open_one
@@ -51,7 +56,7 @@ def certify(
             case ModelSwitched():
                 draft = None
             case LlmCallCompleted() as it if open_one is not None:
-                yield _with_read(open_one, it.usage.cache_read, drop_tokens_min)
+                yield _with_read(open_one, it.usage.cache_read, drop_tokens_min, simulated=simulated)
                 open_one = None
             case LlmCallFailed() if open_one is not None:
                 yield open_one
@@ -88,9 +93,11 @@ def _checked(state: State, prepared: RequestPrepared, draft: Draft, number: int)
     return made
 
 
-def _with_read(made: Certificate, read: int, drop_tokens_min: int) -> Certificate:
+def _with_read(made: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:
     told = msgspec.structs.replace(made, read_tokens=read)
     if told.violation is None and made.expected_read_tokens - read >= drop_tokens_min:
+        if simulated and not read:
+            return msgspec.structs.replace(told, restarted=True)
         return _refused(told, f"{read} tokens were read of {made.expected_read_tokens} that were there")
     return told
 

@@ -82,6 +82,7 @@ class Parts(msgspec.Struct, frozen=True):
     asks_for_diagnosis: bool = True
     completions: Completions | None = None
     overflow_steps: Mapping[StepName, MakesSmaller] = {}
+    simulated: bool = False
 
 
 class Conversation:

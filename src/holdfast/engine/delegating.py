@@ -127,6 +127,7 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
             head_session_id=above.head_session_id if above else state.session_id,
             depth=above.depth + 1 if above else 1,
         ),
+        simulated=parts.simulated,
     )
     return started, EpochOpened(1, state.pinned, state.tools, skills=state.skills, padding=state.padding)
 

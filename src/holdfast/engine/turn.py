@@ -21,7 +21,7 @@ from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.reply import Reply, StopReason
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
-from holdfast.engine.asking import Emit, call_model
+from holdfast.engine.asking import Emit, call_model, failed_call
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
@@ -103,9 +103,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     # What a crash left behind is closed first: the log only ever grows.
     if talk.state.call_open is not None:
         interrupted = ProviderError("cancelled", "interrupted")
-        await talk.record(
-            "system", failed_call(talk, interrupted, retries=0, started_at=talk.parts.clock(), partial=None)
-        )
+        await talk.record("system", failed_call(talk, interrupted, retries=0, started_at=talk.parts.clock()))
     if talk.state.turn is not None:
         await _abandon(talk, "error")
     if calls := open_calls(talk.state):

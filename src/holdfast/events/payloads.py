@@ -47,6 +47,8 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class SessionStarted(Payload, frozen=True, tag="session.started"):
+    """What a `simulated` session takes is nobody's money."""
+
     model: str
     workspace_path: str | None = None
     workspace_hash: str | None = None
@@ -56,6 +58,7 @@ class SessionStarted(Payload, frozen=True, tag="session.started"):
     spend_max_usd: Decimal | None = None
     parameters: Parameters | None = None
     parent: Parent | None = None
+    simulated: bool = False
 
 
 class SessionEnded(Payload, frozen=True, tag="session.ended"):
@@ -263,6 +266,7 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     usage: Usage = Usage()  # What the provider had reported before the call broke off; it is paid for all the same.
     cost_usd: Decimal = Decimal(0)
     refused_diagnosis: bool = False  # It failed only for asking why a cache did not hold; nobody asks that again.
+    output_estimated: bool = False
 
 
 class ToolCalled(Payload, frozen=True, tag="tool.called"):

@@ -111,13 +111,28 @@ async def _until(deadline: float, answer: Awaitable[Answer], host: str) -> Answe
     except TimeoutError:
         failure = f"{host} was silent for too long"
     except aiohttp.ClientConnectionError as fault:
-        refused = isinstance(fault, aiohttp.ClientConnectorError) and isinstance(fault.os_error, ConnectionRefusedError)
-        reason = "nothing listens there; is it running?" if refused else type(fault).__name__
-        failure = f"the connection to {host} failed: {reason}"
+        failure = f"the connection to {host} failed: {_way_out(fault)}"
     except (aiohttp.ClientError, OSError) as fault:
         failure = f"{host} broke off its answer: {type(fault).__name__}"
     # Outside of the handlers: aiohttp's errors can carry the request's headers, and with them the key.
     raise ProviderError("network", failure)
+
+
+def _way_out(fault: aiohttp.ClientConnectionError) -> str:
+    """Why there is no connection, and what to look at."""
+    match fault:
+        case aiohttp.ClientConnectorDNSError():
+            return "nobody knows a host of that name; check the network, and the base URL for typing errors"
+        case aiohttp.ClientConnectorCertificateError():
+            return "its certificate is not trusted; check the base URL, the clock, and a proxy in between"
+        case aiohttp.ClientSSLError():
+            return "it does not speak TLS; check whether the base URL begins with https or http"
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+            return "nothing listens there; is it running? Check the base URL and the network"
+        case aiohttp.ClientConnectorError():
+            return "it cannot be reached; check the network"
+        case _:
+            return type(fault).__name__
 
 
 class HttpWire:

@@ -176,14 +176,16 @@ class _Talk:
         reply = passage_of("assistant", _decode_content(message.content)).content if self._spelled else ()
         call = self.calls.get(call_id)
         if call is None:
-            call = self.calls[call_id] = self._begin("anthropic:" + message.model.removesuffix(LONG_CONTEXT))
+            call = self.calls[call_id] = self._begin(line, "anthropic:" + message.model.removesuffix(LONG_CONTEXT))
         call.usage = larger_of(call.usage, usage)
         call.reply += reply
         stamp = _stamp(line)
         call.replied_at = max(call.replied_at, stamp if stamp is not None else call.at)
 
-    def _begin(self, model: str) -> _Call:
-        begun = begun_at(self._last.at if self._last else None, self._at, self._waited_for)
+    def _begin(self, line: _Line, model: str) -> _Call:
+        # Where nothing tells when it was asked, the reply is the next best.
+        at = self._at if self._at is not None else _stamp(line)
+        begun = begun_at(self._last.at if self._last else None, at, self._waited_for)
         call = self._last = _Call(begun, self._waited_for, model, kept=self._kept)
         call.added = tuple(self._added)
         self._said += 1

@@ -28,6 +28,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, EpochOpened, SessionStarted, SkillLoaded
 from holdfast.layers.builder import sendable, split_at_boundary
 from holdfast.layers.render import render_instructions, render_settings
+from holdfast.ledger.simulated import is_simulated
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.providers.capabilities import capabilities_of
@@ -61,6 +62,7 @@ _SETTINGS = (
     "keep_alive_usd_max",
     "cache_ttl_seconds",
     "cache_over_an_hour",
+    "also_skills",
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt by which the price of not caching is shown."""
@@ -139,6 +141,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         account=account_of(speaks_through),
         asks_for_diagnosis=config.diagnostics == "auto",
         completions=completions_of(options),
+        simulated=is_simulated(log, state.session_id) if state.model else options.get("simulated", False),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)
@@ -160,6 +163,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
 def _checked_model(options: Options, state: State, model: Model) -> Model:
     if state.model:
         _check_unchanged(options, state)
+        _check_workspace(options, state)
     elif not options.get("allow_uncached"):
         check_caching(model, options.get("clock", system_clock)())
     return model
@@ -178,6 +182,7 @@ def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:
         layout="seed" if config.profile == "seed" else config.layout,
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
+        simulated=parts.simulated,
     )
     opened = EpochOpened(1, pieces.pinned, parts.toolbox.specs, skills=pieces.skills, padding=pieces.padding)
     return started, opened, *pieces.preloaded
@@ -205,6 +210,20 @@ def _check_unchanged(options: Options, state: State) -> None:
         if now != before:
             shown = f": this one has {before!r}" if key in ("model", "layout", "profile", "name") else ""
             raise UserError(f"{key} is told when a session is created and cannot change{shown}; leave it out to resume")
+
+
+def _check_workspace(options: Options, state: State) -> None:
+    """What was said of one folder is seldom true of another: whoever means another has to say so."""
+    folder = options.get("workspace")
+    if folder is None or options.get("another_workspace"):
+        return
+    now = str(Path(folder).resolve())
+    if now != state.workspace_path:
+        before = "no workspace" if state.workspace_path is None else repr(state.workspace_path)
+        raise UserError(
+            f"session {state.session_id} works in {before}, not in {now!r}; leave out workspace to go on there, or say "
+            "another_workspace=True if the other one is meant"
+        )
 
 
 def check_caching(model: Model, at: float) -> None:

@@ -20,6 +20,7 @@ from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire import REQUESTS_MAX
 from holdfast.sources.home import holdfast_home
+from holdfast.sources.skills.library import OPTIONAL_FOLDERS
 
 CONFIG_BYTES_MAX = 1_000_000
 PROJECT_CHARS_MAX = 4_000
@@ -48,6 +49,7 @@ class Config(msgspec.Struct, frozen=True):
     keep_alive_usd_max: Decimal = Decimal("0.50")
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
+    also_skills: tuple[str, ...] = ()
     skill_loads_max: int = STANDARD_LIMITS.loads_max
     skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
     skill_tokens_max: int = STANDARD_LIMITS.tokens_max
@@ -82,6 +84,7 @@ SETTINGS = {
     "keep_alive_usd_max": "HOLDFAST_KEEP_ALIVE_USD_MAX",
     "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
+    "also_skills": "HOLDFAST_ALSO_SKILLS",
     "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
     "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
     "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
@@ -256,9 +259,19 @@ def _checked(key: str, value: object, origin: str) -> object:
         return truth
     if key in ("spend_max_usd", "keep_alive_usd_max"):
         return _dollars(key, value, origin)
+    if key == "also_skills":
+        return _folders(key, value, origin)
     if not isinstance(value, str):
         raise UserError(f"{key} must be text, not {value!r} (set by {origin})")
     return value
+
+
+def _folders(key: str, value: object, origin: str) -> list[object]:
+    """Some of the folders where other programs keep skills; in a variable, with commas between them."""
+    named = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(named, list | tuple) or not all(one in OPTIONAL_FOLDERS for one in named):
+        raise UserError(f"{key} must be some of {', '.join(OPTIONAL_FOLDERS)}, not {value!r} (set by {origin})")
+    return list(dict.fromkeys(named))
 
 
 def _dollars(key: str, value: object, origin: str) -> Decimal:

@@ -38,18 +38,19 @@ class ProvidesWire(Protocol):
 class Options(TypedDict, total=False):
     """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
 
-    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be
-    a function. `workspace` adds the project's instruction files, its git state and the date. A model that does not
-    cache is taken only with `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made
-    longer, `models` which other models the session may use, `calls_expected` how many calls it is likely to make; all
-    three matter only when a session is created. `wire` replaces the network, for example by a simulated provider;
-    `store` is a path, a URL or a store. Sessions that start with the same head let one of them write it first;
-    `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
-    cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
-    pay, for `keep_alive_usd_max` at most. `diagnostics` is "off" for sessions that never ask their provider why its
-    cache did not hold; by default they do, where the model can say. With `completion_cache` a request that equals one
-    of the last `completion_cache_seconds` (30), to the byte and from any session of this process, gets the same reply
-    for nothing.
+    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be a
+    function. `workspace` adds the project's instruction files, its git state and the date; a session stays in its own
+    unless `another_workspace` says that another one is meant. A model that does not cache is taken only with
+    `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made longer, `models` which
+    other models the session may use, `calls_expected` how many calls it is likely to make; all three matter only when a
+    session is created. `wire` replaces the network, for example by a simulated provider; `simulated` says when a
+    session is created that what it takes is nobody's money. `store` is a path, a URL or a store. Sessions that start
+    with the same head let one of them write it first; `gate=False` lets all go at once, a `Gate` is shared by those
+    that are given it. `prewarm` puts the head into the cache when the session is entered. `keep_alive` lets an idle
+    session use its cache again where that is expected to pay, for `keep_alive_usd_max` at most. `diagnostics` is "off"
+    for sessions that never ask their provider why its cache did not hold; by default they do, where the model can say.
+    With `completion_cache` a request that equals one of the last `completion_cache_seconds` (30), to the byte and from
+    any session of this process, gets the same reply for nothing.
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
@@ -59,10 +60,11 @@ class Options(TypedDict, total=False):
     `allowed` gives the reason why a call may not run at all.
 
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
-    of `skills_mode`. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name`
-    and `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt`
-    and `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that
-    they do, such as `rebase_branch`.
+    of `skills_mode`; `also_skills` names folders of other programs to be read with the usual ones. With
+    `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and `persona_name` are
+    files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and `persona`; they
+    are read when a session is created. `recovery_steps` are functions by the steps of recipes that they do, such as
+    `rebase_branch`.
     """
 
     model: str
@@ -77,6 +79,7 @@ class Options(TypedDict, total=False):
     memory: bool
     skills: bool | str | Path | Sequence[str | Path] | SkillStore
     skills_mode: SkillMode
+    also_skills: Sequence[str]
     enforce_allowed_tools: bool
     delegate: bool | int
     delegation_depth_max: int
@@ -86,6 +89,7 @@ class Options(TypedDict, total=False):
     confirm_for: Sequence[SideEffects]
     confirm_seconds_max: float
     workspace: str | Path
+    another_workspace: bool
     name: str
     profile: Profile
     layout: Layout
@@ -106,6 +110,7 @@ class Options(TypedDict, total=False):
     stop_sequences: Sequence[str]
     store: Log | str | Path
     wire: Wire | ProvidesWire
+    simulated: bool
     base_url: str
     api_key: str
     gate: Gate | bool
@@ -125,8 +130,8 @@ _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
     *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
-_LISTS = ("tools", "betas", "stop_sequences", "models", "confirm_for", "read_roots")
-_TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for")
+_TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
+_LISTS = ("tools", "read_roots", *_TEXT_LISTS)
 
 
 def checked(options: Options) -> Options:
@@ -144,10 +149,17 @@ def checked(options: Options) -> Options:
     for text, named in (("system_prompt", "preset_name"), ("persona", "persona_name")):
         if text in given and named in given:
             raise UserError(f"{text} and {named} say the same thing twice; give one of them")
-    workspace = given.get("workspace")
+    _check_folders(given)
+    return cast("Options", given)  # Every key and value was just checked.
+
+
+def _check_folders(given: Mapping[str, object]) -> None:
+    workspace, roots = given.get("workspace"), given.get("read_roots")
     if isinstance(workspace, str | Path) and not Path(workspace).is_dir():
         raise UserError(f"workspace {str(workspace)!r} is not a folder")
-    return cast("Options", given)  # Every key and value was just checked.
+    for root in roots if isinstance(roots, Sequence) else ():
+        if not Path(root).is_dir():
+            raise UserError(f"read_roots: {str(root)!r} is not a folder; check the path, or leave it out")
 
 
 def _misfit(key: str, value: object) -> str | None:
@@ -179,6 +191,8 @@ def _misfit(key: str, value: object) -> str | None:
         "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
+        "another_workspace": (isinstance(value, bool), "True or False"),
+        "simulated": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),

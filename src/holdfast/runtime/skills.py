@@ -16,9 +16,10 @@ from holdfast.events.payloads import SkillLoaded
 from holdfast.layers.builder import sendable
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
+from holdfast.runtime.skill_folders import usual_roots
 from holdfast.sources.skills.found import SKILL_FILE, SkillRoot
 from holdfast.sources.skills.index import skill_index
-from holdfast.sources.skills.library import SkillLibrary, load_skill, read_library, skill_roots
+from holdfast.sources.skills.library import SkillLibrary, load_skill, read_library
 from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
 from holdfast.sources.skills.store import SkillStore
 
@@ -61,7 +62,7 @@ def session_skills(options: Options, config: Config, state: State, *, workspace:
     """What the caller asked for; unasked, a session has skills in the seed profile, or if it had them before."""
     usual = any(spec.name in NAMES for spec in state.tools) if state.model else config.profile == "seed"
     chosen = options.get("skills", usual)
-    store = chosen if isinstance(chosen, SkillStore) else _loaded(chosen, options, Path(config.home), workspace)
+    store = chosen if isinstance(chosen, SkillStore) else _loaded(chosen, options, config, workspace)
     if state.model and store is not None and (gone := [name for name in state.skills if name not in store]):
         logger.warning("skills of this session are not there any more: %s", ", ".join(gone))
     limits = ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max)
@@ -69,7 +70,7 @@ def session_skills(options: Options, config: Config, state: State, *, workspace:
 
 
 def _loaded(
-    chosen: bool | str | Path | Sequence[str | Path], options: Options, home: Path, workspace: Path | None
+    chosen: bool | str | Path | Sequence[str | Path], options: Options, config: Config, workspace: Path | None
 ) -> SkillStore | None:
     if chosen is False:
         return None
@@ -77,7 +78,7 @@ def _loaded(
     if mode not in SKILL_MODES:
         raise UserError(f"skills_mode must be one of {', '.join(SKILL_MODES)}, not {mode!r}")
     if chosen is True:
-        return _read(skill_roots(home / "skills", workspace), mode)
+        return _read(usual_roots(config, os.environ, workspace=workspace), mode)
     named = [_root(Path(folder), workspace) for folder in ([chosen] if isinstance(chosen, str | Path) else chosen)]
     single = [root for root in named if os.path.lexists(os.path.join(root.path, SKILL_FILE))]
     store = _read(tuple(root for root in named if root not in single), mode)

@@ -1,6 +1,7 @@
 """Which tools a session has, who is asked before they run, and what they may reach."""
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -17,6 +18,7 @@ from holdfast.engine.context import Surroundings
 from holdfast.engine.delegating import DEPTH_MAX, Delegation
 from holdfast.engine.delegating import NAME as DELEGATE
 from holdfast.engine.dispatch import Toolbox
+from holdfast.engine.kept_outputs import OUTPUTS, forget_old, mark_used
 from holdfast.engine.tools import Tool
 from holdfast.errors import UserError
 from holdfast.events.payloads import SideEffects
@@ -25,10 +27,13 @@ from holdfast.runtime.skills import SessionSkills
 from holdfast.sources.confined import roots_of
 from holdfast.sources.memory import MemoryFile, user_memory, workspace_memory
 
-OUTPUTS = "outputs"
 CLOSED = (".git", ".holdfast")
 """Folders of a workspace that built-in tools read and never write."""
-"""The folder, in the user's home of Holdfast, where outputs are kept whole that are too long to be sent."""
+
+TENDED_EVERY_SECONDS = 3_600.0
+"""How often a process looks for outputs that nobody needs any more."""
+
+_tended: dict[Path, float] = {}
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -47,6 +52,8 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
     # Only who can read a file is told that there is one.
     keeps_outputs = any(one.spec.name == "read_file" for one in built_in)
     folder = Path(os.path.realpath(home / OUTPUTS / where.session_id)) if keeps_outputs else None
+    if folder is not None:
+        _tend_outputs(home / OUTPUTS, folder, now=time.time())
     extra = [Path(one) for one in options.get("read_roots", ())]
     if extra and workspace is None:
         raise UserError("read_roots are read from within a workspace; give the session one")
@@ -57,7 +64,13 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
     roots = roots_of(workspace, [*extra, *([folder] if folder else [])]) if workspace else None
     remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
-        (*options.get("tools", ()), *built_in, *remembering, *(skill_tools() if skilled.offered else ()), *more),
+        (
+            *options.get("tools", ()),
+            *built_in,
+            *remembering,
+            *(skill_tools(skilled.store) if skilled.offered else ()),
+            *more,
+        ),
         clock=options.get("clock", system_clock),
         rules=rules,
         around=Surroundings(
@@ -69,6 +82,14 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
             enforce_allowed_tools=skilled.enforced,
         ),
     )
+
+
+def _tend_outputs(place: Path, folder: Path, *, now: float) -> None:
+    """What this session has kept is in use from now on; what others have not used for long goes."""
+    mark_used(folder)
+    if now - _tended.get(place, 0.0) >= TENDED_EVERY_SECONDS:
+        _tended[place] = now
+        forget_old(place, now=now)
 
 
 def delegation_of(options: Options) -> Delegation | None:

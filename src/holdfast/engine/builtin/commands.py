@@ -23,6 +23,7 @@ from holdfast.engine.outputs import OUTPUT_FILE_BYTES_MAX, create_output, where_
 from holdfast.engine.running import in_own_thread
 from holdfast.engine.tools import ToolError
 from holdfast.sources.text import read_text
+from holdfast.sources.undumpable import hide_from_other_processes
 
 COMMAND_SECONDS = 120
 COMMAND_SECONDS_MAX = 600
@@ -34,13 +35,16 @@ _POLL_SECONDS = 0.02
 _QUIET_SECONDS = 0.2
 _REST_SECONDS_MAX = 1.0
 _SECRET = re.compile(r"API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 Ended = Literal["exited", "timed_out", "stopped"]
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is named like a key, a token, a secret or a password."""
-    return {name: value for name, value in environ.items() if not _SECRET.search(name)}
+    """The environment without what is named like a key, a token, a secret or a password, or is a URL with one in it."""
+    return {
+        name: value for name, value in environ.items() if not (_SECRET.search(name) or _URL_WITH_PASSWORD.search(value))
+    }
 
 
 def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SECONDS) -> Callable[..., Awaitable[str]]:
@@ -59,6 +63,8 @@ def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SEC
         if "\0" in command or not command.strip():
             raise ToolError("The command is empty or holds a NUL character.")
         context.command_executed = command
+        # Else it would be enough to read the environment of the parent.
+        hide_from_other_processes()
         captured = Captured(context.output_folder, context.tool_use_id)
         order = Order(command, roots_of_call(context).workspace, shown, seconds_max, grace_seconds)
         running = asyncio.ensure_future(

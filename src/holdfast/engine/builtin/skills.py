@@ -28,14 +28,17 @@ earlier in this session). Re-read the result of skill_load that starts
 with "# Skill: {name}" for its operating instructions."""
 
 
-def skill_tools() -> tuple[Tool, ...]:
-    """Both only read, and nobody is ever asked before they do."""
+def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
+    """Both only read, and nobody is ever asked before they do. A name that a lenient reader took can be said."""
+    longest = max((len(skill.name) for skill in store.list_skills()), default=0) if store is not None else 0
     load = tool(
         skill_load,
         description=(
             "Return the full SKILL.md body for a named skill: instructions to follow where the skill fits the task."
         ),
-        input_schema=_schema("name", {"name": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}}),
+        input_schema=_schema(
+            "name", {"name": {"type": "string", "minLength": 1, "maxLength": max(longest, NAME_CHARS_MAX)}}
+        ),
         side_effects="read",
     )
     search = tool(

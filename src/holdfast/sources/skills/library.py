@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -167,7 +168,7 @@ def _report(found: FoundFile, source: SkillSource, mode: SkillMode) -> SkillRepo
 def _each_name_once(reports: list[SkillReport], mode: SkillMode) -> list[SkillReport]:
     """By path; of two skills in one root with one name, the first by path keeps it.
 
-    A lenient reader calls the other by the name of its folder, if that is free.
+    A lenient reader calls the other by the name of its folder, or by the next number behind its own if that is taken.
     """
     reports.sort(key=lambda one: one.path)
     first: dict[str, str] = {}
@@ -180,19 +181,27 @@ def _each_name_once(reports: list[SkillReport], mode: SkillMode) -> list[SkillRe
         one = reports[index]
         assert one.skill is not None
         what = f"the name {shown(one.skill.name)} is taken by {first[one.skill.name]}"
-        folder = one.skill.skill_dir.name
-        free = mode == "lenient" and usable_name(folder) and folder not in first
-        skill = msgspec.structs.replace(one.skill, name=folder) if free else None
-        mend = "rename one of them" + (f"; until then this one is called {shown(folder)}" if free else "")
-        finding = SkillFinding(
-            f"{one.path}/SKILL.md", None, "duplicate-name", what, mend, "warning" if free else "error"
-        )
-        reports[index] = SkillReport(one.path, one.name, skill, (*one.findings, finding))
-        if free:
-            first[folder] = one.path
+        file, mend = f"{one.path}/SKILL.md", "rename one of them"
+        if mode == "lenient":
+            name = _free_name(one.skill, first)
+            first[name] = one.path
+            mend += f"; until then this one is called {shown(name)}"
+            skill, finding = (
+                msgspec.structs.replace(one.skill, name=name),
+                SkillFinding(file, None, "duplicate-name", what, mend, "warning"),
+            )
         else:
+            skill, finding = None, SkillFinding(file, None, "duplicate-name", what, mend, "error")
             logger.warning("skill skipped: %s", finding)
+        reports[index] = SkillReport(one.path, one.name, skill, (*one.findings, finding))
     return reports
+
+
+def _free_name(skill: Skill, taken: Mapping[str, str]) -> str:
+    folder = skill.skill_dir.name
+    if usable_name(folder) and folder not in taken:
+        return folder
+    return next(name for number in count(2) if (name := f"{skill.name}-{number}") not in taken)
 
 
 def _merge(merged: dict[str, Skill], reports: Iterable[SkillReport]) -> None:

@@ -38,6 +38,7 @@ _SEVERITIES: dict[str, tuple[Severity | None, Severity | None, Severity | None]]
     "name-length": ("error", "error", "warning"),
     "name-characters": ("error", "error", "warning"),
     "name-hyphens": ("error", "error", "warning"),
+    "name-unusable": ("error", "error", "warning"),
     "name-folder": ("error", "error", "warning"),
     "description-length": ("error", "error", "warning"),
     "compatibility-type": ("error", "error", "warning"),
@@ -121,7 +122,9 @@ def _name(fields: Mapping[str, Value], folder: str, mode: SkillMode, faults: lis
         faults.append(Fault("name-folder", what, "rename one of them"))
     if mode == "lenient" and not usable_name(name):
         what = f"an agent could not spell the name {shown(name)}"
-        faults.append(Fault("name-unusable", what, "use letters, digits and hyphens"))
+        name = folder if usable_name(folder) else one_word(folder)
+        mend = f"use letters, digits and hyphens; until then this one is called {shown(name)}"
+        faults.append(Fault("name-unusable", what, mend))
     return name
 
 
