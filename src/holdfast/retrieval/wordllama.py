@@ -1,0 +1,62 @@
+"""Vectors of words out of the wheel of wordllama, read as data; its program is never imported."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from holdfast.errors import UserError
+from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.vectors import Sums, VectorStage
+
+WEIGHTS = "weights/l2_supercat_256.safetensors"
+TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
+
+
+class WordllamaEncoder:
+    """The sum of the vectors of a text's tokens; float64 holds it exactly, so that no order of summation matters."""
+
+    dimensions = 256
+
+    def __init__(self, weights: Path, tokens: Path, model_version: str) -> None:
+        self.model_version = model_version
+        self._table = _table(weights)
+        self._tokenizer = Tokenizer.from_file(str(tokens))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def encode(self, texts: Sequence[str]) -> Sums:
+        sums = np.zeros((len(texts), self.dimensions), np.float64)
+        for row, text in enumerate(texts):
+            # One at a time: in batches the tokenizer starts threads, which a process that forks later must not have.
+            ids = self._tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False).ids
+            if ids:
+                sums[row] = self._table[ids].sum(axis=0, dtype=np.float64)
+        return sums
+
+
+def stage() -> VectorStage:
+    return VectorStage(_encoder())
+
+
+@cache
+def _encoder() -> WordllamaEncoder:
+    model_version = f"wordllama-{version('wordllama')}/l2_supercat_256"
+    return WordllamaEncoder(carried_file("wordllama", WEIGHTS), carried_file("wordllama", TOKENS), model_version)
+
+
+def _table(path: Path) -> NDArray[np.float16]:
+    """The only tensor of a safetensors file: eight bytes of length, a JSON header, the numbers."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    shapes = [entry for name, entry in header.items() if name != "__metadata__"]
+    if len(shapes) != 1 or shapes[0]["dtype"] != "F16":
+        raise UserError(f"{path.name} holds something else than one table of half floats; reinstall holdfast[semantic]")
+    rows, columns = shapes[0]["shape"]
+    return np.memmap(path, np.float16, "r", offset=8 + header_bytes, shape=(rows, columns))
