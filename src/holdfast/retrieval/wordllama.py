@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.retrieval.carried import carried_file
-from holdfast.retrieval.vectors import Sums, VectorStage
+from holdfast.retrieval.vectors import Sums, Vectors, VectorStage
+from holdfast.retrieval.words import WORDS_KNOWN_MAX
 
 WEIGHTS = "weights/l2_supercat_256.safetensors"
 TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
@@ -29,15 +29,20 @@ class WordllamaEncoder:
         self._tokenizer = Tokenizer.from_file(str(tokens))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._tokens = lru_cache(WORDS_KNOWN_MAX)(self._tokens_of)
 
     def encode(self, texts: Sequence[str]) -> Sums:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
-            # One at a time: in batches the tokenizer starts threads, which a process that forks later must not have.
-            ids = self._tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False).ids
+            # No token reaches over a space, and most words were met before.
+            ids = [token for word in text.split() for token in self._tokens(word)]
             if ids:
                 sums[row] = self._table[ids].sum(axis=0, dtype=np.float64)
         return sums
+
+    def _tokens_of(self, word: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(word.encode(errors="replace").decode(), add_special_tokens=False).ids
+        return tokens
 
 
 def stage() -> VectorStage:
@@ -50,7 +55,7 @@ def encoder() -> WordllamaEncoder:
     return WordllamaEncoder(carried_file("wordllama", WEIGHTS), carried_file("wordllama", TOKENS), model_version)
 
 
-def _table(path: Path) -> NDArray[np.float16]:
+def _table(path: Path) -> Vectors:
     """The only tensor of a safetensors file: eight bytes of length, a JSON header, the numbers."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -59,4 +64,5 @@ def _table(path: Path) -> NDArray[np.float16]:
     if len(shapes) != 1 or shapes[0]["dtype"] != "F16":
         raise UserError(f"{path.name} holds something else than one table of half floats; reinstall holdfast[semantic]")
     rows, columns = shapes[0]["shape"]
-    return np.memmap(path, np.float16, "r", offset=8 + header_bytes, shape=(rows, columns))
+    stored = np.fromfile(path, np.float16, rows * columns, offset=8 + header_bytes)
+    return stored.reshape(rows, columns).astype(np.float32)
