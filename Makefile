@@ -19,7 +19,7 @@ help:  ## List the targets
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e '.[dev]' -c constraints.txt
+	$(INSTALL) -e '.[dev,semantic,minilm]' -c constraints.txt
 	@touch .venv/.core $@
 
 demo: .venv/.core  ## Play a cached multi-turn session against the simulator, offline

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from holdfast.sources.skills.library import SkillLibrary
     from holdfast.sources.skills.skill import Skill, SkillMode, SkillReport
+    from holdfast.sources.skills.store import SkillRanking
 
 ALL_MODES = "all"
 _MODES = ("seed", "strict", "lenient")
@@ -136,6 +137,48 @@ def index(
         _print_json(msgspec.to_builtins(made))
     elif made.text:
         click.echo(made.text)
+    _end(library.reports)
+
+
+@command.command("search")
+@click.argument("query")
+@click.argument("folder", metavar="[DIR]", required=False)
+@click.option("--ranking", type=click.Choice(("lexical", "semantic")), help="By words alone, or by their meaning too.")
+@click.option("--limit", type=click.IntRange(1, 50), default=10, show_default=True, help="How many at most.")
+@_mode("seed")
+@_also
+@_json
+def search(
+    query: str,
+    folder: str | None,
+    *,
+    ranking: "SkillRanking | None",
+    limit: int,
+    mode: "SkillMode",
+    also: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """The skills that fit QUERY, best first, as the model finds them."""
+    import os
+    from pathlib import Path
+
+    from holdfast.runtime.config import load_config
+
+    config = load_config(os.environ, workspace=Path.cwd(), flags={"skill_ranking": ranking})
+    library = _library(folder, mode, also)
+    store = library.store.with_ranking(config.skill_ranking)
+    found = store.search(query, limit=limit)
+    if as_json:
+        _print_json([_summary(skill) for skill in found])
+    elif found:
+        from holdfast.cli.tables import show_table
+
+        rows = ((one.name, one.source, " ".join(one.description.split())) for one in found)
+        show_table(("name", "source", "description"), rows)
+    else:
+        from holdfast.cli.requests import printable
+
+        click.echo(printable(f"No skills matched {query!r}."))
     _end(library.reports)
 
 

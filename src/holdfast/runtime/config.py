@@ -21,6 +21,7 @@ from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire import REQUESTS_MAX
 from holdfast.sources.home import holdfast_home
 from holdfast.sources.skills.library import OPTIONAL_FOLDERS
+from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
 
 CONFIG_BYTES_MAX = 1_000_000
 PROJECT_CHARS_MAX = 4_000
@@ -50,6 +51,7 @@ class Config(msgspec.Struct, frozen=True):
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
     also_skills: tuple[str, ...] = ()
+    skill_ranking: SkillRanking = "lexical"
     skill_loads_max: int = STANDARD_LIMITS.loads_max
     skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
     skill_tokens_max: int = STANDARD_LIMITS.tokens_max
@@ -85,6 +87,7 @@ SETTINGS = {
     "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
     "also_skills": "HOLDFAST_ALSO_SKILLS",
+    "skill_ranking": "HOLDFAST_SKILL_RANKING",
     "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
     "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
     "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
@@ -116,6 +119,7 @@ _CHOICES = {
     "profile": ("default", "seed"),
     "padding": ("auto", "always", "never"),
     "diagnostics": ("auto", "off"),
+    "skill_ranking": SKILL_RANKINGS,
 }
 
 _COUNTS = {

@@ -22,7 +22,7 @@ from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
 from holdfast.runtime.config import Diagnostics
 from holdfast.sources.skills.skill import SkillMode
-from holdfast.sources.skills.store import SkillStore
+from holdfast.sources.skills.store import SkillRanking, SkillStore
 
 VolatileText = str | Callable[[], str | Awaitable[str]]
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
@@ -60,11 +60,11 @@ class Options(TypedDict, total=False):
     `allowed` gives the reason why a call may not run at all.
 
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
-    of `skills_mode`; `also_skills` names folders of other programs to be read with the usual ones. With
-    `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and `persona_name` are
-    files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and `persona`; they
-    are read when a session is created. `recovery_steps` are functions by the steps of recipes that they do, such as
-    `rebase_branch`.
+    of `skills_mode` and searched by `skill_ranking`; `also_skills` names folders of other programs to be read with the
+    usual ones. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and
+    `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and
+    `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that they
+    do, such as `rebase_branch`.
     """
 
     model: str
@@ -80,6 +80,7 @@ class Options(TypedDict, total=False):
     skills: bool | str | Path | Sequence[str | Path] | SkillStore
     skills_mode: SkillMode
     also_skills: Sequence[str]
+    skill_ranking: SkillRanking
     enforce_allowed_tools: bool
     delegate: bool | int
     delegation_depth_max: int
@@ -128,7 +129,7 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
+    *("skill_ranking", "profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
 _LISTS = ("tools", "read_roots", *_TEXT_LISTS)

@@ -63,6 +63,8 @@ def session_skills(options: Options, config: Config, state: State, *, workspace:
     usual = any(spec.name in NAMES for spec in state.tools) if state.model else config.profile == "seed"
     chosen = options.get("skills", usual)
     store = chosen if isinstance(chosen, SkillStore) else _loaded(chosen, options, config, workspace)
+    if store is not None and store.ranking == "lexical":
+        store = store.with_ranking(options.get("skill_ranking", config.skill_ranking))
     if state.model and store is not None and (gone := [name for name in state.skills if name not in store]):
         logger.warning("skills of this session are not there any more: %s", ", ".join(gone))
     limits = ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max)

@@ -1,5 +1,6 @@
 """Tools with which a model finds a skill and loads its body."""
 
+import asyncio
 import difflib
 
 import msgspec
@@ -60,7 +61,12 @@ def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
 
 
 async def skill_search(query: str, context: ToolContext, limit: int = SEARCH_LIMIT) -> str:
-    found = _store(context).search(query, limit=limit)
+    store = _store(context)
+    if store.ranking == "semantic":
+        # The first search reads all skills; other sessions of this loop need not wait for that.
+        found = await asyncio.to_thread(store.search, query, limit=limit)
+    else:
+        found = store.search(query, limit=limit)
     names: list[Json] = [skill.name for skill in found]
     context.metadata |= {"query": query, "result_count": len(found), "result_names": names}
     if not found:

@@ -1,0 +1,1 @@
+"""Which texts fit a query: lexical and vector scores, fused, deterministic, explained."""

@@ -1,0 +1,41 @@
+"""How the scores of the stages become one, and what share of it each stage has."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.errors import UserError
+
+DECIMALS = 6
+SUM_TOLERANCE = 0.001
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """How much each stage may add to a score; together 1."""
+
+    lexical: float = 0.35
+    semantic: float = 0.50
+    graph: float = 0.15
+
+    def __post_init__(self) -> None:
+        values = (self.lexical, self.semantic, self.graph)
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise UserError("weights must be numbers from 0 to 1")
+        if abs(sum(values) - 1) > SUM_TOLERANCE:
+            raise UserError(f"the weights lexical, semantic and graph must sum to 1, not to {sum(values):.3f}")
+
+    def without_semantic(self) -> "Weights":
+        """The same proportion of the other two; words alone if both are nothing."""
+        rest = self.lexical + self.graph
+        return Weights(self.lexical / rest, 0.0, self.graph / rest) if rest > 0 else Weights(1.0, 0.0, 0.0)
+
+
+def spread(scores: Sequence[float], *, lowest: float | None = None) -> list[float]:
+    """Scores from 0 for the worst (or `lowest`) to 1 for the best; where all are the same, 1 if they are anything."""
+    best = max(scores, default=0.0)
+    worst = min(scores, default=0.0) if lowest is None else lowest
+    if best <= worst:
+        return [1.0 if score > 0 else 0.0 for score in scores]
+    width = best - worst
+    return [(score - worst) / width for score in scores]

