@@ -8,13 +8,14 @@ import msgspec
 
 from holdfast.canonical.blocks import Text, ToolUse, text_of
 from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, Ttl, without_thinking
+from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, without_thinking
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.catalog.tokens import Calibration
 from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
 from holdfast.engine.carry import call_in, carry
+from holdfast.engine.underway import SentCall, Turn
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
@@ -48,31 +49,13 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
-from holdfast.layers.assemble import head_of
+from holdfast.events.payloads_controls import CacheControlled
+from holdfast.layers.assemble import head_of, with_nonce
 from holdfast.planning.explicit import KeptPrefix
 from holdfast.planning.floors import Floor
 from holdfast.planning.memory import Memory, Sent, after_call, after_ping, doubted, moved
 from holdfast.planning.policy import Pinged, WaitedFor
 from holdfast.planning.truths import Belief
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """The turn that is under way."""
-
-    id: str
-    started_at: float
-    llm_calls: int = 0
-    tool_calls: int = 0
-    usage: Usage = Usage()
-    cost_usd: Decimal = Decimal(0)
-
-
-class SentCall(msgspec.Struct, frozen=True):
-    """A call: when it began, the lifetime of its last mark, if it had one, and what it took once it was answered."""
-
-    at: float
-    ttl: Ttl | None
-    usage: Usage = Usage()
 
 
 class State(msgspec.Struct, frozen=True):
@@ -124,6 +107,7 @@ class State(msgspec.Struct, frozen=True):
     refused_prefix: str | None = None
     parent: Parent | None = None
     delegating: frozenset[str] = frozenset()
+    control: CacheControlled = CacheControlled()
     ended: bool = False
 
 
@@ -167,6 +151,8 @@ def _apply(state: State, event: Event) -> State:
             return _count_ping(state, it)
         case CacheLearned() as it:
             return change(state, taught=it)
+        case CacheControlled() as it:
+            return _control(state, it)
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
@@ -228,7 +214,7 @@ def _open_epoch(state: State, opened: EpochOpened) -> State:
         epoch=opened.epoch,
         pinned=opened.system,
         tools=opened.tools,
-        head=head_of(View(tools=opened.tools, pinned=opened.system)),
+        head=with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce),
         skills=opened.skills,
         padding=opened.padding,
     )
@@ -238,6 +224,16 @@ def _prepare(state: State, prepared: RequestPrepared, at: float) -> State:
     links = (*state.links[: prepared.shared_blocks], *prepared.links)
     request = Sent(at, prepared.plan.marks, len(links), waited_for(state), prepared.plan.floor_tokens)
     return msgspec.structs.replace(state, links=links, sent=len(state.passages), request=request)
+
+
+def _control(state: State, it: CacheControlled) -> State:
+    kept = not it.reason and it.enabled == state.control.enabled
+    changed = msgspec.structs.replace(state, control=it, memory=state.memory if kept else moved(state.memory))
+    if not it.new_prefix:
+        return changed
+    # Thinking is bound to the text in front of it.
+    head = with_nonce(state.head, it.nonce)
+    return msgspec.structs.replace(_keep(changed, without_thinking), head=head, links=(), answered_links=0)
 
 
 def waited_for(state: State) -> WaitedFor:

@@ -30,11 +30,13 @@ from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
 from holdfast.engine.gate import Crossing, cross
+from holdfast.engine.heeding import heed
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
-from holdfast.engine.state import Turn, open_calls
+from holdfast.engine.state import open_calls
 from holdfast.engine.teaching import teach_news
+from holdfast.engine.underway import Turn
 from holdfast.engine.views import sent_view, view_of
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.payloads import (
@@ -138,6 +140,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
 
 async def _call_model(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
+    await heed(talk)
     talk.draft.update(assemble(sent_view(talk.state)))
     kept = await reference(talk)
     if kept is None:

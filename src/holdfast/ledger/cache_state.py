@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import Models
-from holdfast.catalog.rows import CacheRules
+from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.rows import CacheRules, Model
+from holdfast.errors import UserError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
@@ -16,6 +17,7 @@ from holdfast.events.payloads import (
     RequestPrepared,
     SessionStarted,
 )
+from holdfast.events.payloads_controls import CacheControlled
 
 
 class CacheState(msgspec.Struct, frozen=True):
@@ -61,6 +63,8 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
             return change(state, model=model, name=name)
         case ModelSwitched(after=after):
             return change(_emptied(state), model=after)
+        case CacheControlled(reason=reason) if reason:
+            return _emptied(state)
         case RequestPrepared(plan=plan):
             return change(state, ttl=plan.marks[-1].ttl if plan.marks else None, sent_at=event.at)
         case LlmCallCompleted(usage=usage, model=model):
@@ -81,7 +85,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
 
 
 def _used(state: CacheState, usage: Usage, at: float, models: Models) -> CacheState:
-    row = models.get(state.model)
+    row = _row_of(state.model, models)
     if row is None or not row.supports_prompt_caching:
         return _emptied(state)
     if state.kept_until is not None and state.kept_until > at:
@@ -100,6 +104,13 @@ def _used(state: CacheState, usage: Usage, at: float, models: Models) -> CacheSt
         expires_at=at + known if known else None,
         kept_until=None,
     )
+
+
+def _row_of(name: str, models: Models) -> Model | None:
+    try:
+        return find_model(name, models)
+    except UserError:
+        return None
 
 
 def _kept(state: CacheState, kept: CacheKept, at: float) -> CacheState:

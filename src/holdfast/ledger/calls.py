@@ -23,6 +23,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_controls import CacheControlled
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -63,6 +64,9 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
                 chain += it.links
             case ModelSwitched():
                 # Another model has another cache: there is nothing that could have moved.
+                chain.clear()
+            case CacheControlled(new_prefix=True):
+                # Another prefix was asked for.
                 chain.clear()
             case MessagesWithdrawn():
                 # The provider took nothing of what was refused.

@@ -26,6 +26,7 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.layers.standard import PINNED
 from holdfast.ledger.calls import CallRecord, calls
 from holdfast.ledger.verdicts import Verdict, verdicts
@@ -169,7 +170,7 @@ def _stable_writes(events: Iterable[Event]) -> Iterator[tuple[str, int]]:
                 del chain[it.shared_blocks :]
                 chain += it.links
                 newest = stable_share(chain)
-            case ModelSwitched():
+            case ModelSwitched() | CacheControlled(new_prefix=True):
                 chain.clear()
             case LlmCallStarted(request_id=request_id):
                 shares[request_id] = newest

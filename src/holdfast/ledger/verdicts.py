@@ -23,6 +23,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
@@ -119,6 +120,10 @@ def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = 
             case ModelSwitched(after=after):
                 planned = ("model", f"the model was switched to {after}")
                 chain.clear()
+            case CacheControlled(reason=reason, new_prefix=new_prefix):
+                planned = ("settings", reason) if reason else planned
+                if new_prefix:
+                    chain.clear()
             case MessagesWithdrawn():
                 del chain[answered:]
             case MessageAppended(message=message):

@@ -36,6 +36,7 @@ from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
+from holdfast.runtime.controls import controls_of
 from holdfast.runtime.gates import account_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
@@ -131,6 +132,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         keep_alive=_keep_alive(options, config),
         gate=gate_of(options),
         account=account_of(speaks_through),
+        controls=controls_of(log),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)

@@ -6,8 +6,8 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 from holdfast.economics.waiting import NextWake, plan_wake
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.state import SentCall
 from holdfast.engine.switch import first_rate
+from holdfast.engine.underway import SentCall
 from holdfast.providers.capabilities import capabilities_of
 
 _ASKED_LIFETIME = "prompt_cache_retention"

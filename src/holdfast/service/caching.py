@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from holdfast.catalog.lookup import find_model
+from holdfast.errors import UserError
 from holdfast.events.controls import HOUR_SECONDS, CacheSettings, SessionControl
 from holdfast.ledger.cache_state import CacheState, TokenStats, get_token_stats
+from holdfast.providers.giving_up import Way, ways_to_give_up
 from holdfast.providers.registry import PROVIDERS
 from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.routes import Nothing, Route, route
@@ -16,7 +19,7 @@ from holdfast.service.times import maybe_moment
 
 LISTED_MAX = 500
 
-Changed = Literal["cache_key", "prefix_nonce", "named_cache"]
+Changed = Way | Literal["named_cache"]
 
 
 class Discussion(msgspec.Struct, frozen=True):
@@ -123,21 +126,12 @@ async def set_settings(service: Service, request: CacheSettings) -> CacheSetting
 
 def what_changes(service: Service, state: CacheState) -> tuple[Changed, ...]:
     """By what the next call of the session differs, so that it finds nothing that is cached."""
-    row = service.models.get(state.model)
+    try:
+        ways = ways_to_give_up(find_model(state.model, service.models))
+    except UserError:
+        ways = ()
     named: tuple[Changed, ...] = ("named_cache",) if state.kept_until and state.kept_until > service.clock() else ()
-    return (*ways_of(state.provider, marks=row is not None and row.cache.kind == "marks"), *named)
-
-
-def ways_of(provider: str, *, marks: bool) -> tuple[Changed, ...]:
-    match provider:
-        case "openai" | "openai-chat":
-            return ("cache_key",)
-        case "openrouter":
-            return ("cache_key", "prefix_nonce") if marks else ("cache_key",)
-        case "claude-code":
-            return ()
-        case _:
-            return ("prefix_nonce",)
+    return (*ways, *named)
 
 
 def _effect(changed: tuple[Changed, ...]) -> str:

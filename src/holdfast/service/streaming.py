@@ -18,6 +18,7 @@ from holdfast.events.payloads import (
     TurnCancelled,
     TurnCompleted,
 )
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.service.failures import RefusedError
 from holdfast.service.hub import Dropped, Hub, Quiet
 from holdfast.service.routes import EVENT_STREAM, Answer, Route, raw_route
@@ -26,6 +27,7 @@ from holdfast.service.service import Service
 PLACE_DIGITS_MAX = 18
 
 _SHOWN = (
+    CacheControlled,
     CacheKept,
     CachePinged,
     DelegationCompleted,
