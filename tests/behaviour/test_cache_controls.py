@@ -74,12 +74,12 @@ def routed_models_cache() -> None:
 class Play:
     """Two turns, the second with a tool; whatever is changed, is changed between them."""
 
-    def __init__(self, name: str, **options: Unpack[Options]) -> None:
+    def __init__(self, spoken_to: str, **options: Unpack[Options]) -> None:
         self.clock = ManualClock(1_790_000_000.0)
         self.provider = SimulatedProvider(clock=self.clock, script=parse_script(LOOP))
         self.store = MemoryStore()
         given: Options = {
-            "model": name,
+            "model": spoken_to,
             "allow_uncached": True,
             "system_prompt": LONG,
             "tools": [read],
@@ -88,7 +88,8 @@ class Play:
             "clock": self.clock,
             "new_id": CountedIds(),
         }
-        self.session = Session.create(**{**given, **options})
+        whole: Options = {**given, **options}
+        self.session = Session.create(**whole)
 
     @property
     def bodies(self) -> list[bytes]:

@@ -31,7 +31,7 @@ def head_of(view: View) -> tuple[Segment, ...]:
 
 
 def with_nonce(head: tuple[Segment, ...], nonce: str) -> tuple[Segment, ...]:
-    """The head with a text in front of its system prompt, and without the one it had: another prefix, the same words."""
+    """The head with a text in front of its system prompt, without the one it had: another prefix, the same words."""
     kept = tuple(segment for segment in head if segment.name != NONCE)
     if not nonce:
         return kept

@@ -6,7 +6,7 @@ what lies further back is left out and said to be.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 import msgspec
@@ -58,15 +58,19 @@ class Hub:
         self._floor = 0  # Everything behind this place, up to the newest, is in the ring.
         self._newest: int | None = None
         self._gap: tuple[int, float] | None = None
-        self._listeners = 0
+        self.listeners = 0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure: StoreError | None = None
         self._closed = False
 
-    async def listen(self, after: int | None = None) -> AsyncIterator[Heard]:
+    @property
+    def is_looking(self) -> bool:
+        return self._task is not None
+
+    async def listen(self, after: int | None = None) -> AsyncGenerator[Heard, None]:
         """Everything behind a place, then everything as it comes; without a place, from now on. Ends at `close`."""
-        self._listeners += 1
+        self.listeners += 1
         try:
             place = await self._start() if after is None else after
             await self._start()
@@ -81,8 +85,8 @@ class Hub:
                 if place >= (self._newest or 0) and not await self._wait():
                     yield Quiet()
         finally:
-            self._listeners -= 1
-            if not self._listeners:
+            self.listeners -= 1
+            if not self.listeners:
                 await self._stop()
 
     async def _start(self) -> int:
