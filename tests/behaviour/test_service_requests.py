@@ -1,9 +1,12 @@
 """What the service says to requests that are not as they should be: one shape, and no page of a framework."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
+from holdfast.providers.registry import PROVIDERS
+from holdfast.service.caching import ProviderName
 from holdfast.service.health import Health
 from holdfast.service.routes import Nothing, route
 from holdfast.service.service import Service
@@ -82,7 +85,8 @@ def test_what_cannot_be_answered_is_refused_by_code(
         (b'{"gemini_ttl_seconds": -1}', 422, "invalid_body"),
         (b'{"providers": {"anthropic": "yes"}}', 422, "invalid_body"),
         (b'{"colour": "red"}', 422, "unknown_field"),
-        (b'{"providers": {"acme": false}}', 422, "unknown_provider"),
+        (b'{"providers": {"acme": false}}', 422, "invalid_body"),
+        (b"", 422, "body_required"),
         (b'{"gemini_ttl_seconds": 7200}', 422, "over_an_hour"),
         (b" " * 1_000_001, 413, "body_too_large"),
     ],
@@ -90,6 +94,13 @@ def test_what_cannot_be_answered_is_refused_by_code(
 def test_a_body_that_does_not_fit_is_refused_by_code(client: Client, body: bytes, status: int, code: str) -> None:
     answered = client.ask("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
     assert (answered.status, answered.code) == (status, code)
+
+
+def test_every_provider_can_be_turned_off(client: Client) -> None:
+    assert get_args(ProviderName) == tuple(PROVIDERS)
+    everything = dict.fromkeys(PROVIDERS, False)
+    assert client.ask("PUT", "/api/cache/settings", {"providers": everything}).json["providers"] == everything
+    assert client.get("/api/cache/settings")["providers"] == everything
 
 
 def test_a_body_that_says_no_length_is_counted(client: Client) -> None:

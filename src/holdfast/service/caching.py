@@ -2,22 +2,23 @@
 
 import asyncio
 import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
-from holdfast.events.controls import HOUR_SECONDS, CacheSettings, SessionControl
+from holdfast.events.controls import HOUR_SECONDS, KEPT_SECONDS_MAX, CacheSettings, SessionControl, TtlSetting
 from holdfast.ledger.cache_state import CacheState, TokenStats, get_token_stats
 from holdfast.providers.giving_up import Way, ways_to_give_up
-from holdfast.providers.registry import PROVIDERS
 from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.routes import Nothing, Route, route
 from holdfast.service.service import Service
 from holdfast.service.times import maybe_moment
 
 LISTED_MAX = 500
+
+ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
 
 Changed = Way | Literal["named_cache"]
 
@@ -55,6 +56,15 @@ class Invalidated(msgspec.Struct, frozen=True):
     generation: int
     changed: tuple[Changed, ...]
     effect: str
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is set for the caches of all sessions; what is not named is as it was at first."""
+
+    providers: dict[ProviderName, bool] = {}
+    ttl: TtlSetting = "auto"
+    gemini_ttl_seconds: Annotated[int, msgspec.Meta(ge=0, le=KEPT_SECONDS_MAX)] | None = None
+    allow_gemini_over_an_hour: bool = False
 
 
 class OneDiscussion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,15 +114,13 @@ async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
     return await asyncio.to_thread(change)
 
 
-async def show_settings(service: Service, request: Nothing) -> CacheSettings:
-    return await asyncio.to_thread(service.records.settings)
+async def show_settings(service: Service, request: Nothing) -> Settings:
+    kept = await asyncio.to_thread(service.records.settings)
+    known = {name: kept.providers[name] for name in get_args(ProviderName) if name in kept.providers}
+    return Settings(known, kept.ttl, kept.gemini_ttl_seconds, kept.allow_gemini_over_an_hour)
 
 
-async def set_settings(service: Service, request: CacheSettings) -> CacheSettings:
-    unknown = sorted(request.providers.keys() - PROVIDERS.keys())
-    if unknown:
-        known = ", ".join(PROVIDERS)
-        raise RefusedError(422, "unknown_provider", f"{unknown[0][:80]!a} is no provider; known providers: {known}")
+async def set_settings(service: Service, request: Settings) -> Settings:
     seconds = request.gemini_ttl_seconds
     if seconds is not None and seconds > HOUR_SECONDS and not request.allow_gemini_over_an_hour:
         raise RefusedError(
@@ -120,7 +128,9 @@ async def set_settings(service: Service, request: CacheSettings) -> CacheSetting
             "over_an_hour",
             "a Gemini cache of over an hour is paid for by the hour; set allow_gemini_over_an_hour if that is meant",
         )
-    await asyncio.to_thread(service.records.set_settings, request)
+    providers = {str(name): enabled for name, enabled in request.providers.items()}
+    kept = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
+    await asyncio.to_thread(service.records.set_settings, kept)
     return request
 
 
@@ -198,7 +208,7 @@ ROUTES: tuple[Route, ...] = (
         "/api/cache/settings",
         show_settings,
         request=Nothing,
-        reply=CacheSettings,
+        reply=Settings,
         rule="read",
         summary="What is set for the caches of all sessions.",
     ),
@@ -206,8 +216,8 @@ ROUTES: tuple[Route, ...] = (
         "PUT",
         "/api/cache/settings",
         set_settings,
-        request=CacheSettings,
-        reply=CacheSettings,
+        request=Settings,
+        reply=Settings,
         rule="admin",
         summary="Set it; what is not named is as it was at first.",
     ),
