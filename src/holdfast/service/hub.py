@@ -65,16 +65,24 @@ class Hub:
         self._closed = False
 
     @property
+    def place(self) -> int | None:
+        """The newest place that was looked at; None before the first listener."""
+        return self._newest
+
+    @property
     def is_looking(self) -> bool:
         return self._task is not None
 
-    async def listen(self, after: int | None = None) -> AsyncGenerator[Heard, None]:
-        """Everything behind a place, then everything as it comes; without a place, from now on. Ends at `close`."""
+    async def listen(self, after: int | None = None, *, to_the_end: bool = False) -> AsyncGenerator[Heard, None]:
+        """Everything behind a place, then everything as it comes; without a place, from now on.
+
+        Ends at `close`: at once, or with the newest event that was seen until then.
+        """
         self.listeners += 1
         try:
             place = await self._start() if after is None else after
             await self._start()
-            while not self._closed:
+            while not self._closed or (to_the_end and place < (self._newest or 0)):
                 newest = self._newest or 0
                 if newest - place > self._lag_places_max:
                     yield Dropped(place, newest - self._lag_places_max)

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast.errors import UserError
+from holdfast.service.exporting import Exporter
 from holdfast.service.hosts import is_address
 from holdfast.service.service import Service
 
@@ -52,7 +53,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: ASGIApp, service: Service, bound: socket.socket, *, stop: asyncio.Event) -> None:
+async def serve(
+    app: ASGIApp, service: Service, bound: socket.socket, *, stop: asyncio.Event, exporter: Exporter | None = None
+) -> None:
     """Serve until told to stop; then live feeds end, and what is under way is answered."""
     config = uvicorn.Config(
         app,
@@ -67,19 +70,24 @@ async def serve(app: ASGIApp, service: Service, bound: socket.socket, *, stop: a
     server = _Server(config)
     running = asyncio.ensure_future(server.serve(sockets=[bound]))
     stopping = asyncio.ensure_future(stop.wait())
+    exporting = asyncio.ensure_future(exporter.run()) if exporter else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         await service.hub.close()
         server.should_exit = True
         await running
+        if exporting is not None:
+            await exporting
     finally:
         stopping.cancel()
 
 
-async def serve_until_told(app: ASGIApp, service: Service, bound: socket.socket) -> None:
+async def serve_until_told(
+    app: ASGIApp, service: Service, bound: socket.socket, *, exporter: Exporter | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for wanted in (signal.SIGINT, signal.SIGTERM):
         # Also where whoever started us told us to ignore it, as shells do in the background.
         asyncio.get_running_loop().add_signal_handler(wanted, stop.set)
-    await serve(app, service, bound, stop=stop)
+    await serve(app, service, bound, stop=stop, exporter=exporter)
