@@ -4,6 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from holdfast.canonical.redaction import redacted
+
+MESSAGE_CHARS_MAX = 400
+
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
@@ -18,12 +22,14 @@ class ErrorReply(msgspec.Struct, frozen=True):
 
 
 class RefusedError(Exception):
-    """Raised anywhere behind a route, answered at the rim; the message quotes neither keys nor prompts."""
+    """Raised anywhere behind a route, answered at the rim; the message is one line without credentials."""
 
     def __init__(self, status: int, code: str, message: str, *, details: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
+        # It may quote what was sent, and that may be anything.
+        shown = " ".join(redacted(message).split())[:MESSAGE_CHARS_MAX]
+        super().__init__(shown)
         self.status = status
-        self.reply = ErrorReply(Refusal(code, message, dict(details) if details else None))
+        self.reply = ErrorReply(Refusal(code, shown, dict(details) if details else None))
 
 
 def not_found(what: str, name: str) -> RefusedError:
