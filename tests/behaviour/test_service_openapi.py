@@ -49,6 +49,13 @@ def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
         assert told["security"] == ([] if one.rule == "open" else [{"key": []}, {}])
 
 
+def test_every_route_is_on_the_page_about_the_service() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    missing = [one.path for one in ROUTES if one.path not in page]
+    assert missing == []
+    assert len(ROUTES) > 15
+
+
 @pytest.mark.timeout(SECONDS_MAX + 20)
 async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path) -> None:
     store, clock = MemoryStore(), ManualClock()
