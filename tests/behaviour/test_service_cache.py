@@ -8,6 +8,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
 from served_service import Client, serving_store
 from simulated_gemini import LONG
@@ -182,6 +183,25 @@ async def test_settings_are_kept_and_hold_for_all_sessions(play: Play) -> None:
         assert not play.client.get(f"/api/cache/{session.id}")["caching_enabled"]
     assert b"cache_control" not in play.provider.requests[-1].body
     assert play.client.ask("PUT", "/api/cache/settings", {"ttl": "1h"}).json == {**first, "ttl": "1h"}
+
+
+async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(play: Play) -> None:
+    script = '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
+    async with Session.create(
+        model="anthropic:claude-sonnet-5-5",
+        system_prompt=LONG,
+        delegate=True,
+        store=play.store,
+        wire=SimulatedProvider(clock=play.clock, script=parse_script(script)),
+        clock=play.clock,
+        new_id=CountedIds(),
+    ) as session:
+        await session.send("One.")
+    child = next(row.id for row in play.store.sessions() if row.parent_session_id == session.id)
+    assert not play.client.ask("POST", f"/api/cache/{child}/disable").json["caching_enabled"]
+    listed = play.client.get("/api/cache")["discussions"]
+    enabled = {row["discussion_id"]: row["caching_enabled"] for row in listed}
+    assert (enabled[child], enabled[session.id]) == (False, False)
 
 
 async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:

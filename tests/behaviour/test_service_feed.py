@@ -233,6 +233,26 @@ async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
     await hub.close()
 
 
+async def test_a_listener_that_leaves_is_forgotten() -> None:
+    store = MemoryStore()
+    store.append(talk(3)).result(10)
+    with serving_store(store) as client:
+        hub = client.service.hub
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
+        ):
+            await frames(response, 3)
+            assert hub.listeners == 1
+        await asyncio.to_thread(_until_forgotten, hub)
+        assert hub.listeners == 0
+
+
+def _until_forgotten(hub: Hub) -> None:
+    while hub.listeners:
+        pass
+
+
 async def test_what_was_deleted_is_passed_over() -> None:
     store = MemoryStore()
     store.append([said(1, "a"), *talk(200, start=2)]).result(10)

@@ -30,7 +30,6 @@ def command(
     Prints its address at once. On this machine no key is needed until `holdfast keys create` has made one; on any
     other address the service does not start without a key of scope admin. /openapi.json describes all routes.
     """
-    import asyncio
     import contextlib
     import os
 
@@ -39,7 +38,7 @@ def command(
 
     try:
         from holdfast.service.app import make_app
-        from holdfast.service.serving import bind, serve_until_told, url_of
+        from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
     from holdfast.clock import system_clock
@@ -63,5 +62,5 @@ def command(
         app = make_app(service, ROUTES, allowed_hosts=(host, *allowed))
         with contextlib.closing(bind(host, port)) as bound:
             click.echo(url_of(bound, host))
-            asyncio.run(serve_until_told(app, service, bound, exporter=exporter))
+            run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)

@@ -40,6 +40,12 @@ class CacheState(msgspec.Struct, frozen=True):
     ttl: str | None = None
     sent_at: float = 0.0
     kept_until: float | None = None
+    head_session_id: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """The session whose head this one begins with: what is set for its cache holds for both."""
+        return self.head_session_id or self.session_id
 
     @property
     def provider(self) -> str:
@@ -59,8 +65,8 @@ def fold_cache(state: CacheState, events: Iterable[Event], models: Models) -> Ca
 def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
     change = msgspec.structs.replace
     match event.payload:
-        case SessionStarted(model=model, name=name):
-            return change(state, model=model, name=name)
+        case SessionStarted(model=model, name=name, parent=parent):
+            return change(state, model=model, name=name, head_session_id=parent.head_session_id if parent else None)
         case ModelSwitched(after=after):
             return change(_emptied(state), model=after)
         case CacheControlled(reason=reason) if reason:

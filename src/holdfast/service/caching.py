@@ -80,7 +80,7 @@ async def list_states(service: Service, request: Listing) -> Discussions:
         states = service.cache_states.newest(limit=request.limit)
         controls, settings = service.records.session_controls(), service.records.settings()
         told = (
-            _told(service, state, controls.get(state.session_id, SessionControl()), settings)
+            _told(service, state, controls.get(state.owner, SessionControl()), settings)
             for state in states
             if state.model
         )
@@ -105,7 +105,7 @@ async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
     def change() -> Invalidated:
         state = _state(service, request.discussion_id)
         at = service.clock()
-        control = service.records.invalidate(state.session_id, at=at)
+        control = service.records.invalidate(state.owner, at=at)
         changed = what_changes(service, state)
         told = maybe_moment(control.invalidated_at)
         assert told is not None
@@ -155,13 +155,13 @@ def _effect(changed: tuple[Changed, ...]) -> str:
 
 def _switched(service: Service, session_id: str, *, enabled: bool) -> Discussion:
     state = _state(service, session_id)
-    service.records.enable(state.session_id, enabled=enabled)
+    service.records.enable(state.owner, enabled=enabled)
     return _discussion(service, session_id)
 
 
 def _discussion(service: Service, session_id: str) -> Discussion:
     state = _state(service, session_id)
-    controls = service.records.controls(session_id)
+    controls = service.records.controls(state.owner)
     return _told(service, state, controls.session, controls.settings)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -60,9 +60,10 @@ class Exporter:
 
     async def _hear(self) -> None:
         try:
-            async for heard in self._hub.listen(to_the_end=True):
-                if isinstance(heard, Placed) and heard.event is not None:
-                    self._queue.extend(self._spans.enter(heard.event))
+            async with aclosing(self._hub.listen(to_the_end=True)) as listening:
+                async for heard in listening:
+                    if isinstance(heard, Placed) and heard.event is not None:
+                        self._queue.extend(self._spans.enter(heard.event))
         except StoreError as error:
             logger.warning("telemetry has ended: %s", error)
 

@@ -17,8 +17,6 @@ class Figures(Protocol):
     def sessions(self, *, since: float = 0.0) -> Iterator[SessionFigures]:
         """The figures of sessions with an event since then, newest activity first."""
 
-    def one(self, session_id: str) -> SessionFigures | None: ...
-
 
 class LogFigures:
     """Reads a session again only if it has more events than before. Safe in any thread."""
@@ -33,9 +31,6 @@ class LogFigures:
         for row in self._log.sessions():
             if row.last_event_at >= since:
                 yield self._of(row)
-
-    def one(self, session_id: str) -> SessionFigures | None:
-        return next((self._of(row) for row in self._log.sessions() if row.id == session_id), None)
 
     def _of(self, row: SessionRow) -> SessionFigures:
         with self._lock:

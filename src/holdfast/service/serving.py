@@ -62,6 +62,8 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
+        ws="none",
         lifespan="off",
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         limit_concurrency=CONNECTIONS_MAX,
@@ -82,10 +84,13 @@ async def serve(
         stopping.cancel()
 
 
-async def serve_until_told(
-    app: ASGIApp, service: Service, bound: socket.socket, *, exporter: Exporter | None = None
-) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def run_until_told(app: ASGIApp, service: Service, bound: socket.socket, *, exporter: Exporter | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, on the fastest loop there is."""
+    with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
+        runner.run(_serve_until_told(app, service, bound, exporter))
+
+
+async def _serve_until_told(app: ASGIApp, service: Service, bound: socket.socket, exporter: Exporter | None) -> None:
     stop = asyncio.Event()
     for wanted in (signal.SIGINT, signal.SIGTERM):
         # Also where whoever started us told us to ignore it, as shells do in the background.

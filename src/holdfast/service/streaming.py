@@ -1,6 +1,7 @@
 """The live feed: events of all sessions or of one as they are recorded, numbers and no conversation."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
@@ -19,6 +20,7 @@ from holdfast.events.payloads import (
     TurnCompleted,
 )
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.records import Placed
 from holdfast.service.failures import RefusedError
 from holdfast.service.hub import Dropped, Hub, Quiet
 from holdfast.service.routes import EVENT_STREAM, Answer, Route, raw_route
@@ -71,16 +73,16 @@ async def stream(service: Service, request: Listening, last_event_id: str | None
 async def frames(hub: Hub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
     """Server-sent events. A dropped one says between which places something is missing."""
     yield b": listening\n\n"
-    async for heard in hub.listen(after):
-        match heard:
-            case Dropped(until=last):
-                yield f"id: {last}\nevent: dropped\ndata: {_encode(heard).decode()}\n\n".encode()
-            case Quiet():
-                yield b": still here\n\n"
-            case _:
-                event = heard.event
-                if event is not None and session_id in (None, event.session_id):
-                    yield frame(heard.place, event)
+    async with aclosing(hub.listen(after)) as listening:
+        async for heard in listening:
+            match heard:
+                case Dropped(until=last):
+                    yield f"id: {last}\nevent: dropped\ndata: {_encode(heard).decode()}\n\n".encode()
+                case Quiet():
+                    yield b": still here\n\n"
+                case Placed(place=place, event=event):
+                    if event is not None and session_id in (None, event.session_id):
+                        yield frame(place, event)
 
 
 def frame(place: int, event: Event) -> bytes:
