@@ -1,12 +1,15 @@
 """Which store a command looks at."""
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from holdfast.catalog.lookup import Models
     from holdfast.events.log import Log
+    from holdfast.events.records import Records
 
 PREFIX_CHARACTERS_MIN = 4
 CANDIDATES_MAX = 5
@@ -63,3 +66,22 @@ def configured_models() -> "Models":
     from holdfast.runtime.config import load_config
 
     return with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+
+
+@contextmanager
+def open_records(db: str | None) -> "Iterator[tuple[Log, Records]]":
+    """The store and what it keeps beside its log; a file is made where there is none."""
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from holdfast.errors import UserError
+    from holdfast.events.records import HasRecords
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.open import open_store
+
+    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
+    with contextlib.closing(open_store(address)) as log:
+        if not isinstance(log, HasRecords):
+            raise UserError("this store keeps nothing but a log: use a SQLite file or PostgreSQL")
+        yield log, log.records

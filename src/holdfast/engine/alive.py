@@ -10,6 +10,7 @@ import msgspec
 from holdfast.canonical.prompt import Mark
 from holdfast.engine.conversation import Conversation, KeepAlive
 from holdfast.engine.empty import Empty, empty_parameters, send_empty, why_not_alive
+from holdfast.engine.heeding import heed
 from holdfast.engine.planned import moment_of
 from holdfast.engine.state import open_calls
 from holdfast.engine.views import sent_view
@@ -95,6 +96,8 @@ class Keeper:
         await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._talk.parts.clock()))
         if self._talk.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
             return False  # The machine slept longer than it was told to: nothing is left to be kept.
+        if await heed(self._talk):
+            return self._give_up("what is set for its cache has changed")
         letter = letter_of(self._talk, ping)
         if isinstance(letter, str):
             return self._give_up(letter)
@@ -140,6 +143,8 @@ def next_ping(talk: Conversation) -> Ping | str:
     ping = ping_of(state.memory, parts.learned, moment, "tool" if open_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
+    if state.control.ttl not in ("auto", ping.ttl):
+        return f"the lifetime is set to {state.control.ttl}"
     return ping
 
 

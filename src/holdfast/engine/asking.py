@@ -23,6 +23,7 @@ from holdfast.engine.completions import Heard
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.diagnosing import Sent, asking, is_refused
 from holdfast.engine.gate import Claim, Crossing, cross
+from holdfast.engine.heeding import heed
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.mending import ask_and_recover
 from holdfast.engine.planned import claim_of, plan_next
@@ -53,6 +54,7 @@ async def call_model(talk: Conversation, emit: Emit) -> Reply:
 
 async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
+    await heed(talk)
     talk.draft.update(assemble(sent_view(talk.state)))
     kept = await reference(talk)
     if kept is None:

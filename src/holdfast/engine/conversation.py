@@ -21,9 +21,11 @@ from holdfast.engine.gate import Gate
 from holdfast.engine.state import State, apply
 from holdfast.errors import BudgetError
 from holdfast.events.bus import Bus
+from holdfast.events.controls import Controls
 from holdfast.events.envelope import Actor, Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallFailed, TurnStarted
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.planning.memory import NOTHING_LEARNED, Learned
@@ -36,6 +38,9 @@ VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
 
 MakesSmaller = Callable[["Conversation"], Awaitable[str]]
 """Makes the view of a conversation smaller by events on its log, and says what it did."""
+
+LookUpControls = Callable[[str], Awaitable[Controls]]
+"""What people have set for the cache of a session, and for those of all."""
 
 STEPS_MAX = 50
 
@@ -83,16 +88,29 @@ class Parts(msgspec.Struct, frozen=True):
     completions: Completions | None = None
     overflow_steps: Mapping[StepName, MakesSmaller] = {}
     simulated: bool = False
+    controls: LookUpControls | None = None
+
+
+def controlled(parts: Parts, control: CacheControlled) -> Parts:
+    """The parts under what people have set: a model whose caching is off is spoken to as one that cannot cache."""
+    model, keeping = parts.model, parts.keeping
+    if not control.enabled:
+        model = msgspec.structs.replace(model, supports_prompt_caching=False)
+    if control.kept_seconds is not None:
+        keeping = msgspec.structs.replace(keeping, ttl_seconds=control.kept_seconds)
+    return msgspec.structs.replace(parts, model=model, keeping=keeping)
 
 
 class Conversation:
     """What was recorded is the truth: the state changes by events alone, after they are on the log.
 
+    `parts` are the given ones under what people have set for the cache.
     `children` work for this conversation and spend its money; `promised_usd` is what a call under way may cost.
     """
 
     def __init__(self, parts: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
-        self.parts = parts
+        self.given = parts
+        self.parts = controlled(parts, state.control)
         self.state = state
         self.parent = parent
         self.children: list[Conversation] = []
@@ -104,13 +122,14 @@ class Conversation:
     def parameters(self) -> Parameters:
         """What was set, and what keeps sessions with one head on one cache."""
         given, parent = self.parts.parameters, self.state.parent
-        owner = parent.head_session_id if parent else self.state.session_id
+        owner = self.state.control.cache_key or (parent.head_session_id if parent else self.state.session_id)
         fields = self.parts.adapter.session_fields(self.parts.model, owner)
         return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
 
     def speak_through(self, parts: Parts) -> None:
         """Go on with other parts; what was spelled for the ones before is forgotten."""
-        self.parts = parts
+        self.given = parts
+        self.parts = controlled(parts, self.state.control)
         self.draft = self.new_draft()
 
     def new_draft(self) -> Draft:
@@ -138,6 +157,8 @@ class Conversation:
             await asyncio.wrap_future(self.parts.log.append(events))
             for event in events:
                 self.state = apply(self.state, event)
+                if isinstance(event.payload, CacheControlled):
+                    self.parts = controlled(self.given, event.payload)
                 if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
                     # From now on it is counted as spent.
                     self.promised_usd = Decimal(0)

@@ -92,7 +92,7 @@ class Delegation:
         return _told(answer)
 
     def _child_of(self, parent: Conversation) -> Conversation:
-        parts = parent.parts
+        parts = parent.given
         session_id = parts.new_id(parts.clock())
         below = Delegation(at_once_max=self._at_once_max, depth_max=self._depth_max)
         own = msgspec.structs.replace(

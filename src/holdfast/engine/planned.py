@@ -28,7 +28,12 @@ def plan_next(talk: Conversation, scroll: Scroll, shared: int) -> Plan:
     memory = state.memory if shared >= len(state.links) else moved(state.memory)
     # Until the provider has told how long this prompt is, its size is a guess.
     made = plan(
-        moment_of(talk, scroll), memory, talk.parts.learned, profile=state.profile, keep_small=not memory.pieces
+        moment_of(talk, scroll),
+        memory,
+        talk.parts.learned,
+        profile=state.profile,
+        keep_small=not memory.pieces,
+        ttl=None if state.control.ttl == "auto" else state.control.ttl,
     )
     made = limited(made, state.limits, model.cache)
     if talk.parts.keep_alive is not None and (refused := why_not_alive(talk)):

@@ -51,8 +51,9 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
-from holdfast.layers.assemble import head_of
+from holdfast.layers.assemble import head_of, with_nonce
 from holdfast.planning.explicit import KeptPrefix
 from holdfast.planning.floors import Floor
 from holdfast.planning.memory import Memory, Sent, after_call, after_ping, doubted, moved
@@ -114,6 +115,7 @@ class State(msgspec.Struct, frozen=True):
     delegating: frozenset[str] = frozenset()
     limits: Limits = UNLIMITED
     incidents: Ledger = NOTHING_HAPPENED
+    control: CacheControlled = CacheControlled()
     ended: bool = False
 
 
@@ -157,6 +159,8 @@ def _apply(state: State, event: Event) -> State:
             return _count_ping(state, it)
         case CacheLearned() as it:
             return change(state, taught=it)
+        case CacheControlled() as it:
+            return _control(state, it)
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
@@ -222,7 +226,7 @@ def _open_epoch(state: State, opened: EpochOpened) -> State:
         epoch=opened.epoch,
         pinned=opened.system,
         tools=opened.tools,
-        head=head_of(View(tools=opened.tools, pinned=opened.system)),
+        head=with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce),
         skills=opened.skills,
         padding=opened.padding,
     )
@@ -232,6 +236,17 @@ def _prepare(state: State, prepared: RequestPrepared, at: float) -> State:
     links = (*state.links[: prepared.shared_blocks], *prepared.links)
     request = Sent(at, prepared.plan.marks, len(links), waited_for(state), prepared.plan.floor_tokens)
     return msgspec.structs.replace(state, links=links, sent=len(state.passages), request=request)
+
+
+def _control(state: State, it: CacheControlled) -> State:
+    kept = not it.reason and it.enabled == state.control.enabled
+    changed = msgspec.structs.replace(state, control=it, memory=state.memory if kept else moved(state.memory))
+    if not it.new_prefix:
+        return changed
+    # Thinking is bound to the text in front of it.
+    head = with_nonce(state.head, it.nonce)
+    passages, sent = chosen(state.passages, state.sent, without_thinking)
+    return msgspec.structs.replace(changed, head=head, passages=passages, sent=sent, links=(), answered_links=0)
 
 
 def waited_for(state: State) -> WaitedFor:

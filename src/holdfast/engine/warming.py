@@ -11,6 +11,7 @@ from holdfast.canonical.view import View
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.empty import Empty, empty_parameters, send_empty
 from holdfast.engine.gate import cross
+from holdfast.engine.heeding import heed
 from holdfast.engine.planned import claim_of, plan_next
 from holdfast.layers.assemble import assemble
 from holdfast.planning.closing import closing_behind
@@ -30,6 +31,7 @@ async def prewarm(talk: Conversation) -> Prewarming:
 
     Nothing is sent where the head is known to be cached, be it because another session is just putting it there.
     """
+    await heed(talk)
     parts = talk.parts
     parameters = empty_parameters(talk.parameters, parts.model)
     if isinstance(parameters, str):

@@ -19,6 +19,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import AnyRecoveryPayload
 
 SideEffects = Literal["none", "read", "write", "execute", "network"]
@@ -383,6 +384,7 @@ AnyPayload = (
     | CacheKept
     | CachePinged
     | CacheLearned
+    | CacheControlled
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from holdfast.canonical.prompt import Place, Prompt, Segment
+from holdfast.canonical.blocks import Text
+from holdfast.canonical.prompt import Place, Prompt, Segment, Stability
 from holdfast.canonical.view import LayerText, View
 from holdfast.errors import OrderError
 from holdfast.layers.standard import CHANGING, SEED_CHANGING, STABLE, VOLATILE, Layer, emission_of
+
+NONCE = "nonce"
 
 _WIRE_ORDER: dict[Place, int] = {"tools": 0, "system": 1, "messages": 2}
 
@@ -25,6 +28,16 @@ def assemble(view: View, layers: Sequence[Layer] | None = None) -> Prompt:
 def head_of(view: View) -> tuple[Segment, ...]:
     """What the stable layers say: the same for a whole epoch, so that it need be asked once."""
     return _say(view, STABLE)
+
+
+def with_nonce(head: tuple[Segment, ...], nonce: str) -> tuple[Segment, ...]:
+    """The head with a text in front of its system prompt, without the one it had: another prefix, the same words."""
+    kept = tuple(segment for segment in head if segment.name != NONCE)
+    if not nonce:
+        return kept
+    first = next((at for at, segment in enumerate(kept) if segment.place == "system"), len(kept))
+    said = Segment(NONCE, Stability.FROZEN, "system", system=(Text(nonce),))
+    return (*kept[:first], said, *kept[first:])
 
 
 def _say(view: View, layers: Sequence[Layer]) -> tuple[Segment, ...]:

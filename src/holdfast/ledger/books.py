@@ -28,6 +28,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending, ProviderLimited
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
 
@@ -37,6 +38,7 @@ UNDER_WAY_MAX = 64
 ENTERED = (
     EpochOpened,
     ModelSwitched,
+    CacheControlled,
     MessagesWithdrawn,
     MessageAppended,
     RequestPrepared,
@@ -150,6 +152,10 @@ def _noted(books: Books, payload: AnyPayload) -> Books:
         case ModelSwitched(after=after):
             # Another model has another cache: there is nothing that could have moved.
             return replace(books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="")
+        case CacheControlled(reason=reason, new_prefix=new_prefix):
+            planned = ("settings", reason) if reason else books.planned
+            books = replace(books, planned=planned)
+            return replace(books, blocks=0, chain="") if new_prefix else books
         case MessagesWithdrawn() if books.blocks > books.answered:
             # The provider took nothing of what was refused.
             return replace(books, blocks=books.answered)

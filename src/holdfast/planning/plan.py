@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.canonical.prompt import Plan
+from holdfast.canonical.prompt import Mark, Plan, Ttl
 from holdfast.planning.gaps import expected
 from holdfast.planning.marks import Profile, plan_marks
 from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory, sure_read
@@ -18,11 +18,12 @@ def plan(
     *,
     profile: Profile = "default",
     keep_small: bool = False,
+    ttl: Ttl | None = None,
 ) -> Plan:
     """Which marks a call carries, for how long, why, and what they are expected to save.
 
     Where a provider keeps what it likes there are none: there the session's key and a prefix that does not move are
-    the plan. `keep_small` is told in `plan_call`.
+    the plan. `keep_small` is told in `plan_call`. A `ttl` that the provider knows is that of every mark.
     """
     rules, scroll = moment.rules, moment.scroll
     if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
@@ -34,6 +35,12 @@ def plan(
         known = bool(memory.pieces) and memory.pieces <= len(scroll.tokens)
         prompt = memory.tail_tokens + sum(scroll.tokens[memory.pieces :]) if known else scroll.tokens_total
         warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if known else 0)
+    if ttl is not None and ttl in rules.ttls_seconds:
+        made = msgspec.structs.replace(made, marks=tuple(_bound_to(ttl, mark) for mark in made.marks))
     gaps = expected(memory.gaps.all, learned.gaps.all)
     told = with_savings(made.marks, scroll, warmth, gaps, rules=rules, price=moment.price)
     return msgspec.structs.replace(made, marks=told, expected_read_tokens=sure_read(memory, moment.at))
+
+
+def _bound_to(ttl: Ttl, mark: Mark) -> Mark:
+    return msgspec.structs.replace(mark, ttl=ttl, reason=f"{mark.reason}; the lifetime is set to {ttl}")

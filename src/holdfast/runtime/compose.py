@@ -37,6 +37,7 @@ from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.config import Config, load_config
+from holdfast.runtime.controls import controls_of
 from holdfast.runtime.gates import account_of, completions_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
@@ -142,6 +143,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         asks_for_diagnosis=config.diagnostics == "auto",
         completions=completions_of(options),
         simulated=is_simulated(log, state.session_id) if state.model else options.get("simulated", False),
+        controls=controls_of(log),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)

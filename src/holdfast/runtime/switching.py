@@ -48,7 +48,7 @@ async def switch(pieces: Pieces, talk: Conversation, model: str, *, options: Opt
     told = quote_switch(talk, row, provider.adapter)
     if not told.supports_prompt_caching and not allow_uncached:
         raise UserError(f"{told}; say allow_uncached=True to switch all the same")
-    before = talk.parts
+    before = talk.given
     parameters = _carried_parameters(before.parameters, pieces.config, before.model, row)
     # Whatever the provider has no words for is refused now and not in the middle of a turn.
     provider.adapter.opening(parameters)

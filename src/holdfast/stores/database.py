@@ -12,6 +12,8 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.stores.queries import Cell, Queries
+from holdfast.stores.record_queries import RecordQueries
+from holdfast.stores.records import Changes, DatabaseRecords
 from holdfast.stores.rows import event_of, is_text, rows_of, session_of, tallies
 from holdfast.stores.writer import Append, Delete, Writer
 
@@ -34,12 +36,24 @@ class DatabaseLog:
     would have a gap; what is on it can still be read.
     """
 
-    def __init__(self, name: str, queries: Queries, reads: Reads, writer: Writer, *, event_bytes_max: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        queries: Queries,
+        reads: Reads,
+        writer: Writer,
+        *,
+        event_bytes_max: int,
+        beside: RecordQueries,
+        changes: Changes,
+    ) -> None:
         self._name = name
         self._queries = queries
         self._reads = reads
         self._writer = writer
         self._event_bytes_max = event_bytes_max
+        self._beside = beside
+        self._changes = changes
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
         # Runs at `close`, when the store is forgotten, or at exit: what is queued then is still written.
@@ -52,6 +66,12 @@ class DatabaseLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def records(self) -> DatabaseRecords:
+        """What is kept beside the log."""
+        # Made when asked for: a store that held it would hold itself, and never be forgotten.
+        return DatabaseRecords(self._beside, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
         """Waits only while too much is queued; an append that was handed over cannot be cancelled."""
@@ -107,7 +127,9 @@ class DatabaseLog:
             return 0
         done: Future[int] = Future()
         self._writer.submit(Delete(session_id, done))
-        return done.result()
+        gone = done.result()
+        self.records.forget(session_id)
+        return gone
 
     def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
         self._check_usable()

@@ -9,6 +9,7 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.events.payloads import CacheLearned
+from holdfast.stores.memory_records import MemoryRecords
 from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, merge, rows_of, tallies
 
 
@@ -24,6 +25,9 @@ class MemoryStore:
         self._lessons: dict[str, Event] = {}
         self._places: dict[str, tuple[str, int]] = {}  # Where an event stands, by its id.
         self._steps: set[tuple[str, str | None]] = set()  # Which events of which sessions were continued.
+        self._placed: dict[int, Event] = {}  # All events, by their place among all.
+        self._newest_place = 0
+        self.records = MemoryRecords(self._by_place)
 
     def __enter__(self) -> "MemoryStore":
         return self
@@ -57,6 +61,8 @@ class MemoryStore:
                 session = self._events.setdefault(event.session_id, [])
                 self._places[event.id] = (event.session_id, len(session))
                 session.append(event)
+                self._newest_place += 1
+                self._placed[self._newest_place] = event
                 if isinstance(event.payload, CacheLearned):
                     self._lessons[event.id] = event
             for added in tallies(events):
@@ -97,7 +103,14 @@ class MemoryStore:
                 del self._places[event.id]
                 self._lessons.pop(event.id, None)
             self._steps.difference_update(map(_step, events))
+            self._placed = {at: event for at, event in self._placed.items() if event.session_id != session_id}
+            self.records.forget(session_id)
             return len(events)
+
+    def _by_place(self) -> dict[int, Event]:
+        with self._lock:
+            self._check_open()
+            return dict(self._placed)
 
     def close(self) -> None:
         with self._lock:

@@ -5,9 +5,18 @@ from functools import partial
 from holdfast.stores.database import DatabaseLog
 from holdfast.stores.migrate import load
 from holdfast.stores.postgres_address import read_address
+from holdfast.stores.postgres_changes import PostgresChanges
 from holdfast.stores.postgres_reads import PostgresReads
-from holdfast.stores.postgres_server import LOCK_SECONDS_MAX, STATEMENT_SECONDS_MAX, Limits, connect, open_database
+from holdfast.stores.postgres_server import (
+    LOCK_SECONDS_MAX,
+    SCHEMA,
+    STATEMENT_SECONDS_MAX,
+    Limits,
+    connect,
+    open_database,
+)
 from holdfast.stores.postgres_writes import QUERIES, RECONNECT_SECONDS_MAX, PostgresWrites
+from holdfast.stores.record_queries import record_queries
 from holdfast.stores.rows import EVENT_BYTES_MAX
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
@@ -37,4 +46,12 @@ class PostgresStore(DatabaseLog):
         writes = PostgresWrites(connection, again, address.name, reconnect_seconds_max=reconnect_seconds_max)
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
         reads = PostgresReads(again, address.name)
-        super().__init__(address.name, QUERIES, reads, writer, event_bytes_max=event_bytes_max)
+        super().__init__(
+            address.name,
+            QUERIES,
+            reads,
+            writer,
+            event_bytes_max=event_bytes_max,
+            beside=record_queries("%s", schema=SCHEMA),
+            changes=PostgresChanges(again, address.name),
+        )

@@ -7,8 +7,10 @@ from pathlib import Path
 from holdfast.errors import UserError
 from holdfast.stores.database import DatabaseLog
 from holdfast.stores.migrate import load
+from holdfast.stores.record_queries import record_queries
 from holdfast.stores.rows import EVENT_BYTES_MAX
-from holdfast.stores.sqlite_file import BUSY_SECONDS_MAX, open_reader, open_writer, prepare_file
+from holdfast.stores.sqlite_changes import SqliteChanges
+from holdfast.stores.sqlite_file import BUSY_SECONDS_MAX, open_changer, open_reader, open_writer, prepare_file
 from holdfast.stores.sqlite_reads import SqliteReads
 from holdfast.stores.sqlite_writes import QUERIES, SqliteWrites
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
@@ -37,4 +39,13 @@ class SqliteStore(DatabaseLog):
         writes = SqliteWrites(connection, self.path)
         reads = SqliteReads(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max), self.path)
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
-        super().__init__(str(self.path), QUERIES, reads, writer, event_bytes_max=event_bytes_max)
+        changes = SqliteChanges(partial(open_changer, self.path, busy_seconds_max=busy_seconds_max), self.path)
+        super().__init__(
+            str(self.path),
+            QUERIES,
+            reads,
+            writer,
+            event_bytes_max=event_bytes_max,
+            beside=record_queries("?"),
+            changes=changes,
+        )

@@ -78,6 +78,11 @@ def open_writer(path: Path, migrations: Sequence[Migration], *, busy_seconds_max
     return connection
 
 
+def open_changer(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
+    """For a statement beside the log."""
+    return _connect(path, busy_seconds_max)
+
+
 def open_reader(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
     connection = _connect(path, busy_seconds_max)
     connection.execute("PRAGMA query_only = ON")

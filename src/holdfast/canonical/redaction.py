@@ -1,0 +1,29 @@
+"""What of a text must not leave: credentials, by the shapes in which they are usually written."""
+
+import re
+
+MASK = "[redacted]"
+
+_SHAPES = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"\bhf_[0-9a-f]{16}_[0-9a-f]{64}\b",
+    r"\bsk-[A-Za-z0-9_-]{8,}",
+    r"\b(?:gh[pousr]|github_pat)_[A-Za-z0-9_]{20,}",
+    r"\bAIza[0-9A-Za-z_-]{30,}",
+    r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
+    r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*",
+    r"(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}",
+    r"(?<=://)[^\s/:@]{1,200}:[^\s/@]{1,200}(?=@)",
+)
+_NAMED = re.compile(
+    r"""(?ix) \b ( [\w-]{0,40} (?:password|passwd|secret|api[_-]?key|access[_-]?token) [\w-]{0,40}
+    ["']? \s{0,3} [=:] \s{0,3} )
+    ( "[^"\n]{1,400}" | '[^'\n]{1,400}' | [^\s"',;}{)(\]\[]{1,400} )"""
+)
+_ANY = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
+
+
+def redacted(text: str) -> str:
+    """The text with a mask in place of what looks like a credential; what looks like none is left alone."""
+    return _NAMED.sub(lambda found: f"{found[1]}{MASK}", _ANY.sub(MASK, text))

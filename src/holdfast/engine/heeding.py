@@ -1,0 +1,62 @@
+"""What people have set for a session's cache, looked up before each request and recorded where it is new."""
+
+import msgspec
+
+from holdfast.canonical.encoding import digest
+from holdfast.catalog.rows import Model
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.state import State
+from holdfast.events.controls import Controls
+from holdfast.events.payloads_controls import CacheControlled
+from holdfast.providers.giving_up import ways_to_give_up
+
+
+async def heed(talk: Conversation) -> bool:
+    """From now on what is set holds; whether it is something else than before.
+
+    A cache is given up with a turn's first call: within a turn, a new first text would cost the thinking in it.
+    """
+    if talk.parts.controls is None:
+        return False
+    told = await talk.parts.controls(head_owner(talk.state))
+    wanted = control_of(told, talk.state, talk.given.model)
+    if wanted is None:
+        return False
+    await talk.record("system", wanted)
+    return True
+
+
+def head_owner(state: State) -> str:
+    """The session whose head this one begins with; what is said of its cache holds for both."""
+    return state.parent.head_session_id if state.parent else state.session_id
+
+
+def control_of(told: Controls, state: State, model: Model) -> CacheControlled | None:
+    """What is set, as an event; None where it is what holds already."""
+    before, settings, session = state.control, told.settings, told.session
+    generation = before.generation if state.turn is not None and state.turn.llm_calls else session.generation
+    ways = ways_to_give_up(model) if generation else ()
+    owner = head_owner(state)
+    enabled = session.caching_enabled and settings.providers.get(model.provider, True)
+    nonce = nonce_of(owner, generation) if "prefix_nonce" in ways else ""
+    wanted = CacheControlled(
+        enabled=enabled,
+        ttl=settings.ttl,
+        kept_seconds=settings.gemini_ttl_seconds,
+        generation=generation,
+        nonce=nonce,
+        cache_key=f"{owner}.{generation}" if "cache_key" in ways else "",
+    )
+    reason = ""
+    if before.enabled and not enabled:
+        reason = "caching was turned off"
+    elif generation != before.generation:
+        reason = "the cache was given up"
+    if wanted == msgspec.structs.replace(before, reason="", new_prefix=False):
+        return None
+    return msgspec.structs.replace(wanted, reason=reason, new_prefix=nonce != before.nonce)
+
+
+def nonce_of(owner: str, generation: int) -> str:
+    """Another text for each session and each time: nobody can have had it cached."""
+    return f"[cache generation {generation}: {digest(f'{owner}/{generation}'.encode())[:16]}]"

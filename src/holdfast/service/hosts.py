@@ -1,0 +1,56 @@
+"""Whether a request was meant for us: no name that was bent to this address, no page of somebody else's."""
+
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from holdfast.service.failures import RefusedError
+
+_SCHEMES = ("http", "https")
+
+
+def check_origin(
+    host: str | None, origin: str | None, fetch_site: str | None, *, allowed_hosts: Collection[str]
+) -> None:
+    """Raises RefusedError for a Host that is not ours, and for what a page of another origin has sent.
+
+    A number cannot be bent to another address, so that every IP address is taken; a name must be known.
+    """
+    name = host_name(host or "")
+    if name is None or not (name in allowed_hosts or name == "localhost" or is_address(name)):
+        raise RefusedError(421, "unknown_host", "this service is not known under that name; see --allow-host")
+    if origin is not None and not _is_same(origin, host or ""):
+        raise RefusedError(403, "cross_origin", "pages of another origin may not use this service")
+    if origin is None and fetch_site is not None and fetch_site not in ("same-origin", "none"):
+        raise RefusedError(403, "cross_origin", "pages of another origin may not use this service")
+
+
+def host_name(host: str) -> str | None:
+    """The host without its port, in small letters; None where it is none."""
+    try:
+        parts = urlsplit(f"//{host}")
+        port_is_number = parts.port is None or parts.port >= 0
+    except ValueError:
+        return None
+    plain = parts.netloc == host and "@" not in host and not (parts.path or parts.query or parts.fragment)
+    return parts.hostname if plain and port_is_number else None
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _is_same(origin: str, host: str) -> bool:
+    scheme, separator, rest = origin.partition("://")
+    return bool(separator) and scheme in _SCHEMES and rest.lower() == host.lower()

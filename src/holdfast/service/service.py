@@ -1,0 +1,45 @@
+"""What every route works with: the log, what is kept beside it, prices, time."""
+
+import asyncio
+
+from holdfast.catalog.lookup import Models, pricing_version
+from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.events.log import Log
+from holdfast.events.records import Records
+from holdfast.service.cache_states import CacheStates
+from holdfast.service.counting import Counted
+from holdfast.service.figures import Figures, LogFigures
+from holdfast.service.hub import Hub
+
+
+class Service:
+    """One a process. Nothing here outlives it but what the store keeps."""
+
+    def __init__(
+        self,
+        log: Log,
+        records: Records,
+        models: Models,
+        *,
+        clock: Clock = system_clock,
+        new_id: NewId = new_ulid,
+        require_keys: bool = False,
+    ) -> None:
+        self.log = log
+        self.records = records
+        self.models = models
+        self.pricing_version = pricing_version(models)
+        self.clock = clock
+        self.new_id = new_id
+        self.require_keys = require_keys
+        self.counted = Counted()
+        self.figures: Figures = LogFigures(log, models)
+        self.cache_states = CacheStates(log, models)
+        self.hub = Hub(records, clock)
+        self._has_keys = False
+
+    async def needs_keys(self) -> bool:
+        """Whether a request without a key is refused: once a key exists, for good."""
+        if not (self.require_keys or self._has_keys):
+            self._has_keys = await asyncio.to_thread(self.records.has_keys)
+        return self.require_keys or self._has_keys

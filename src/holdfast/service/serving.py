@@ -1,0 +1,98 @@
+"""How the application is served: a port of its own, an address to tell, an end that loses nothing."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from holdfast.errors import UserError
+from holdfast.service.exporting import Exporter
+from holdfast.service.hosts import is_address
+from holdfast.service.service import Service
+
+CLOSING_SECONDS_MAX = 5
+HEADER_BYTES_MAX = 65_536
+CONNECTIONS_MAX = 1_000
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on; port 0 takes a free one. Raises UserError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{host[:80]!a} is no address to listen on") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another port") from error
+    return bound
+
+
+def url_of(bound: socket.socket, host: str) -> str:
+    """Where clients on this machine find the service."""
+    port = bound.getsockname()[1]
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}" if is_address(name) and ":" in name else f"http://{name}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    app: ASGIApp, service: Service, bound: socket.socket, *, stop: asyncio.Event, exporter: Exporter | None = None
+) -> None:
+    """Serve until told to stop; then live feeds end, and what is under way is answered."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=CLOSING_SECONDS_MAX,
+    )
+    server = _Server(config)
+    running = asyncio.ensure_future(server.serve(sockets=[bound]))
+    stopping = asyncio.ensure_future(stop.wait())
+    exporting = asyncio.ensure_future(exporter.run()) if exporter else None
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await service.hub.close()
+        server.should_exit = True
+        await running
+        if exporting is not None:
+            await exporting
+    finally:
+        stopping.cancel()
+
+
+def run_until_told(app: ASGIApp, service: Service, bound: socket.socket, *, exporter: Exporter | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, on the fastest loop there is."""
+    with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
+        runner.run(_serve_until_told(app, service, bound, exporter))
+
+
+async def _serve_until_told(app: ASGIApp, service: Service, bound: socket.socket, exporter: Exporter | None) -> None:
+    stop = asyncio.Event()
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        # Also where whoever started us told us to ignore it, as shells do in the background.
+        asyncio.get_running_loop().add_signal_handler(wanted, stop.set)
+    await serve(app, service, bound, stop=stop, exporter=exporter)

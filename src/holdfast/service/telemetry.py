@@ -1,0 +1,222 @@
+"""What a collector of OpenTelemetry is told: spans for calls, tools and turns, in the words of its GenAI conventions.
+
+Totals of input tokens hold what was cached. What was written is told under both names that are in use.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from holdfast.canonical.blocks import Message, Text
+from holdfast.canonical.redaction import redacted
+from holdfast.canonical.usage import Usage
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import (
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    MessageAppended,
+    ToolCalled,
+    ToolCompleted,
+    ToolFailed,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
+
+OPEN_MAX = 10_000
+"""So many calls, tools and turns may be under way; the oldest are forgotten first."""
+
+SAID_CHARS_MAX = 20_000
+
+INTERNAL, CLIENT = 1, 3
+FAILED = 2
+
+_PROVIDER_NAMES = {"gemini": "gcp.gemini", "openai-chat": "openai", "claude-code": "anthropic"}
+
+Value = str | int | float | tuple[str, ...]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Times are seconds since the epoch; ids are hexadecimal, and the same whoever makes them."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    kind: int
+    started_at: float
+    ended_at: float
+    attributes: Mapping[str, Value]
+    usage: Usage | None = None
+    failed: bool = False
+
+
+class Spans:
+    """Turns events into spans, each once its end is known. With `content`, calls carry what was said, redacted."""
+
+    def __init__(self, *, content: bool = False) -> None:
+        self._content = content
+        self._open: dict[str, Event] = {}
+        self._said: dict[str, list[Message]] = {}
+        self._ended: dict[str, Span] = {}
+
+    def enter(self, event: Event) -> Iterator[Span]:
+        """The spans that end with this event."""
+        held = self._ended.pop(event.session_id, None)
+        if held is not None:
+            yield _with_reply(held, event)
+        match event.payload:
+            case TurnStarted():
+                self._begin(event.id, event)
+            case LlmCallStarted(request_id=request_id):
+                self._begin(request_id, event)
+            case ToolCalled(tool_use_id=tool_use_id):
+                self._begin(f"{event.session_id}/{tool_use_id}", event)
+            case MessageAppended(message=message) if self._content:
+                self._said.setdefault(event.session_id, []).append(message)
+            case LlmCallCompleted() | LlmCallFailed():
+                span = self._call(event, event.payload)
+                if self._content and isinstance(event.payload, LlmCallCompleted):
+                    # The reply comes with the next event.
+                    self._ended[event.session_id] = span
+                else:
+                    yield span
+            case ToolCompleted() | ToolFailed():
+                yield from self._tool(event, event.payload)
+            case TurnCompleted() | TurnCancelled():
+                yield from self._turn(event, event.payload)
+            case _:
+                pass
+
+    def _begin(self, name: str, event: Event) -> None:
+        self._open[name] = event
+        if len(self._open) > OPEN_MAX:
+            del self._open[next(iter(self._open))]
+
+    def _call(self, event: Event, call: LlmCallCompleted | LlmCallFailed) -> Span:
+        begun = self._open.pop(call.request_id, None)
+        started_at = begun.at if begun else event.at - call.latency_ms / 1000
+        name = call.model.partition(":")[2]
+        attributes: dict[str, Value] = {
+            **_common("chat", event.session_id),
+            "gen_ai.provider.name": _PROVIDER_NAMES.get(call.provider, call.provider),
+            "gen_ai.request.model": name,
+            **_usage(call.usage),
+            "holdfast.cost_usd": float(call.cost_usd),
+        }
+        if isinstance(call, LlmCallCompleted):
+            attributes |= {"gen_ai.response.model": name, "gen_ai.response.finish_reasons": (call.stop_reason,)}
+            attributes |= {"gen_ai.response.id": call.response_id} if call.response_id else {}
+        else:
+            attributes["error.type"] = call.error_class
+        if self._content:
+            attributes["gen_ai.input.messages"] = _told(self._said.pop(event.session_id, []))
+        return Span(
+            trace_id=_trace(event),
+            span_id=_hexadecimal(call.request_id, 8),
+            parent_id=_parent(event),
+            name=f"chat {name}",
+            kind=CLIENT,
+            started_at=started_at,
+            ended_at=event.at,
+            attributes=attributes,
+            usage=call.usage,
+            failed=isinstance(call, LlmCallFailed),
+        )
+
+    def _tool(self, event: Event, ended: ToolCompleted | ToolFailed) -> Iterator[Span]:
+        begun = self._open.pop(f"{event.session_id}/{ended.tool_use_id}", None)
+        if begun is None or not isinstance(begun.payload, ToolCalled):
+            return
+        called, failed = begun.payload, isinstance(ended, ToolFailed)
+        attributes: dict[str, Value] = {
+            **_common("execute_tool", event.session_id),
+            "gen_ai.tool.name": called.tool_name,
+            "gen_ai.tool.call.id": called.tool_use_id,
+        }
+        if isinstance(ended, ToolFailed):
+            attributes["error.type"] = ended.error_class
+        yield Span(
+            trace_id=_trace(event),
+            span_id=_hexadecimal(f"{event.session_id}/{called.tool_use_id}", 8),
+            parent_id=_parent(event),
+            name=f"execute_tool {called.tool_name}",
+            kind=INTERNAL,
+            started_at=begun.at,
+            ended_at=event.at,
+            attributes=attributes,
+            failed=failed,
+        )
+
+    def _turn(self, event: Event, ended: TurnCompleted | TurnCancelled) -> Iterator[Span]:
+        begun = self._open.pop(event.turn_id or "", None)
+        if begun is None:
+            return
+        attributes = _common("invoke_agent", event.session_id)
+        if isinstance(ended, TurnCompleted):
+            attributes |= _usage(ended.usage)
+        else:
+            attributes["error.type"] = ended.reason
+        yield Span(
+            trace_id=_trace(event),
+            span_id=_hexadecimal(event.turn_id or "", 8),
+            parent_id="",
+            name="invoke_agent",
+            kind=INTERNAL,
+            started_at=begun.at,
+            ended_at=event.at,
+            attributes=attributes,
+            failed=isinstance(ended, TurnCancelled),
+        )
+
+
+def _common(operation: str, session_id: str) -> dict[str, Value]:
+    return {"gen_ai.operation.name": operation, "gen_ai.conversation.id": session_id}
+
+
+def _usage(usage: Usage) -> dict[str, Value]:
+    return {
+        "gen_ai.usage.input_tokens": usage.tokens_sent,
+        "gen_ai.usage.output_tokens": usage.output,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
+        "gen_ai.usage.cache_write.input_tokens": usage.cache_write,
+    }
+
+
+def _parent(event: Event) -> str:
+    return _hexadecimal(event.turn_id, 8) if event.turn_id else ""
+
+
+def _trace(event: Event) -> str:
+    """One trace a turn."""
+    return _hexadecimal(f"{event.session_id}/{event.turn_id or ''}", 16)
+
+
+def _hexadecimal(name: str, size: int) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=size).hexdigest()
+
+
+def _with_reply(span: Span, event: Event) -> Span:
+    if not (isinstance(event.payload, MessageAppended) and event.payload.message.role == "assistant"):
+        return span
+    said = {**span.attributes, "gen_ai.output.messages": _told([event.payload.message])}
+    return msgspec.structs.replace(span, attributes=said)
+
+
+def _told(messages: list[Message]) -> str:
+    """Texts alone, redacted before they are cut."""
+    told = [
+        {
+            "role": message.role,
+            "parts": [
+                {"type": "text", "content": redacted(block.text)[:SAID_CHARS_MAX]}
+                for block in message.content
+                if isinstance(block, Text)
+            ],
+        }
+        for message in messages
+    ]
+    return msgspec.json.encode(told).decode()

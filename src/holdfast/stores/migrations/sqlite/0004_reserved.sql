@@ -1,0 +1,2 @@
+-- Kept for the table of calls.
+SELECT 1;

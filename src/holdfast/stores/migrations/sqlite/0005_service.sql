@@ -1,0 +1,24 @@
+-- Keys of the service; the secret part of each is kept as its digest only. Rows are never removed.
+CREATE TABLE api_keys (
+    id TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
+    scope TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    name TEXT,
+    entity TEXT,
+    expires_at REAL,
+    revoked_at REAL
+) WITHOUT ROWID;
+
+CREATE TABLE settings (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+-- What was said of the cache of one session; read before each of its calls.
+CREATE TABLE cache_controls (
+    session_id TEXT PRIMARY KEY,
+    caching_enabled INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    invalidated_at REAL
+) WITHOUT ROWID;

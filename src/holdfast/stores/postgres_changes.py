@@ -1,0 +1,26 @@
+"""How a change beside the log is made in a PostgreSQL database: a connection of its own, one statement."""
+
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from holdfast.stores.postgres_address import explain
+from holdfast.stores.postgres_server import Connection
+from holdfast.stores.postgres_text import escaped
+from holdfast.stores.queries import Cell
+from holdfast.stores.rows import is_text
+
+
+class PostgresChanges:
+    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+        self._connect = connect
+        self._name = name
+
+    def change(self, statement: str, parameters: Sequence[Cell]) -> int:
+        if not all(is_text(value) for value in parameters if isinstance(value, str)):
+            return 0
+        try:
+            with self._connect() as connection:
+                return connection.execute(statement, [escaped(value) for value in parameters]).rowcount
+        except psycopg.Error as error:
+            raise explain(error, self._name) from error

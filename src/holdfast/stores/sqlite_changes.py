@@ -1,0 +1,26 @@
+"""How a change beside the log is made in a SQLite file: a connection of its own, one statement, durable."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from holdfast.stores.queries import Cell
+from holdfast.stores.rows import is_text
+from holdfast.stores.sqlite_file import explain
+
+
+class SqliteChanges:
+    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
+        self._connect = connect
+        self._path = path
+
+    def change(self, statement: str, parameters: Sequence[Cell]) -> int:
+        if not all(is_text(value) for value in parameters if isinstance(value, str)):
+            return 0
+        try:
+            with closing(self._connect()) as connection:
+                connection.execute("PRAGMA synchronous = FULL")
+                return connection.execute(statement, parameters).rowcount
+        except sqlite3.Error as error:
+            raise explain(error, self._path) from error

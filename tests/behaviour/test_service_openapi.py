@@ -1,0 +1,88 @@
+"""The OpenAPI document: complete, and true of what the service answers."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import CountedIds, ManualClock
+from holdfast.runtime.session import Session
+from holdfast.service.openapi import openapi, operation_id
+from holdfast.service.table import ROUTES
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from served_service import Client, serving_store
+from simulated_gemini import LONG
+
+EXAMPLES_MAX = 5
+SECONDS_MAX = 200
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with serving_store(MemoryStore()) as served:
+        yield served
+
+
+def test_every_route_is_described_and_nothing_else_is(client: Client) -> None:
+    document = client.get("/openapi.json")
+    described = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
+    assert described == {(one.method, one.path) for one in ROUTES}
+    assert document["openapi"] == "3.1.0"
+    names = [operation_id(one) for one in ROUTES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
+    paths = openapi(ROUTES)["paths"]
+    assert isinstance(paths, dict)
+    for one in ROUTES:
+        told = paths[one.path][one.method.lower()]
+        assert told["summary"].endswith(".")
+        assert {parameter["name"] for parameter in told["parameters"] if parameter["in"] == "path"} == set(
+            one.path_names
+        )
+        assert ("401" in told["responses"]) == (one.rule != "open")
+        assert ("requestBody" in told) == (one.method == "PUT")
+        assert told["security"] == ([] if one.rule == "open" else [{"key": []}, {}])
+
+
+def test_every_route_is_on_the_page_about_the_service() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    missing = [one.path for one in ROUTES if one.path not in page]
+    assert missing == []
+    assert len(ROUTES) > 15
+
+
+@pytest.mark.timeout(SECONDS_MAX + 20)
+async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), ManualClock()
+    async with Session.create(
+        model="anthropic:claude-sonnet-5-5",
+        system_prompt=LONG,
+        store=store,
+        wire=SimulatedProvider(clock=clock),
+        clock=clock,
+        new_id=CountedIds(),
+    ) as session:
+        await session.send("One.")
+    words = [
+        *(sys.executable, "-m", "schemathesis.cli", "run"),
+        *("--max-examples", str(EXAMPLES_MAX), "--seed", "1", "--no-color", "--generation-database", "none"),
+        *("--phases", "coverage,fuzzing"),
+        # A feed never ends, and what a window may be is more than a schema can say.
+        *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
+    ]
+    with serving_store(store) as client:
+        ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own
+            [*words, f"{client.url}/openapi.json"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            cwd=tmp_path,
+        )
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    assert "Tested: 19" in ended.stdout

@@ -1,0 +1,16 @@
+"""The OpenAPI document of the service, as it was agreed on: a change that clients would notice is seen here."""
+
+from pathlib import Path
+
+import msgspec
+
+from goldens import check_golden
+from holdfast.service.openapi import openapi
+from holdfast.service.table import ROUTES
+
+HERE = Path(__file__).parent
+
+
+def test_the_document_is_the_one_that_was_agreed_on() -> None:
+    shown = msgspec.json.format(msgspec.json.encode(openapi(ROUTES), order="sorted"))
+    check_golden(HERE / "service" / "openapi.json", shown + b"\n")
