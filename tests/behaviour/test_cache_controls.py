@@ -20,8 +20,8 @@ from holdfast.events.envelope import Event
 from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, RequestPrepared
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.records import Records
+from holdfast.ledger.books import entries
 from holdfast.ledger.calls import calls
-from holdfast.ledger.verdicts import verdicts
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -227,7 +227,7 @@ def spelled(model: str, nonce: bytes) -> bytes:
 
 async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> None:
     play = await played("anthropic:claude-sonnet-5-5", invalidate)
-    judged = [one.verdict for one in verdicts(play.events, shipped_models())]
+    judged = [one.verdict for one in entries(play.events, shipped_models()) if one.verdict]
     assert [one.kind for one in judged] == ["first_use", "planned", "held"]
     assert (judged[1].component, judged[1].detail) == ("settings", "the cache was given up")
     assert all(call.prefix_held for call in calls(play.events))
@@ -236,7 +236,7 @@ async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> N
 
 async def test_turning_caching_off_is_planned_too() -> None:
     play = await played("anthropic:claude-sonnet-5-5", disable)
-    judged = [one.verdict for one in verdicts(play.events, shipped_models())]
+    judged = [one.verdict for one in entries(play.events, shipped_models()) if one.verdict]
     assert [one.kind for one in judged] == ["first_use", "planned", "first_use"]
 
 

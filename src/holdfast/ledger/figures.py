@@ -7,8 +7,7 @@ import msgspec
 
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import Models, price_at, utc_date
-from holdfast.economics.cost import uncached_cost_usd
+from holdfast.catalog.lookup import Models
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.events.payloads import (
@@ -28,8 +27,8 @@ from holdfast.events.payloads import (
 )
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.layers.standard import PINNED
-from holdfast.ledger.calls import CallRecord, calls
-from holdfast.ledger.verdicts import Verdict, verdicts
+from holdfast.ledger.books import entries
+from holdfast.ledger.verdicts import Verdict
 
 STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED})
 
@@ -99,9 +98,7 @@ class SessionFigures(msgspec.Struct, frozen=True):
 
 
 def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> SessionFigures:
-    judged = {one.request_id: one.verdict for one in verdicts(events, models)}
     written = dict(_stable_writes(events))
-    parent = row.parent_session_id
     return SessionFigures(
         row=row,
         workspace_path=next((it.workspace_path for it in _payloads(events) if isinstance(it, SessionStarted)), None),
@@ -110,17 +107,17 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
         calls=tuple(
             CallFigure(
                 session_id=row.id,
-                parent_session_id=parent,
-                at=call.at,
-                model=call.model,
-                usage=call.usage,
-                cost_usd=call.cost_usd,
-                uncached_usd=_uncached_usd(call, models),
-                latency_ms=call.latency_ms,
-                stable_written=written.get(call.request_id, 0),
-                verdict=judged.get(call.request_id),
+                parent_session_id=row.parent_session_id,
+                at=entry.record.at,
+                model=entry.record.model,
+                usage=entry.record.usage,
+                cost_usd=entry.record.cost_usd,
+                uncached_usd=entry.uncached_usd,
+                latency_ms=entry.record.latency_ms,
+                stable_written=written.get(entry.record.request_id, 0),
+                verdict=entry.verdict,
             )
-            for call in calls(events)
+            for entry in entries(events, models)
         ),
         extras=tuple(_extras(row, events)),
         failures=tuple(
@@ -138,14 +135,6 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
 
 def _payloads(events: Iterable[Event]) -> Iterator[AnyPayload]:
     return (event.payload for event in events)
-
-
-def _uncached_usd(call: CallRecord, models: Models) -> Decimal:
-    row = models.get(call.model)
-    if row is None:
-        # A model that has left the catalog has no price any more; what was paid is known all the same.
-        return call.cost_usd
-    return uncached_cost_usd(call.usage, price_at(row, utc_date(call.at), call.usage.tokens_sent))
 
 
 def _extras(row: SessionRow, events: Iterable[Event]) -> Iterator[ExtraFigure]:
