@@ -153,9 +153,9 @@ def _noted(books: Books, payload: AnyPayload) -> Books:
             # Another model has another cache: there is nothing that could have moved.
             return replace(books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="")
         case CacheControlled(reason=reason, new_prefix=new_prefix):
-            planned = ("settings", reason) if reason else books.planned
-            books = replace(books, planned=planned)
-            return replace(books, blocks=0, chain="") if new_prefix else books
+            asked_for = replace(books, planned=("settings", reason) if reason else books.planned)
+            # Another prefix was asked for: there is nothing that could have moved.
+            return replace(asked_for, blocks=0, chain="") if new_prefix else asked_for
         case MessagesWithdrawn() if books.blocks > books.answered:
             # The provider took nothing of what was refused.
             return replace(books, blocks=books.answered)

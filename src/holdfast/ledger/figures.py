@@ -99,7 +99,6 @@ class SessionFigures(msgspec.Struct, frozen=True):
 
 def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> SessionFigures:
     written = dict(_stable_writes(events))
-    parent = row.parent_session_id
     return SessionFigures(
         row=row,
         workspace_path=next((it.workspace_path for it in _payloads(events) if isinstance(it, SessionStarted)), None),
@@ -108,7 +107,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
         calls=tuple(
             CallFigure(
                 session_id=row.id,
-                parent_session_id=parent,
+                parent_session_id=row.parent_session_id,
                 at=entry.record.at,
                 model=entry.record.model,
                 usage=entry.record.usage,
