@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.stores import open_configured
 
 if TYPE_CHECKING:
-    from holdfast.ledger.report import Report, SessionReport
+    from holdfast.ledger.report import Report
+    from holdfast.ledger.tables import SessionAmounts
 
 LIMIT = 10
 DAYS_SHOWN_MAX = 60
@@ -27,17 +28,14 @@ def command(*, since: str | None, wanted: str | None, limit: int, db: str | None
 
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
-    from holdfast.ledger.report import Reporter
+    from holdfast.ledger.report import report_of
+    from holdfast.ledger.tables import Scope
 
     start = seconds_of(since, system_clock()) if since else 0.0
-    reporter = Reporter(configured_models(), since=start)
     with open_configured(db) as log:
-        rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
-        if wanted is not None and not rows:
+        if wanted is not None and not any(row.id == wanted and row.last_event_at >= start for row in log.sessions()):
             raise UserError(f"there is no session {wanted!r} in that time; `holdfast sessions list` shows all")
-        for row in rows:
-            reporter.add(row, list(log.read(row.id)))
-    report = reporter.report()
+        report = report_of(log.tables(), Scope(since=start, session_id=wanted))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     elif not report.sessions:
@@ -99,7 +97,7 @@ def sparkline(values: "list[float]") -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
-def _session_row(one: "SessionReport") -> tuple[str, ...]:
+def _session_row(one: "SessionAmounts") -> tuple[str, ...]:
     amounts = one.amounts
     money = (f"${amounts.spent_usd:.4f}", f"${amounts.saved_usd:.4f}", f"${amounts.lost_usd:.4f}")
     share = f"{amounts.usage.read_share:.1%}"

@@ -5,17 +5,21 @@ from concurrent.futures import Future
 from threading import Lock
 from types import TracebackType
 
+from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError, UserError
-from holdfast.events.envelope import Event
+from holdfast.events.envelope import Event, type_of
 from holdfast.events.log import SessionRow
 from holdfast.events.payloads import CacheLearned
+from holdfast.ledger.folded import folded_tables
+from holdfast.ledger.tables import Tables
 from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, merge, rows_of, tallies
 
 
 class MemoryStore:
     """Takes and refuses the same events as a store on disk does."""
 
-    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, models: Models | None = None) -> None:
+        self._models = shipped_models() if models is None else models
         self._event_bytes_max = event_bytes_max
         self._lock = Lock()
         self._closed = False
@@ -98,6 +102,19 @@ class MemoryStore:
                 self._lessons.pop(event.id, None)
             self._steps.difference_update(map(_step, events))
             return len(events)
+
+    def prune(self, session_id: str, kept_types: Sequence[str]) -> int:
+        """Remove a session's events of all other types; how many went."""
+        with self._lock:
+            before = self._events.get(session_id, [])
+        kept = [event for event in before if type_of(event.payload) in kept_types]
+        self.delete(session_id)
+        if kept:
+            self._keep(kept)
+        return len(before) - len(kept)
+
+    def tables(self) -> Tables:
+        return folded_tables(self, self._models)
 
     def close(self) -> None:
         with self._lock:

@@ -2,12 +2,13 @@
 
 from functools import partial
 
-from holdfast.stores.database import DatabaseLog
+from holdfast.catalog.lookup import Models, shipped_models
+from holdfast.stores.database import Asked, DatabaseLog
 from holdfast.stores.migrate import load
 from holdfast.stores.postgres_address import read_address
 from holdfast.stores.postgres_reads import PostgresReads
 from holdfast.stores.postgres_server import LOCK_SECONDS_MAX, STATEMENT_SECONDS_MAX, Limits, connect, open_database
-from holdfast.stores.postgres_writes import QUERIES, RECONNECT_SECONDS_MAX, PostgresWrites
+from holdfast.stores.postgres_writes import QUERIES, RECONNECT_SECONDS_MAX, TABLE_QUERIES, PostgresWrites
 from holdfast.stores.rows import EVENT_BYTES_MAX
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
@@ -29,12 +30,16 @@ class PostgresStore(DatabaseLog):
         group_jobs_max: int = GROUP_JOBS_MAX,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         event_bytes_max: int = EVENT_BYTES_MAX,
+        models: Models | None = None,
     ) -> None:
         address = read_address(url)
         limits = Limits(lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max)
         connection = open_database(address, load("postgres"), limits)
         again = partial(connect, address, limits)
-        writes = PostgresWrites(connection, again, address.name, reconnect_seconds_max=reconnect_seconds_max)
+        known = shipped_models() if models is None else models
+        writes = PostgresWrites(
+            connection, again, address.name, models=known, reconnect_seconds_max=reconnect_seconds_max
+        )
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
         reads = PostgresReads(again, address.name)
-        super().__init__(address.name, QUERIES, reads, writer, event_bytes_max=event_bytes_max)
+        super().__init__(address.name, Asked(QUERIES, TABLE_QUERIES), reads, writer, event_bytes_max=event_bytes_max)

@@ -1,0 +1,80 @@
+"""Which sums are kept beside the log, and what a posting adds to each."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from holdfast.ledger.postings import Posting, Sums, at_fault, cells
+
+Cell = str | int
+Key = tuple[Cell, ...]
+Addition = tuple[str, Key, tuple[int, ...]]
+
+
+class Given(msgspec.Struct, frozen=True):
+    """How often a verdict was given, how often it stands for a loss, and what was lost then."""
+
+    calls: int = 0
+    losses: int = 0
+    tokens: int = 0
+    lost: int = 0
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Calls that ended in one way, and how long they took together."""
+
+    calls: int = 0
+    latency_ms: int = 0
+    retries: int = 0
+
+
+class RollUp(msgspec.Struct, frozen=True):
+    """One row a key; a row whose first sum is 0 is gone."""
+
+    name: str
+    keys: tuple[str, ...]
+    sums: tuple[str, ...]
+
+
+DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
+SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
+VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), Given.__struct_fields__)
+OUTCOME_DAYS = RollUp(
+    "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), Ended.__struct_fields__
+)
+"""A latency of n bits is under 2**n ms: sums of such rows can be taken back, as those of a greatest one cannot."""
+
+ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS)
+
+
+def additions(posting: Posting) -> Iterator[Addition]:
+    day, simulated = posting.day, int(posting.simulated)
+    if posting.sums.entries:
+        sums = cells(posting.sums)
+        yield DAYS.name, (day, posting.provider, posting.model, simulated), sums
+        yield SESSION_DAYS.name, (posting.session_id, day, simulated), sums
+    verdict = posting.entry.verdict if posting.entry else None
+    if verdict is not None:
+        lost = posting.sums.lost
+        given = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
+        yield VERDICT_DAYS.name, (day, verdict.kind, at_fault(verdict.component), simulated), given
+    if posting.outcome is not None:
+        key = (day, posting.provider, posting.model, posting.outcome, posting.latency_ms.bit_length(), simulated)
+        yield OUTCOME_DAYS.name, key, (1, posting.latency_ms, posting.retries)
+
+
+class Totals:
+    """Grows by additions."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[Key, tuple[int, ...]]] = {one.name: {} for one in ROLLUPS}
+
+    def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
+        rows = self.rows[table]
+        before = rows.get(key)
+        rows[key] = amounts if before is None else tuple(map(int.__add__, before, amounts))
+
+    def post(self, postings: Iterable[Posting]) -> None:
+        for posting in postings:
+            for addition in additions(posting):
+                self.add(*addition)
