@@ -44,7 +44,7 @@ def command(*, since: str | None, wanted: str | None, limit: int, db: str | None
         _show(report, limit)
 
 
-def seconds_of(since: str, now: float) -> float:
+def seconds_of(since: str, now: float, *, option: str = "--since") -> float:
     """The time that is meant by 7d, 12h, 2w, or a day such as 2026-11-01."""
     import datetime
 
@@ -56,7 +56,7 @@ def seconds_of(since: str, now: float) -> float:
     try:
         return datetime.datetime.fromisoformat(since).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError as error:
-        raise UserError(f"--since takes 7d, 12h, 2w or a day such as 2026-11-01, not {since[:40]!r}") from error
+        raise UserError(f"{option} takes 7d, 12h, 2w or a day such as 2026-11-01, not {since[:40]!r}") from error
 
 
 def _show(report: "Report", limit: int) -> None:

@@ -40,6 +40,22 @@ class Asked(msgspec.Struct, frozen=True):
 
     log: Queries
     tables: TableQueries
+    version: str
+    size_bytes: str
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """What a database holds; `to_enter` sessions are not in the tables yet."""
+
+    name: str
+    version: int
+    size_bytes: int
+    sessions: int
+    events: int
+    oldest_at: float | None
+    newest_at: float | None
+    calls: int
+    to_enter: int
 
 
 class DatabaseLog:
@@ -51,6 +67,7 @@ class DatabaseLog:
 
     def __init__(self, name: str, asked: Asked, reads: Reads, writer: Writer, *, event_bytes_max: int) -> None:
         self._name = name
+        self._asked = asked
         self._queries = asked.log
         self._table_queries = asked.tables
         self._reads = reads
@@ -120,9 +137,20 @@ class DatabaseLog:
     def delete(self, session_id: str) -> int:
         return self._settled(Delete(session_id, Future())) if is_text(session_id) else 0
 
-    def prune(self, session_id: str, kept_types: Sequence[str]) -> int:
-        """Remove a session's events of all other types; how many went."""
-        return self._settled(Prune(session_id, tuple(kept_types), Future())) if is_text(session_id) else 0
+    def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
+        """Remove a session's events of all other types, if its last one is older; how many went."""
+        return self._settled(Prune(session_id, tuple(kept_types), before, Future())) if is_text(session_id) else 0
+
+    def prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
+        """The sessions whose last event is older, and how many events of other types each has."""
+        query = self._queries.prunable.format(kept=", ".join([self._queries.mark] * len(kept_types)))
+        return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
+
+    def facts(self) -> Facts:
+        ((version,),) = self._fetch(self._asked.version, ())
+        ((size_bytes,),) = self._fetch(self._asked.size_bytes, ())
+        (totals,) = self._fetch(self._queries.totals, ())
+        return msgspec.convert((self._name, version, size_bytes, *totals), Facts)
 
     def tables(self) -> Tables:
         """What is asked is told of all sessions; those that have not been entered yet, are then."""

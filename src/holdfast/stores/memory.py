@@ -103,15 +103,15 @@ class MemoryStore:
             self._steps.difference_update(map(_step, events))
             return len(events)
 
-    def prune(self, session_id: str, kept_types: Sequence[str]) -> int:
-        """Remove a session's events of all other types; how many went."""
-        with self._lock:
-            before = self._events.get(session_id, [])
-        kept = [event for event in before if type_of(event.payload) in kept_types]
+    def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
+        """Remove a session's events of all other types, if its last one is older; how many went."""
+        events = list(self.read(session_id))
+        if not events or max(event.at for event in events) >= before:
+            return 0
+        kept = [event for event in events if type_of(event.payload) in kept_types]
         self.delete(session_id)
-        if kept:
-            self._keep(kept)
-        return len(before) - len(kept)
+        self._keep(kept)
+        return len(events) - len(kept)
 
     def tables(self) -> Tables:
         return folded_tables(self, self._models)

@@ -86,6 +86,9 @@ class OneByOne:
         return partial(job.done.set_result, gone)
 
     def _prune(self, job: Prune) -> Settle:
+        # Since somebody looked the session may have gone on.
+        if not self._desk.fetch(self._queries.is_old, (job.session_id, job.before)):
+            return partial(job.done.set_result, 0)
         self._books.take_out(self._desk, job.session_id)
         statement = self._queries.prune.format(kept=", ".join([self._queries.mark] * len(job.kept_types)))
         gone = self._execute(statement, (job.session_id, *job.kept_types)).rowcount

@@ -3,12 +3,12 @@
 from functools import partial
 
 from holdfast.catalog.lookup import Models, shipped_models
-from holdfast.stores.database import Asked, DatabaseLog
+from holdfast.stores.database import DatabaseLog
 from holdfast.stores.migrate import load
 from holdfast.stores.postgres_address import read_address
 from holdfast.stores.postgres_reads import PostgresReads
 from holdfast.stores.postgres_server import LOCK_SECONDS_MAX, STATEMENT_SECONDS_MAX, Limits, connect, open_database
-from holdfast.stores.postgres_writes import QUERIES, RECONNECT_SECONDS_MAX, TABLE_QUERIES, PostgresWrites
+from holdfast.stores.postgres_writes import ASKED, RECONNECT_SECONDS_MAX, PostgresWrites
 from holdfast.stores.rows import EVENT_BYTES_MAX
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
@@ -42,4 +42,4 @@ class PostgresStore(DatabaseLog):
         )
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
         reads = PostgresReads(again, address.name)
-        super().__init__(address.name, Asked(QUERIES, TABLE_QUERIES), reads, writer, event_bytes_max=event_bytes_max)
+        super().__init__(address.name, ASKED, reads, writer, event_bytes_max=event_bytes_max)

@@ -19,6 +19,7 @@ from psycopg.errors import DeadlockDetected, SerializationFailure
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
 from holdfast.stores.bookkeeping import Bookkeeper
+from holdfast.stores.database import Asked
 from holdfast.stores.one_by_one import Cursor, OneByOne
 from holdfast.stores.postgres_address import explain
 from holdfast.stores.postgres_server import SCHEMA, Connection
@@ -33,6 +34,15 @@ ATTEMPTS_MAX = 5
 
 QUERIES = queries("%s", schema=SCHEMA)
 TABLE_QUERIES = TableQueries("%s", schema=SCHEMA)
+ASKED = Asked(
+    QUERIES,
+    TABLE_QUERIES,
+    version=f"SELECT max(version) FROM {SCHEMA}versions",
+    size_bytes="""
+SELECT CAST(sum(pg_total_relation_size(c.oid)) AS bigint)
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = 'holdfast' AND c.relkind = 'r'""",
+)
 ADD_TO_SESSION = add_to_session("%s", schema=SCHEMA, least="least", greatest="greatest")
 COPY = f"COPY {SCHEMA}events ({', '.join(COLUMNS)}) FROM STDIN"
 LOCK = f"SELECT 1 FROM {SCHEMA}sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE"

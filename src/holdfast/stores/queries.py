@@ -22,6 +22,9 @@ class Queries(msgspec.Struct, frozen=True):
     forget_events: str
     forget_session: str
     any_event: str
+    is_old: str
+    prunable: str
+    totals: str
     prune: str
     recount: str
 
@@ -44,6 +47,14 @@ def queries(mark: str, *, schema: str = "") -> Queries:
         continued=f"SELECT 1 FROM {events} WHERE session_id = {mark} AND parent_event_id = {mark}",
         forget_events=f"DELETE FROM {events} WHERE session_id = {mark}",
         forget_session=f"DELETE FROM {sessions} WHERE id = {mark}",
+        is_old=f"SELECT 1 FROM {sessions} WHERE id = {mark} AND last_event_at < {mark}",
+        prunable=f"""
+SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
+WHERE s.last_event_at < {mark} AND e.type NOT IN ({{kept}}) GROUP BY s.id ORDER BY s.id""",
+        totals=f"""
+SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
+    (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
+FROM {sessions}""",
         any_event=f"SELECT 1 FROM {events} WHERE session_id = {mark} LIMIT 1",
         prune=f"DELETE FROM {events} WHERE session_id = {mark} AND type NOT IN ({{kept}})",
         recount=f"""

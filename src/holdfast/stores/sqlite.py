@@ -6,12 +6,12 @@ from pathlib import Path
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
-from holdfast.stores.database import Asked, DatabaseLog
+from holdfast.stores.database import DatabaseLog
 from holdfast.stores.migrate import load
 from holdfast.stores.rows import EVENT_BYTES_MAX
 from holdfast.stores.sqlite_file import BUSY_SECONDS_MAX, open_reader, open_writer, prepare_file
 from holdfast.stores.sqlite_reads import SqliteReads
-from holdfast.stores.sqlite_writes import QUERIES, TABLE_QUERIES, SqliteWrites
+from holdfast.stores.sqlite_writes import ASKED, SqliteWrites
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
 
@@ -40,4 +40,4 @@ class SqliteStore(DatabaseLog):
         writes = SqliteWrites(connection, self.path, known)
         reads = SqliteReads(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max), self.path)
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
-        super().__init__(str(self.path), Asked(QUERIES, TABLE_QUERIES), reads, writer, event_bytes_max=event_bytes_max)
+        super().__init__(str(self.path), ASKED, reads, writer, event_bytes_max=event_bytes_max)

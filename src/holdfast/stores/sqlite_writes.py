@@ -10,6 +10,7 @@ from msgspec.structs import astuple
 
 from holdfast.catalog.lookup import Models
 from holdfast.stores.bookkeeping import Bookkeeper
+from holdfast.stores.database import Asked
 from holdfast.stores.one_by_one import OneByOne
 from holdfast.stores.queries import Cell, add_to_session, queries
 from holdfast.stores.rows import COLUMNS, joined
@@ -21,6 +22,12 @@ ROWS_AT_ONCE = 50
 
 QUERIES = queries("?")
 TABLE_QUERIES = TableQueries("?")
+ASKED = Asked(
+    QUERIES,
+    TABLE_QUERIES,
+    version="SELECT user_version FROM pragma_user_version",
+    size_bytes="SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+)
 ADD_TO_SESSION = add_to_session("?", least="min", greatest="max")
 
 

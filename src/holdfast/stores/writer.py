@@ -33,10 +33,11 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 class Prune(msgspec.Struct, frozen=True):
-    """Removes a session's events of all types but `kept_types`."""
+    """Removes a session's events of all types but `kept_types`, if its last one is older than `before`."""
 
     session_id: str
     kept_types: tuple[str, ...]
+    before: float
     done: Future[int]
 
 
