@@ -66,7 +66,7 @@ class TableQueries:
         self.forget = [f"DELETE FROM {schema}{name} WHERE session_id = {mark}" for name in TABLES.values()]
         self.calls = (
             f"SELECT {', '.join(CallRow.__struct_fields__)} FROM {schema}calls "
-            f"WHERE session_id = {mark} AND number > {mark} ORDER BY number LIMIT {mark}"
+            f"WHERE session_id = {mark} AND number > {mark} ORDER BY number, event_id LIMIT {mark}"
         )
 
     @cache  # noqa: B019 - one object an engine
@@ -81,7 +81,9 @@ class TableQueries:
         return ", ".join([self.mark] * count)
 
     def insert(self, table: str, columns: tuple[str, ...]) -> str:
-        return f"INSERT INTO {self.schema}{table} ({', '.join(columns)}) VALUES ({self.marks(len(columns))})"
+        # Whatever was done to the tables by hand, an append does not fail for it.
+        values = f"VALUES ({self.marks(len(columns))}) ON CONFLICT DO NOTHING"
+        return f"INSERT INTO {self.schema}{table} ({', '.join(columns)}) {values}"
 
     def add(self, table: RollUp) -> str:
         sums = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in table.sums)

@@ -45,7 +45,7 @@ CREATE TABLE holdfast.calls (
     component text COLLATE "C",
     lost_tokens bigint NOT NULL,
     verdict text,
-    PRIMARY KEY (session_id, number)
+    PRIMARY KEY (session_id, event_id)
 );
 
 CREATE INDEX calls_by_time ON holdfast.calls (at);

@@ -45,7 +45,7 @@ CREATE TABLE calls (
     component TEXT,
     lost_tokens INTEGER NOT NULL,
     verdict TEXT,
-    PRIMARY KEY (session_id, number)
+    PRIMARY KEY (session_id, event_id)
 ) WITHOUT ROWID;
 
 CREATE INDEX calls_by_time ON calls (at);
