@@ -27,7 +27,7 @@ class _Folded:
         totals = Totals()
         totals.post(posting for _, posting in self._postings(scope))
         places = [table.keys.index(key) for key in keys]
-        for key, sums in totals.rows[table.name].items():
+        for key, sums in totals.rows(table).items():
             yield tuple(key[place] for place in places), sums
 
     def sessions(

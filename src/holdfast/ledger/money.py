@@ -10,7 +10,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 from msgspec.structs import replace
 
-from holdfast.canonical.usage import Usage, counted
+from holdfast.canonical.usage import TOKENS_MAX, Usage, counted
 from holdfast.catalog.lookup import utc_date
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
@@ -40,8 +40,12 @@ def dollars(pico: int) -> Decimal:
 
 def rounded(usd: Decimal) -> Decimal:
     """The amount as it is booked; itself, where that is the same number."""
-    booked = dollars(picodollars(usd))
-    return usd if booked == usd else booked
+    return usd if is_booked(usd) else dollars(picodollars(usd))
+
+
+def is_booked(usd: Decimal) -> bool:
+    """Whether an amount can be booked as it is."""
+    return -USD_MAX <= usd <= USD_MAX and usd.scaleb(_PICO) % 1 == 0
 
 
 def integer(number: int) -> int:
@@ -62,12 +66,14 @@ def bounded(event: Event) -> Event:
     if at != event.at:
         event = replace(event, at=at)
     match event.payload:
+        case LlmCallCompleted() | LlmCallFailed() as it if _fits(it):
+            return event
         case LlmCallCompleted() | LlmCallFailed() as it:
             latency = min(max(it.latency_ms, 0), LATENCY_MS_MAX)
             ended = replace(
                 it, **_costs(it), latency_ms=latency, retry_count=integer(it.retry_count), provider=_name(it.provider)
             )
-            return replace(event, payload=ended) if ended != it else event
+            return replace(event, payload=ended)
         case CachePinged() as it:
             return replace(event, payload=replace(it, **_costs(it)))
         case CacheKept() as it:
@@ -75,6 +81,13 @@ def bounded(event: Event) -> Event:
             return replace(event, payload=replace(it, model=_name(it.model), **costs))
         case _:
             return event
+
+
+def _fits(it: LlmCallCompleted | LlmCallFailed) -> bool:
+    buckets = _buckets(it.usage)
+    numbers = min(buckets) >= 0 and max(buckets) <= TOKENS_MAX and 0 <= it.latency_ms <= LATENCY_MS_MAX
+    names = len(it.model) <= NAME_CHARACTERS_MAX and len(it.provider) <= NAME_CHARACTERS_MAX
+    return numbers and names and abs(it.retry_count) <= INTEGER_MAX and is_booked(it.cost_usd)
 
 
 def _costs(it: LlmCallCompleted | LlmCallFailed | CachePinged) -> dict[str, object]:

@@ -47,6 +47,9 @@ OUTCOME_DAYS = RollUp(
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS)
 
 
+PARTS_MAX = 1_000
+
+
 def additions(posting: Posting) -> Iterator[Addition]:
     day, simulated = posting.day, int(posting.simulated)
     if posting.sums.entries:
@@ -64,17 +67,29 @@ def additions(posting: Posting) -> Iterator[Addition]:
 
 
 class Totals:
-    """Grows by additions."""
+    """Grows by additions; they are added up when somebody asks."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[Key, tuple[int, ...]]] = {one.name: {} for one in ROLLUPS}
+        self._parts: dict[str, dict[Key, list[tuple[int, ...]]]] = {one.name: {} for one in ROLLUPS}
 
     def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
-        rows = self.rows[table]
-        before = rows.get(key)
-        rows[key] = amounts if before is None else tuple(map(int.__add__, before, amounts))
+        parts = self._parts[table].setdefault(key, [])
+        parts.append(amounts)
+        if len(parts) >= PARTS_MAX:
+            parts[:] = [_sum(parts)]
+
+    def rows(self, table: RollUp) -> dict[Key, tuple[int, ...]]:
+        return {key: _sum(parts) for key, parts in self._parts[table.name].items()}
+
+    def clear(self) -> None:
+        for parts in self._parts.values():
+            parts.clear()
 
     def post(self, postings: Iterable[Posting]) -> None:
         for posting in postings:
             for addition in additions(posting):
                 self.add(*addition)
+
+
+def _sum(parts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return parts[0] if len(parts) == 1 else tuple(map(sum, zip(*parts, strict=True)))

@@ -161,13 +161,13 @@ class Bookkeeper:
                 desk.write(self._queries.insert(TABLES[kind], kind.__struct_fields__), [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
-            sums = self._totals.rows[table.name]
+            sums = self._totals.rows(table)
             if sums:
                 keys = sorted(sums)
                 desk.write(self._queries.add(table), [key + sums[key] for key in keys])
                 if self._taken_out:
                     desk.write(self._queries.drop_empty(table), keys)
-                sums.clear()
+        self._totals.clear()
         self._taken_out = False
         if self._anew:
             desk.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._anew)])

@@ -26,6 +26,6 @@ def differences(log: DatabaseLog, models: Models) -> Iterator[str]:
             if sorted(rows[kind], key=repr) != sorted(kept, key=repr):
                 yield f"{table} of session {session.id!a}"
     for rollup in ROLLUPS:
-        added_up = {(*key, *sums) for key, sums in totals.rows[rollup.name].items()}
+        added_up = {(*key, *sums) for key, sums in totals.rows(rollup).items()}
         if added_up != set(log.table_rows(rollup.name, rollup.keys + rollup.sums)):
             yield rollup.name

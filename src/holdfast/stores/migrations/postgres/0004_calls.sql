@@ -50,6 +50,9 @@ CREATE TABLE holdfast.calls (
 
 CREATE INDEX calls_by_time ON holdfast.calls (at);
 
+-- Which call of a session lost most is told without a look at the rows.
+CREATE INDEX calls_that_lost ON holdfast.calls (session_id, lost, number, kind, at, simulated) WHERE lost > 0;
+
 -- What was paid for without a call: requests that asked for nothing, and caches under a name.
 CREATE TABLE holdfast.charges (
     session_id text COLLATE "C" NOT NULL,
