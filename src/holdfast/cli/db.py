@@ -176,7 +176,9 @@ def export(*, file: str, db: str | None, wanted: str | None, since: str | None, 
         rows = _chosen(log.sessions(), wanted, since, now)
         lines = exported(log, _with_count(rows), content=content, now=now)
         if file == "-":
-            sys.stdout.buffer.writelines(lines)
+            for line in lines:
+                sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
             return
         _write_new(file, lines)
     click.echo(f"exported {len(rows):,} sessions to {file}" + ("" if content else ", without what was said"), err=True)

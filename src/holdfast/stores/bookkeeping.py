@@ -138,7 +138,7 @@ class Bookkeeper:
         self.write(desk)
         self._open.pop(session_id, None)
         for table in (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS):
-            query = self._queries.within(table, table.keys, session=True)
+            query = self._queries.within(table, table.keys, sessions=1)
             for row in desk.fetch(query, (*_ALWAYS, session_id) * len(ARMS[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]
                 self._totals.add(table.name, tuple(map(_cell, key)), tuple(-_whole(sum) for sum in sums))

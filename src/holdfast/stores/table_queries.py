@@ -63,6 +63,7 @@ class TableQueries:
             f"SELECT seq, {', '.join(COLUMNS)} FROM {events} WHERE session_id = {mark} AND seq > {mark} "
             f"AND type IN ({kinds}) AND (type <> 'message.appended' OR payload LIKE {mark}) ORDER BY seq LIMIT {mark}"
         )
+        self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {mark}"
         self.forget = [f"DELETE FROM {schema}{name} WHERE session_id = {mark}" for name in TABLES.values()]
         self.calls = (
             f"SELECT {', '.join(CallRow.__struct_fields__)} FROM {schema}calls "
@@ -101,43 +102,40 @@ class TableQueries:
         key = " AND ".join(f"{name} = {self.mark}" for name in table.keys)
         return f"DELETE FROM {self.schema}{table.name} WHERE {key} AND {table.sums[0]} = 0"
 
-    def rolled_up(self, table: RollUp, keys: tuple[str, ...]) -> str:
-        """Parameters: the first day, and the greatest `simulated`."""
-        where = f"day >= {self.mark} AND simulated <= {self.mark}"
-        return self._added(table, keys, f"{self.schema}{table.name} WHERE {where}")
+    def rolled_up(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
+        """Parameters: the first day, the greatest `simulated`, and so many sessions."""
+        where = f"day >= {self.mark} AND simulated <= {self.mark}{self._of(sessions)}"
+        return _added(keys, sums or table.sums, f"{self.schema}{table.name} WHERE {where}")
 
-    def within(self, table: RollUp, keys: tuple[str, ...], *, session: bool) -> str:
-        """The same from the rows of the tables, of one session or of all.
+    def within(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
+        """The same from the rows of the tables.
 
-        Parameters, once for each table: since when, until when, the greatest `simulated`, and the session.
+        Parameters, once for each table: since when, until when, the greatest `simulated`, and so many sessions.
         """
-        whose = f" AND session_id = {self.mark}" if session else ""
-        where = f"at >= {self.mark} AND at < {self.mark} AND simulated <= {self.mark}{whose}"
+        where = f"at >= {self.mark} AND at < {self.mark} AND simulated <= {self.mark}{self._of(sessions)}"
         arms = []
-        for name, sums in ARMS[table.name]:
-            spelled = ", ".join(f"{spelling} AS {sum}" for sum, spelling in sums.items())
+        for name, spellings in ARMS[table.name]:
+            spelled = ", ".join(f"{spelling} AS {sum}" for sum, spelling in spellings.items())
             given = f"{where} AND kind IS NOT NULL" if table is VERDICT_DAYS else where
             arms.append(f"SELECT {', '.join(table.keys)}, {spelled} FROM {self.schema}{name} WHERE {given}")
-        return self._added(table, keys, f"({' UNION ALL '.join(arms)}) AS part")
+        return _added(keys, sums or table.sums, f"({' UNION ALL '.join(arms)}) AS part")
 
-    def _added(self, table: RollUp, keys: tuple[str, ...], source: str) -> str:
-        sums = [f"CAST(coalesce(sum({name}), 0) AS bigint) AS {name}" for name in table.sums]
-        grouped = f" GROUP BY {', '.join(keys)}" if keys else ""
-        return f"SELECT {', '.join([*keys, *sums])} FROM {source}{grouped}"
+    def _of(self, sessions: int) -> str:
+        return f" AND session_id IN ({self.marks(sessions)})" if sessions else ""
 
-    def session_page(self, order: SessionOrder, *, partly: bool, session: bool) -> str:
-        """Parameters: those of `rolled_up`, those of `within` if the first day counts partly, the page."""
-        if session:
-            parts = [self.within(SESSION_DAYS, ("session_id",), session=True)]
-        else:
-            parts = [self.rolled_up(SESSION_DAYS, ("session_id",))]
-            parts += [self.within(SESSION_DAYS, ("session_id",), session=False)] if partly else []
-        sums = ", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in _SUMS)
-        added = f"SELECT session_id, {sums} FROM ({' UNION ALL '.join(parts)}) AS parts GROUP BY session_id"
-        columns = [f"s.{name}" for name in SESSION_COLUMNS] + [f"added.{name}" for name in _SUMS]
+    def session_page(self, order: SessionOrder, *, partly: bool) -> str:
+        """Which sessions stand on a page.
+
+        Parameters: those of `rolled_up`, those of `within` if the first day counts partly, limit and offset.
+        """
+        by = ("calls", "spent", "lost")
+        added = self.rolled_up(SESSION_DAYS, ("session_id",), sums=by)
+        if partly:
+            both = f"({added} UNION ALL {self.within(SESSION_DAYS, ('session_id',), sums=by)}) AS parts"
+            added = _added(("session_id",), by, both)
         return (
-            f"SELECT {', '.join(columns)} FROM ({added}) AS added JOIN {self.schema}sessions AS s "
-            f"ON s.id = added.session_id WHERE added.calls > 0 OR added.spent <> 0 "
+            f"SELECT {', '.join(SESSION_COLUMNS)} FROM ({added}) AS added JOIN {self.schema}sessions "
+            f"ON id = session_id WHERE calls > 0 OR spent <> 0 "
             f"ORDER BY {ORDERS[order]} LIMIT {self.mark} OFFSET {self.mark}"
         )
 
@@ -151,3 +149,9 @@ class TableQueries:
             f"SELECT session_id, kind FROM (SELECT session_id, kind, {ranked} FROM {self.schema}calls WHERE {where}) "
             f"AS ranked WHERE place = 1"
         )
+
+
+def _added(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
+    added = [f"CAST(coalesce(sum({name}), 0) AS bigint) AS {name}" for name in sums]
+    grouped = f" GROUP BY {', '.join(keys)}" if keys else ""
+    return f"SELECT {', '.join([*keys, *added])} FROM {source}{grouped}"

@@ -11,7 +11,7 @@ from holdfast.ledger.postings import Sums
 from holdfast.ledger.rollups import SESSION_DAYS, RollUp
 from holdfast.ledger.tables import Scope, SessionOrder
 from holdfast.ledger.verdicts import VerdictKind
-from holdfast.stores.queries import SESSION_COLUMNS, Cell
+from holdfast.stores.queries import Cell
 from holdfast.stores.rows import session_of
 from holdfast.stores.table_queries import ARMS, TableQueries
 from holdfast.stores.table_rows import entry_of
@@ -34,35 +34,45 @@ class TableReads:
 
     def rows(self, table: RollUp, keys: tuple[str, ...], scope: Scope) -> Rows:
         self._catch_up()
-        simulated, arms = int(scope.simulated), len(ARMS[table.name])
         if scope.session_id is not None:
-            query = self._queries.within(table, keys, session=True)
-            found = self._fetch(query, (scope.since, _NEVER, simulated, scope.session_id) * arms)
+            query = self._queries.within(table, keys, sessions=1)
+            found = self._fetch(query, _within(table, scope, _NEVER, scope.session_id))
         else:
-            first, until = _first_day(scope.since)
-            found = self._fetch(self._queries.rolled_up(table, keys), (first, simulated))
-            if until is not None:
-                query = self._queries.within(table, keys, session=False)
-                found += self._fetch(query, (scope.since, until, simulated) * arms)
+            found = self._from_day(table, keys, scope)
         return [(row[: len(keys)], row[len(keys) :]) for row in found]  # type: ignore[misc] # as the query says
+
+    def _from_day(self, table: RollUp, keys: tuple[str, ...], scope: Scope, *ids: str) -> list[tuple[object, ...]]:
+        """Whole days, and the first one from a moment on."""
+        first, until = _first_day(scope.since)
+        query = self._queries.rolled_up(table, keys, sessions=len(ids))
+        found = self._fetch(query, (first, int(scope.simulated), *ids))
+        if until is not None:
+            query = self._queries.within(table, keys, sessions=len(ids))
+            found += self._fetch(query, _within(table, scope, until, *ids))
+        return found
 
     def sessions(
         self, scope: Scope, *, order: SessionOrder, limit: int, offset: int
     ) -> Sequence[tuple[SessionRow, Sums]]:
         self._catch_up()
-        simulated, arms = int(scope.simulated), len(ARMS[SESSION_DAYS.name])
-        first, until = _first_day(scope.since)
-        parameters: tuple[Cell, ...]
         if scope.session_id is not None:
-            parameters = (scope.since, _NEVER, simulated, scope.session_id) * arms
-        else:
-            parameters = (first, simulated) + ((scope.since, until, simulated) * arms if until is not None else ())
-        query = self._queries.session_page(order, partly=until is not None, session=scope.session_id is not None)
-        width = len(SESSION_COLUMNS)
-        return [
-            (session_of(row[:width]), Sums(*row[width:]))  # type: ignore[arg-type] # as the query says
-            for row in self._fetch(query, (*parameters, limit, offset))
-        ]
+            return self._one_session(scope, scope.session_id)[offset : offset + limit]
+        first, until = _first_day(scope.since)
+        parameters: tuple[Cell, ...] = (first, int(scope.simulated))
+        if until is not None:
+            parameters += _within(SESSION_DAYS, scope, until)
+        query = self._queries.session_page(order, partly=until is not None)
+        found = list(map(session_of, self._fetch(query, (*parameters, limit, offset))))
+        sums = {row.id: Sums() for row in found}
+        if found:
+            for session_id, *amounts in self._from_day(SESSION_DAYS, ("session_id",), scope, *sums):
+                sums[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # as the query says
+        return [(row, sums[row.id]) for row in found]
+
+    def _one_session(self, scope: Scope, session_id: str) -> list[tuple[SessionRow, Sums]]:
+        sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
+        rows = map(session_of, self._fetch(self._queries.session, (session_id,)))
+        return [(row, sums) for row in rows if sums.calls or sums.spent]
 
     def worst(self, session_ids: Sequence[str], scope: Scope) -> dict[str, VerdictKind]:
         if not session_ids:
@@ -74,6 +84,11 @@ class TableReads:
     def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]:
         self._catch_up()
         return [entry_of(row) for row in self._fetch(self._queries.calls, (session_id, after, limit))]
+
+
+def _within(table: RollUp, scope: Scope, until: float, *ids: str) -> tuple[Cell, ...]:
+    arm: tuple[Cell, ...] = (scope.since, until, int(scope.simulated), *ids)
+    return arm * len(ARMS[table.name])
 
 
 def _first_day(since: float) -> tuple[str, float | None]:
