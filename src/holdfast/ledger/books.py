@@ -9,6 +9,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.canonical.blocks import Image, ToolResult
+from holdfast.canonical.moves import Move
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, price_at, utc_date
@@ -168,7 +169,7 @@ def _prepared(books: Books, it: RequestPrepared, at: float) -> Books:
         blocks_before=books.blocks,
         blocks_shared=it.shared_blocks,
         moved_layer=moved.layer if moved else None,
-        moved_byte=moved.start if moved else None,
+        move=it.moved or (Move(moved.start) if moved else None),
         planned=books.planned,
         images=books.images,
     )
@@ -190,8 +191,8 @@ def _ended(
         row = None  # Without a price nothing can be said to be lost.
     verdict, left = None, books.left
     if isinstance(it, LlmCallCompleted) and request is not None and row is not None:
-        verdict = judge(left, request, it, row, drop_tokens_min=drop_tokens_min)
-        left = left_by(request, it, row)
+        verdict = judge(left, request, it.usage, row, drop_tokens_min=drop_tokens_min)
+        left = left_by(request, it.usage, row)
     uncached = it.cost_usd
     if row is not None:
         uncached = uncached_cost_usd(it.usage, price_at(row, utc_date(event.at), it.usage.tokens_sent))
@@ -225,7 +226,7 @@ def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, reques
         blocks_shared=integer(request.blocks_shared) if request else 0,
         blocks_before=integer(request.blocks_before) if request else 0,
         moved_layer=request.moved_layer if request else None,
-        moved_byte=integer(request.moved_byte) if request and request.moved_byte is not None else None,
+        moved_byte=integer(request.move.byte) if request and request.move and request.moved else None,
     )
 
 
