@@ -28,7 +28,7 @@ def run() -> list[tuple[str, str]]:
     """Rows of name and figure; of each measurement the best round counts."""
     rows = _measured("SQLite", _in_a_file)
     try:
-        return rows + _measured("PostgreSQL", _on_a_server)
+        return rows + _measured("PostgreSQL", on_a_server)
     except ImportError as error:
         return [*rows, ("PostgreSQL", f"not measured, {error.name} is not installed")]
 
@@ -53,7 +53,7 @@ def _in_a_file() -> Iterator[Log]:
 
 
 @contextmanager
-def _on_a_server() -> Iterator[Log]:
+def on_a_server() -> Iterator[Log]:
     """The server of the tests, but with every commit synced to its disk."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     try:

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.catalog.lookup import shipped_models
+from holdfast.stores.checking import differences
+from holdfast.stores.database import DatabaseLog
 from holdfast.stores.open import open_store
-from log_examples import said, talk
+from log_examples import EVENTS_A_CALL, said, talk
 
 PROGRAM = Path(__file__).parents[1] / "append_events.py"
 
@@ -60,6 +63,23 @@ def test_a_killed_program_loses_no_event_that_was_acknowledged(address: str, see
     if "://" not in address:
         with closing(sqlite3.connect(address)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_tables_of_a_killed_program_are_what_its_events_add_up_to(address: str, seed: int) -> None:
+    chance = random.Random(seed)
+    moment = chance.randrange(50, 400)
+    with start(address, "calls", ENDLESS, at_once=chance.choice([1, 7])) as program:
+        assert program.stdout
+        acknowledged = [next(program.stdout) for _ in range(moment)]
+        os.kill(program.pid, signal.SIGKILL)
+    with closing(open_store(address)) as store:
+        assert isinstance(store, DatabaseLog)
+        # As above, an append waits for whatever is still going on.
+        store.append([said(ENDLESS, "calls")]).result(10)
+        assert store.facts().calls >= len(acknowledged) // EVENTS_A_CALL
+        assert store.facts().to_enter == 0
+        assert list(differences(store, shipped_models())) == []
 
 
 def test_a_program_that_leaves_without_closing_ends_and_has_written_what_it_appended(address: str) -> None:
