@@ -79,6 +79,7 @@ class Play:
         self.provider = SimulatedProvider(clock=self.clock, script=parse_script(LOOP))
         self.store = MemoryStore()
         given: Options = {
+            "diagnostics": "off",
             "model": spoken_to,
             "allow_uncached": True,
             "system_prompt": LONG,
@@ -272,11 +273,23 @@ async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
 async def test_a_resumed_session_has_the_bytes_that_it_had() -> None:
     play = await played("anthropic:claude-sonnet-5-5", invalidate)
     shared: Options = {"store": play.store, "wire": play.provider, "clock": play.clock, "tools": [read]}
+    shared["diagnostics"] = "off"
     async with Session.resume(play.session.id, **shared) as session:
         await session.send("Three.")
     head = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
     assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", head))
     assert len(play.controlled) == 1
+
+
+async def test_where_caching_is_off_nobody_is_asked_why_it_did_not_hold() -> None:
+    play = Play("anthropic:claude-sonnet-5-5", diagnostics="auto")
+    async with play.session as session:
+        await session.send("One.")
+        play.store.records.enable(session.id, enabled=False)
+        await session.send("Two.")
+    asked = [b'"diagnostics"' in body for body in play.bodies]
+    assert asked == [True] + [False] * (len(asked) - 1)
+    assert len(asked) > 1
 
 
 async def test_a_named_cache_is_deleted_and_no_longer_named_once_caching_is_off() -> None:
