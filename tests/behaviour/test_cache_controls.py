@@ -38,6 +38,7 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import event
 from simulated_gemini import LONG
@@ -462,3 +463,21 @@ async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
             play.clock.advance(600)
             await session.send("Again.")
         assert [cache.model for cache in play.provider.named_caches] == ["gemini-3.6-flash"]
+
+
+async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: str) -> None:
+    provider = SimulatedProvider()
+    with PostgresStore(postgres) as elsewhere:
+        async with Session.create(
+            model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=postgres, wire=provider
+        ) as session:
+            await session.send("One.")
+            elsewhere.records.enable(session.id, enabled=False)
+            await session.send("Two.")
+            elsewhere.records.enable(session.id, enabled=True)
+            elsewhere.records.invalidate(session.id, at=5.0)
+            await session.send("Three.")
+            nonce = nonce_of(session.id, 1).encode()
+    bodies = [one.body for one in provider.requests]
+    assert [b"cache_control" in body for body in bodies] == [True, False, True]
+    assert [nonce in body for body in bodies] == [False, False, True]
