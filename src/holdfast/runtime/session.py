@@ -281,7 +281,7 @@ class Session:
             raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
         if not state.epoch:
             raise UserError(
-                f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client, or pruned"
+                f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client or pruned"
             )
         return state
 
