@@ -5,38 +5,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
 from benchmarks.store_appends import on_a_server
-from holdfast.canonical.blocks import user
-from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Mark, Plan
-from holdfast.canonical.usage import Usage
-from holdfast.events.envelope import Event
-from holdfast.events.payloads import (
-    AnyPayload,
-    LlmCallCompleted,
-    LlmCallStarted,
-    MessageAppended,
-    RequestPrepared,
-    SessionStarted,
-)
 from holdfast.ledger.tables import Scope, Tables
 from holdfast.stores.database import DatabaseLog
 from holdfast.stores.open import open_store
 
 EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
-CALLS_A_SESSION = 50
-EVENTS_A_CALL = 5
 DAYS = 90
 ROUNDS = 5
 MILLISECONDS_MAX = 50
-START = 1_800_000_000.0
 DAY_SECONDS = 86_400
-MODELS = ("anthropic:claude-sonnet-5-5", "openai:gpt-5", "gemini:gemini-3-pro")
-TEXT = "A message of the length that most have in a session with many tool calls. " * 3
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -54,7 +36,7 @@ def _measured(engine: str, store: DatabaseLog) -> Iterator[tuple[str, str]]:
     sessions = EVENTS // (CALLS_A_SESSION * EVENTS_A_CALL)
     waiting = []
     for number in range(sessions):
-        waiting.append(store.append(_session(number, sessions)))
+        waiting.append(store.append(session_of_calls(number, at=START + number * DAYS * DAY_SECONDS / sessions)))
         if len(waiting) == 20:
             for done in waiting:
                 done.result()
@@ -99,42 +81,6 @@ def _milliseconds(ask: Callable[[], object]) -> float:
     began = time.perf_counter()
     ask()
     return (time.perf_counter() - began) * 1_000
-
-
-def _session(number: int, sessions: int) -> list[Event]:
-    session, model = f"{number:026d}", MODELS[number % len(MODELS)]
-    start = START + number * DAYS * DAY_SECONDS / sessions
-    payloads: list[AnyPayload] = [SessionStarted(model)]
-    for call in range(CALLS_A_SESSION):
-        payloads += _call(call, model, lost=(call * 7 + number) % 11 == 0)
-    return [
-        Event(f"{session}{place:06d}", start + place, session, "agent", payload)
-        for place, payload in enumerate(payloads[:-1])
-    ]
-
-
-def _call(number: int, model: str, *, lost: bool) -> list[AnyPayload]:
-    read = 0 if lost else 20_000 + 400 * number
-    provider, request = model.partition(":")[0], f"r{number}"
-    link = Link("history", number * 500, number * 500 + 500, f"{number:032x}")
-    return [
-        MessageAppended(user(TEXT)),
-        RequestPrepared(Plan(marks=(Mark(number + 1, "5m"),)), "e", number, (link,), "d", 100_000),
-        LlmCallStarted(model, provider, 20_000, request),
-        LlmCallCompleted(
-            model,
-            provider,
-            Usage(input=10, cache_read=read, cache_write_5m=20_400 + 400 * number - read, output=300),
-            Decimal("0.0123") + Decimal(number) / 10_000,
-            "2026-11-01.abcdef01",
-            latency_ms=500 + (number * 977) % 9_000,
-            stop_reason="end_turn",
-            produced_tool_calls=0,
-            produced_thinking_blocks=0,
-            request_id=request,
-        ),
-        MessageAppended(user(TEXT)),
-    ]
 
 
 @contextmanager

@@ -337,7 +337,7 @@ class Session:
             raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
         if not state.epoch:
             raise UserError(
-                f"session {self._resume!r} was recorded from a wrapped client and has no prompt to go on with"
+                f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client or pruned"
             )
         return state
 
