@@ -15,7 +15,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.stores.checking import differences
 from holdfast.stores.database import DatabaseLog
 from holdfast.stores.open import open_store
-from log_examples import EVENTS_A_CALL, said, talk
+from log_examples import EVENTS_A_CALL, called, said, talk
 
 PROGRAM = Path(__file__).parents[1] / "append_events.py"
 
@@ -102,6 +102,19 @@ def test_two_programs_make_and_write_one_database_at_the_same_time(address: str)
         for session in ("first", "second", "third"):
             assert list(store.read(session)) == talk(200, session)
         assert {row.event_count for row in store.sessions()} == {200}
+
+
+def test_programs_that_enter_calls_of_one_day_at_the_same_time_leave_nothing_out(address: str) -> None:
+    programs = [start(address, session, 120, at_once=3) for session in ("calls 1", "calls 2")]
+    with closing(open_store(address)) as store:
+        assert isinstance(store, DatabaseLog)
+        appends = [store.append([called(number, "calls 3")]) for number in range(120)]
+        complaints = [program.communicate(timeout=30)[1] for program in programs]
+        for done in appends:
+            done.result(10)
+        assert complaints == ["", ""]
+        assert store.tables().totals().calls == 90
+        assert list(differences(store, shipped_models())) == []
 
 
 def test_two_stores_on_one_database_see_each_other(address: str) -> None:

@@ -96,7 +96,7 @@ def _show(report: "Report", limit: int) -> None:
         )
         show_table(("not read because", "at fault", "calls", "tokens", "lost"), rows)
     else:
-        click.echo("Nothing was lost: every call read what was there.")
+        click.echo("No call is known to have lost anything.")
     click.echo("")
     headings = ("session", "name", "model", "calls", "read share", "spent", "saved", "lost", "mostly")
     show_table(headings, map(_session_row, report.sessions[:limit]))

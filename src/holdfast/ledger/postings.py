@@ -12,7 +12,7 @@ from holdfast.catalog.lookup import Models
 from holdfast.events.envelope import Event, type_of
 from holdfast.events.payloads import AnyPayload, CacheKept, CachePinged, LlmCallFailed, MessageAppended
 from holdfast.ledger.books import ENTERED, Books, Entry, entered, has_image
-from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, integer, picodollars
+from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, picodollars
 
 LEDGER_VERSION = 1
 """Rises when the same events are judged or booked in another way than before: tables of an older one are made anew."""
@@ -82,9 +82,14 @@ def posted(books: Books, event: Event, models: Models) -> tuple[Books, Posting |
     if entry is not None:
         # What a kept reply has answered cost nobody anything, and is no call of a provider's.
         return books, _call(books, event, entry) if entry.source == "provider" else None
+    event = bounded(event)
     match event.payload:
-        case LlmCallFailed() | CacheKept() | CachePinged():
-            return books, _beside(books, bounded(event))
+        case LlmCallFailed() as it:
+            return books, _failure(books, event, it)
+        case CachePinged(model=model, cost_usd=cost):
+            return books, _charge(books, event, model, picodollars(cost))
+        case CacheKept(model=model, cost_usd=cost, storage_cost_usd=storage):
+            return books, _charge(books, event, model, picodollars(cost) + picodollars(storage))
         case _:
             return books, None
 
@@ -133,30 +138,34 @@ def _call(books: Books, event: Event, entry: Entry) -> Posting:
     )
 
 
-def _beside(books: Books, event: Event) -> Posting:
-    """What is no call that was paid for; with a cache or without, it would have cost the same."""
-    provider = spent = None
-    match event.payload:
-        case LlmCallFailed() as it:
-            provider = it.provider
-        case CachePinged() as it:
-            spent = picodollars(it.cost_usd)
-        case CacheKept() as it:
-            spent = picodollars(it.cost_usd) + picodollars(it.storage_cost_usd)
-        case other:
-            raise AssertionError(type_of(other))
+def _charge(books: Books, event: Event, model: str, spent: int) -> Posting:
+    """What is no call; with a cache or without, it would have cost the same."""
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
         at=event.at,
         day=day_of(event.at),
-        provider=it.model.partition(":")[0] if provider is None else provider,
-        model=it.model,
+        provider=model.partition(":")[0],
+        model=model,
         type=type_of(event.payload),
-        sums=Sums() if spent is None else Sums(entries=1, spent=spent, uncached=spent),
-        outcome=it.error_class if isinstance(it, LlmCallFailed) else None,
-        latency_ms=it.latency_ms if isinstance(it, LlmCallFailed) else 0,
-        retries=integer(it.retry_count) if isinstance(it, LlmCallFailed) else 0,
+        sums=Sums(entries=1, spent=spent, uncached=spent),
+        simulated=books.simulated,
+    )
+
+
+def _failure(books: Books, event: Event, it: LlmCallFailed) -> Posting:
+    """A call that nothing was paid for."""
+    return Posting(
+        event_id=event.id,
+        session_id=event.session_id,
+        at=event.at,
+        day=day_of(event.at),
+        provider=it.provider,
+        model=it.model,
+        type=type_of(it),
+        outcome=it.error_class,
+        latency_ms=it.latency_ms,
+        retries=it.retry_count,
         simulated=books.simulated,
     )
 
