@@ -10,6 +10,7 @@ PORT = 8787
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
 @click.option("--db", metavar="URL", help="Store to serve instead of the configured one; made if it is not there.")
 @click.option("--require-keys", is_flag=True, help="Refuse requests without a key also before there is one.")
+@click.option("--simulated", is_flag=True, help="Count simulated sessions among the figures too.")
 @click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the service is reached by.")
 @click.option(
     "--otlp", metavar="URL", help="Tell an OpenTelemetry collector there what happens, such as http://127.0.0.1:4318."
@@ -21,6 +22,7 @@ def command(
     port: int,
     db: str | None,
     require_keys: bool,
+    simulated: bool,
     allowed: tuple[str, ...],
     otlp: str | None,
     otlp_content: bool,
@@ -56,7 +58,8 @@ def command(
                 f"{host!r} can be reached by others, and there is no key of scope admin: "
                 "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
             )
-        service = Service(log, records, configured_models(), require_keys=require_keys or not is_loopback(host))
+        needed = require_keys or not is_loopback(host)
+        service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated)
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
         app = make_app(service, ROUTES, allowed_hosts=(host, *allowed))

@@ -80,7 +80,7 @@ class SkillFigure(msgspec.Struct, frozen=True):
 
 
 class SessionFigures(msgspec.Struct, frozen=True):
-    """All of one session, as of the events that its row counts."""
+    """All of one session, as of the events that its row counts. What a `simulated` one took is nobody's money."""
 
     row: SessionRow
     workspace_path: str | None
@@ -90,6 +90,7 @@ class SessionFigures(msgspec.Struct, frozen=True):
     extras: tuple[ExtraFigure, ...]
     failures: tuple[FailureFigure, ...]
     skills: tuple[SkillFigure, ...]
+    simulated: bool = False
 
     @property
     def cost_usd(self) -> Decimal:
@@ -131,6 +132,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
             for event in events
             if isinstance(it := event.payload, SkillLoaded)
         ),
+        simulated=any(isinstance(it, SessionStarted) and it.simulated for it in _payloads(events[:1])),
     )
 
 
