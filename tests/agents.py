@@ -13,6 +13,7 @@ from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessagesWithdrawn, ModelSwitched, RequestPrepared
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry
@@ -121,6 +122,9 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
         if isinstance(event.payload, MessagesWithdrawn):
             # The provider took nothing of what was refused.
             length = answered
+        if isinstance(event.payload, ContextCompacted):
+            # What stands behind the cut was given up on purpose.
+            length, answered = event.payload.kept_blocks, min(answered, event.payload.kept_blocks)
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix that could move.
             length = 0

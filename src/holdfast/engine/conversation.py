@@ -14,6 +14,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.compaction.values import DEFAULT_CONFIG, CompactionConfig
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.draft import Draft
 from holdfast.engine.gate import Gate
@@ -71,6 +72,7 @@ class Parts(msgspec.Struct, frozen=True):
     keep_alive: KeepAlive | None = None
     gate: Gate | None = None
     account: str = ""
+    compaction: CompactionConfig = DEFAULT_CONFIG
 
 
 class Conversation:

@@ -36,6 +36,16 @@ class Draft:
             self.scroll.extend(self.spelled(passage))
         self._passages = passages
 
+    @property
+    def head_tokens(self) -> int:
+        """Of what stands in front of the messages."""
+        return sum(self.scroll.tokens[: self._starts[0]]) if self._starts else self.scroll.tokens_total
+
+    def passage_tokens(self) -> list[int]:
+        """Of each passage."""
+        ends = [*self._starts[1:], len(self.scroll.tokens)]
+        return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
+
     def spelled(self, passage: Passage) -> tuple[Piece, ...]:
         """A passage in the provider's words; it is not entered."""
         return self._adapter.spell(_segment_of(passage))

@@ -33,6 +33,7 @@ from holdfast.engine.gate import Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
+from holdfast.engine.shortening import shorten_if_due
 from holdfast.engine.state import Turn, open_calls
 from holdfast.engine.teaching import teach_news
 from holdfast.engine.views import sent_view, view_of
@@ -138,7 +139,9 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
 
 async def _call_model(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
-    talk.draft.update(assemble(sent_view(talk.state)))
+    if await shorten_if_due(talk):
+        await _inject_news(talk)
+        talk.draft.update(assemble(sent_view(talk.state)))
     kept = await reference(talk)
     if kept is None:
         return await _ask_model(talk, emit, None)
@@ -265,6 +268,11 @@ async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
         await _append_results(talk, stopped.results)
         raise asyncio.CancelledError from None
     await _append_results(talk, results)
+    await _inject_news(talk)
+
+
+async def _inject_news(talk: Conversation) -> None:
+    """What volatile layers have to say in the middle of a turn."""
     if talk.state.layout == "seed":
         # A system prompt that changes within a turn would take the thinking of that turn along.
         return

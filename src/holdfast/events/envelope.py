@@ -20,6 +20,7 @@ from holdfast.events.payloads import (
     ToolFailed,
     TurnStarted,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 
 SCHEMA_VERSION = 1
 
@@ -45,6 +46,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 _PRIVATE = (
+    ContextCompacted,
     ContextInjected,
     EpochOpened,
     LlmCallStarted,

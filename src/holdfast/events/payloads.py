@@ -16,6 +16,8 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
+from holdfast.events.payload import Payload
+from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 
 SideEffects = Literal["none", "read", "write", "execute", "network"]
 ToolErrorClass = Literal[
@@ -28,10 +30,6 @@ ToolErrorClass = Literal[
     "cancelled",
     "confirmation_timeout",
 ]
-
-
-class Payload(msgspec.Struct, frozen=True, tag_field="type"):
-    """Common to all payloads: the tag, which is the event's type."""
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -385,4 +383,7 @@ AnyPayload = (
     | SkillLoaded
     | MemoryUpdated
     | MemoryEviction
+    | ContextCompacted
+    | CompactionRefused
+    | SkillReleased
 )

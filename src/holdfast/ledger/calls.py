@@ -23,6 +23,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -64,6 +65,10 @@ def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
             case ModelSwitched():
                 # Another model has another cache: there is nothing that could have moved.
                 chain.clear()
+            case ContextCompacted(kept_blocks=kept):
+                # It was told before it was sent: nothing has moved by accident.
+                del chain[kept:]
+                answered = min(answered, kept)
             case MessagesWithdrawn():
                 # The provider took nothing of what was refused.
                 del chain[answered:]

@@ -23,6 +23,7 @@ from holdfast.events.payloads import (
     ModelSwitched,
     RequestPrepared,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
@@ -119,6 +120,10 @@ def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = 
             case ModelSwitched(after=after):
                 planned = ("model", f"the model was switched to {after}")
                 chain.clear()
+            case ContextCompacted() as it:
+                planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
+                del chain[it.kept_blocks :]
+                answered = min(answered, it.kept_blocks)
             case MessagesWithdrawn():
                 del chain[answered:]
             case MessageAppended(message=message):

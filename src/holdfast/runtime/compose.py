@@ -35,6 +35,7 @@ from holdfast.providers.claude_code.command import CommandWire, split_command
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
+from holdfast.runtime.compacting import compaction_of
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.gates import account_of, gate_of
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
@@ -131,6 +132,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         keep_alive=_keep_alive(options, config),
         gate=gate_of(options),
         account=account_of(speaks_through),
+        compaction=compaction_of(options),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)

@@ -15,6 +15,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
+from holdfast.compaction.values import CompactionConfig, CompactionResult
 from holdfast.economics.waiting import NextWake
 from holdfast.engine.alive import Keeper
 from holdfast.engine.conversation import Conversation
@@ -29,6 +30,7 @@ from holdfast.events.bus import Bus, Listener
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
+from holdfast.runtime.compacting import compact_open
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
@@ -192,6 +194,15 @@ class Session:
         """What was said when the session began holds for the provider it was said of; a simulator plays them all."""
         given = self._options.get("wire")
         return {"wire": given} if isinstance(given, ProvidesWire) else {}
+
+    async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
+        """Make the conversation shorter from the next message on: a record stands for all but its newest part.
+
+        Nothing on the log changes. What would not help is not done, and the result says why.
+        """
+        if self._turn is not None and not self._turn.done():
+            raise UserError("a turn is under way in this session; wait for it before you compact")
+        return await compact_open(self._open, config)
 
     async def end(self) -> None:
         """Record that this session is over; it can still be read and resumed."""

@@ -1,0 +1,76 @@
+"""When a conversation that is under way is made shorter: asked for, due before a call, or because it did not fit."""
+
+from holdfast.compaction.decide import due, too_large_a_head
+from holdfast.compaction.values import CompactionConfig
+from holdfast.engine.compacting import Proposal, Standing, Unhelpful, outlook_of, propose
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.history import logged
+from holdfast.engine.views import sent_view
+from holdfast.events.payloads_compaction import CompactionRefused, Trigger
+from holdfast.layers.assemble import assemble
+
+OVERFLOW_TAILS_TOKENS = (6_000, 1)
+"""How much of the tail is kept when a prompt did not fit, and when it still does not; 1 is the newest group alone."""
+
+
+def standing_of(talk: Conversation) -> Standing:
+    """The conversation as it stands, with the draft of what would be sent now."""
+    talk.draft.update(assemble(sent_view(talk.state)))
+    state, parts = talk.state, talk.parts
+    return Standing(
+        state=state,
+        draft=talk.draft,
+        model=parts.model,
+        price=talk.price(state.calibration.corrected(talk.draft.scroll.tokens_total)),
+        at=parts.clock(),
+        learned=parts.learned,
+        output_tokens_max=parts.parameters.output_tokens_max,
+        raw=lambda: logged(parts.log.read(state.session_id)),
+        new_draft=talk.new_draft,
+    )
+
+
+async def shorten(talk: Conversation, config: CompactionConfig) -> Proposal | Unhelpful:
+    """What was asked for, done if it helps."""
+    found = propose(standing_of(talk), config, "asked")
+    if isinstance(found, Proposal):
+        await talk.record("user", *found.payloads)
+    return found
+
+
+async def shorten_if_due(talk: Conversation) -> bool:
+    """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
+    config, standing = talk.parts.compaction, standing_of(talk)
+    trigger = due(outlook_of(standing), talk.state.compaction, config)
+    if trigger is None or (trigger != "hard" and _thinks_on(talk)):
+        return False
+    return await _shorten(talk, standing, trigger, config)
+
+
+async def shorten_after_overflow(talk: Conversation) -> bool:
+    """Whether there is a shorter prompt to try, once the provider has refused the last one for its size."""
+    standing = standing_of(talk)
+    for tail in OVERFLOW_TAILS_TOKENS:
+        found = propose(standing, talk.parts.compaction, "overflow", tail_tokens_max=tail)
+        if isinstance(found, Proposal):
+            await talk.record("system", *found.payloads)
+            return True
+    return False
+
+
+async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
+    found = propose(standing, config, trigger)
+    if isinstance(found, Proposal):
+        await talk.record("system", *found.payloads)
+        return True
+    reason = found.reason
+    if too_large_a_head(outlook_of(standing), config):
+        reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
+    await talk.record("system", CompactionRefused(trigger, reason, found.numbers))
+    return False
+
+
+def _thinks_on(talk: Conversation) -> bool:
+    """Whether a model is in the middle of a turn whose thinking it could not take back behind another prefix."""
+    turn = talk.state.turn
+    return talk.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0

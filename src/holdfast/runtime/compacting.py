@@ -1,0 +1,31 @@
+"""How a session that is open is made shorter when its owner asks for it."""
+
+from holdfast.canonical.transcript import messages_of
+from holdfast.compaction.values import CompactionConfig, CompactionResult
+from holdfast.engine.compacting import Unhelpful
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.shortening import shorten
+from holdfast.runtime.options import Options
+
+
+def compaction_of(options: Options) -> CompactionConfig:
+    """What the caller says; without a word, a session decides by itself."""
+    asked = options.get("compaction", True)
+    return asked if isinstance(asked, CompactionConfig) else CompactionConfig(auto=asked)
+
+
+async def compact_open(talk: Conversation, config: CompactionConfig | None) -> CompactionResult:
+    found = await shorten(talk, config or talk.parts.compaction)
+    messages = messages_of(talk.state.passages)
+    if isinstance(found, Unhelpful):
+        size = found.numbers.prompt_tokens
+        return CompactionResult(messages, tokens_before=size, tokens_after=size, reason=found.reason)
+    event = found.event
+    return CompactionResult(
+        messages,
+        removed_message_count=event.last - event.first + 1,
+        summary=event.segments[0].text,
+        formatted_summary="\n\n".join(part.text for part in event.segments),
+        tokens_before=event.tokens_before,
+        tokens_after=event.tokens_after,
+    )
