@@ -77,17 +77,13 @@ def build_record(facts: Facts, *, tokens_max: int, count: Count, kept: Kept = NO
     budget = _Budget(tokens_max, count)
     for line in (*_scope(facts), *_pinned(facts, kept)):
         budget.pin(line)
-    offers = _offers(facts)
+    offers, reserved = _offers(facts), int(tokens_max * dict(QUOTAS)["names"])
     for section, share in QUOTAS:
-        if section != "names":
-            budget.fill(offers[section], int(tokens_max * share))
-    names_share = dict(QUOTAS)["names"]
-    budget.name(facts, int(tokens_max * names_share), kept.text)
+        budget.fill(offers.get(section, ()), int(tokens_max * share))
     for section, _ in QUOTAS:
-        if section == "names":
-            budget.name(facts, budget.left, kept.text)
-        else:
-            budget.fill(offers[section], budget.left)
+        budget.fill(offers.get(section, ()), budget.left - reserved)
+    # Last, because what any line says already need not be named once more.
+    budget.name(facts, budget.left, kept.text)
     return budget.record()
 
 
@@ -225,9 +221,8 @@ def _offers(facts: Facts) -> dict[Section, list[Line]]:
         "commands": [_command(one) for one in facts.commands],
         "timeline": [
             Line("timeline", shown(one.text, LINE_CHARACTERS_MAX), (one.number,))
-            for one in reversed(facts.steps)
-            if one.text.strip()
-        ],
+            for one in {one.text: one for one in facts.steps if one.text.strip()}.values()
+        ][::-1],
     }
 
 

@@ -79,11 +79,7 @@ def _apply(state: State, event: Event) -> State:
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
-            number = state.messages + 1
-            passages = (*state.passages, Passage(it.message.role, it.message.content, number=number))
-            # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
-            sent = len(passages) if it.message.role == "assistant" else state.sent
-            return change(state, passages=passages, sent=sent, messages=number)
+            return _append(state, it)
         case MessagesWithdrawn():
             return _withdraw(state)
         case ContextInjected() as it:
@@ -115,12 +111,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, turn=None, turn_count=state.turn_count + 1)
         case SkillLoaded() as it:
             return change(state, activations=activated(state.activations, it))
-        case SkillReleased() as it:
-            return change(state, activations=without_results(state.activations, {it.tool_use_id or ""}))
-        case ContextCompacted() as it:
-            return compact(state, it)
-        case CompactionRefused():
-            return change(state, compaction=after_refusal(state.compaction))
+        case ContextCompacted() | CompactionRefused() | SkillReleased() as it:
+            return _shorten(state, it)
         case SessionEnded():
             return change(state, ended=True)
         case (
@@ -228,6 +220,25 @@ def _said_in(passages: tuple[Passage, ...]) -> tuple[LayerText, ...]:
     """What volatile layers have last said, as far as it is still there."""
     said = {passage.layer: passage for passage in passages if passage.injected and not is_record(passage)}
     return tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+
+
+def _append(state: State, it: MessageAppended) -> State:
+    number = state.messages + 1
+    passages = (*state.passages, Passage(it.message.role, it.message.content, number=number))
+    # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
+    sent = len(passages) if it.message.role == "assistant" else state.sent
+    return msgspec.structs.replace(state, passages=passages, sent=sent, messages=number)
+
+
+def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillReleased) -> State:
+    match it:
+        case ContextCompacted():
+            return compact(state, it)
+        case CompactionRefused():
+            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction))
+        case SkillReleased():
+            active = without_results(state.activations, {it.tool_use_id or ""})
+            return msgspec.structs.replace(state, activations=active)
 
 
 def compact(state: State, it: ContextCompacted) -> State:

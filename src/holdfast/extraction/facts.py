@@ -192,7 +192,7 @@ class _Reader:
             self._count(Entity("command", folded(action.command)[:160]), SPOKEN_WEIGHT)
             before = self.commands.pop(action.command, Ran(action.command))
             self.commands[action.command] = msgspec.structs.replace(before, times=before.times + 1, number=self.number)
-        if action.kind == "todo":
+        if action.kind == "plan":
             self._plan(action)
 
     def _plan(self, action: Action) -> None:

@@ -18,6 +18,7 @@ from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.padding import Outlook
+from holdfast.engine.builtin.recalling import recall_tool
 from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
 from holdfast.engine.delegating import Delegation
 from holdfast.engine.dispatch import Toolbox
@@ -102,7 +103,8 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     skilled = session_skills(options, config, state, workspace=workspace)
     lent = delegation_of(options)
     where = Where(state.session_id, workspace, home)
-    toolbox = toolbox_of(options, where, skilled=skilled, more=(lent.tool,) if lent else ())
+    more = ((lent.tool,) if lent else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
+    toolbox = toolbox_of(options, where, skilled=skilled, more=more)
     _check_tools(state, toolbox)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
