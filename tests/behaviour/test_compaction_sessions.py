@@ -257,3 +257,26 @@ async def test_tool_results_that_are_kept_keep_their_calls() -> None:
     state = fold(talk.store.read(session.id), session.id)
     assert messages_of(state.passages) == session.history
     assert any(isinstance(block, ToolResult | Text) for message in session.history for block in message.content)
+
+
+async def test_old_outputs_are_cleared_first_where_that_is_enough() -> None:
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False)
+    talk = LongTalk(compaction=limit, recall_history=True)
+    async with talk.create() as session:
+        await talk.speak(session, 26)
+        assert validate(session.history) == ()
+        view = str(session.history)
+    first = compactions(talk.store)[0]
+    assert (first.strategy, first.segments) == ("clear", ())
+    assert first.kept_blocks > 0
+    assert "[The output of read_file src/part_" in view
+    made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
+    assert [one.violation for one in made] == [None] * len(made)
+
+
+async def test_clearing_can_be_switched_off() -> None:
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False, clear=False)
+    talk = LongTalk(compaction=limit)
+    async with talk.create() as session:
+        await talk.speak(session, 26)
+    assert {event.strategy for event in compactions(talk.store)} == {"checkpoint"}

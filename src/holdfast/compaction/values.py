@@ -12,6 +12,8 @@ TAIL_TOKENS_MAX = 10_000
 SHARE_MAX = 0.2
 GAIN_TOKENS_MIN = 4_000
 GAIN_SHARE_MIN = 0.2
+PROTECTED_TOOLS = ("skill_load", "recall_instructions")
+"""Tools whose outputs are never cleared: what a model works by is no old output."""
 
 Section = Literal[
     "goal",
@@ -37,7 +39,8 @@ class CompactionConfig(msgspec.Struct, frozen=True):
 
     The first two hold for the strategy `seed`, which keeps messages by their number. Otherwise the newest groups stay
     as far as `tail_tokens_max` goes, the record takes `record_tokens_max` at most, and both together no more than
-    `share_max` of the messages before. `auto` lets a session decide by itself: from the soft limit on, when its
+    `share_max` of the messages before. With `clear` old outputs of tools, those of protected ones aside, give way first
+    where that is enough. `auto` lets a session decide by itself: from the soft limit on, when its
     cache is cold anyway, when the window is nearly full, and with `money` as soon as it is expected to pay.
     """
 
@@ -50,6 +53,7 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     share_max: float = SHARE_MAX
     money: bool = True
     clear: bool = True
+    protected_tools: tuple[str, ...] = PROTECTED_TOOLS
     prose: bool = False
 
 

@@ -9,9 +9,10 @@ from holdfast.canonical.blocks import ToolResult
 from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Passage
-from holdfast.canonical.transcript import messages_of, validate
+from holdfast.canonical.transcript import messages_of, result_id, validate
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_tokens
+from holdfast.compaction.clearing import batch_of
 from holdfast.compaction.decide import Outlook, least_gain, numbers_of
 from holdfast.compaction.groups import cut_at, is_record
 from holdfast.compaction.record import Kept, build_record, note_text, record_text
@@ -36,7 +37,7 @@ from holdfast.planning.memory import READ_SHARE_MIN, Learned
 from holdfast.planning.savings import write_rate
 
 RECALL_TOOL = "recall_history"
-RECORD_SHARE = 0.4
+RECORD_SHARE = 0.5
 """How much of what a compaction leaves is the record, where the share of the messages before is what limits it."""
 
 RECORD_TOKENS_MIN = 600
@@ -107,10 +108,64 @@ def _is_cold(standing: Standing) -> bool:
 def propose(
     standing: Standing, config: CompactionConfig, trigger: Trigger, *, tail_tokens_max: int | None = None
 ) -> Proposal | Unhelpful:
-    """The checkpoint that would be made now; or why it would not help."""
+    """The lowest step of the ladder that helps: old outputs cleared, else a checkpoint; or why nothing would.
+
+    Whoever asks gets a checkpoint. Done for money, whichever of the two saves more over the calls that are expected.
+    """
+    checkpoint = _checkpoint(standing, config, trigger, tail_tokens_max)
+    if trigger in ("asked", "overflow") or not config.clear:
+        return checkpoint
+    clearing = _clearing(standing, config, trigger)
+    if isinstance(clearing, Unhelpful) or _saved_usd(clearing) <= 0:
+        return checkpoint
+    if isinstance(checkpoint, Unhelpful) or trigger in ("soft", "hard"):
+        return clearing
+    return clearing if _saved_usd(clearing) >= _saved_usd(checkpoint) else checkpoint
+
+
+def _saved_usd(found: Proposal) -> Decimal:
+    """Over all calls that are expected, less what it costs once."""
+    numbers = found.event.numbers
+    return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
+
+
+def _clearing(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
     state, outlook = standing.state, outlook_of(standing)
-    factor = state.calibration.factor
-    tokens = [round(count * factor) for count in standing.draft.passage_tokens()]
+    batch = batch_of(state.passages, _passage_tokens(standing), config, unsent=state.sent)
+    if batch is None:
+        return Unhelpful("the outputs that could be cleared are too few", _unchanged(outlook))
+    ids = {one.tool_use_id for one in batch.results}
+    covered = [one for one in state.passages if any(result_id(block) in ids for block in one.content)]
+    event = ContextCompacted(
+        strategy="clear",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=batch.first,
+        last=batch.last,
+        digest=_digest_of(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged(outlook),
+        cleared=batch.results,
+        thinking_dropped=standing.model.cache.binds_thinking,
+    )
+    return checked(standing, event)
+
+
+def _passage_tokens(standing: Standing) -> list[int]:
+    factor = standing.state.calibration.factor
+    return [round(count * factor) for count in standing.draft.passage_tokens()]
+
+
+def _digest_of(passages: Sequence[Passage]) -> str:
+    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
+
+
+def _checkpoint(
+    standing: Standing, config: CompactionConfig, trigger: Trigger, tail_tokens_max: int | None
+) -> Proposal | Unhelpful:
+    state, outlook = standing.state, outlook_of(standing)
+    tokens = _passage_tokens(standing)
     record_max, tail_max = _budgets(sum(tokens), config)
     cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
     if cut is None or state.compaction.last_message == state.messages:
@@ -122,7 +177,7 @@ def propose(
         epoch=state.epoch + 1,
         first=cut.first,
         last=cut.last,
-        digest=digest(canonical_json([(one.number, one.role, one.content) for one in covered])),
+        digest=_digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),
@@ -187,14 +242,20 @@ def checked(standing: Standing, event: ContextCompacted, record: Record | None =
 
 
 def _measured(standing: Standing, draft: Draft, after: State) -> CompactionNumbers:
+    """What stays in front unmoved counts as head; the record, and what is written anew behind it, are told apart."""
     factor = standing.state.calibration.factor
     sizes = draft.passage_tokens()
-    records = sum(size for size, one in zip(sizes, after.passages, strict=True) if is_record(one))
+    same = next(
+        (at for at, (old, new) in enumerate(zip(standing.state.passages, after.passages, strict=False)) if old != new),
+        0,
+    )
+    moved = list(zip(sizes, after.passages, strict=True))[same:]
+    records = sum(size for size, one in moved if is_record(one))
     return numbers_of(
         outlook_of(standing),
-        head_tokens=round(draft.head_tokens * factor),
+        head_tokens=round((draft.head_tokens + sum(sizes[:same])) * factor),
         record_tokens=round(records * factor),
-        kept_tokens=round((sum(sizes) - records) * factor),
+        kept_tokens=round((sum(size for size, _ in moved) - records) * factor),
     )
 
 

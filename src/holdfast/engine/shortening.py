@@ -63,10 +63,10 @@ async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, con
     if isinstance(found, Proposal):
         await talk.record("system", *found.payloads)
         return True
-    reason = found.reason
-    if too_large_a_head(outlook_of(standing), config):
-        reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
-    await talk.record("system", CompactionRefused(trigger, reason, found.numbers))
+    final = too_large_a_head(outlook_of(standing), config)
+    reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
+    refused = CompactionRefused(trigger, reason if final else found.reason, found.numbers, final)
+    await talk.record("system", refused)
     return False
 
 

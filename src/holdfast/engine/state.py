@@ -235,7 +235,7 @@ def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillRelea
         case ContextCompacted():
             return compact(state, it)
         case CompactionRefused():
-            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction))
+            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, it))
         case SkillReleased():
             active = without_results(state.activations, {it.tool_use_id or ""})
             return msgspec.structs.replace(state, activations=active)

@@ -77,11 +77,12 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
 
 
 class CompactionRefused(Payload, frozen=True, tag="context.compaction_refused"):
-    """A compaction was due and would not help; it is said once, and not tried again before the user speaks."""
+    """A compaction was due and would not help: it is not tried for some calls, if `final` not until the user speaks."""
 
     trigger: Trigger
     reason: str
     numbers: CompactionNumbers
+    final: bool = False
 
 
 class SkillReleased(Payload, frozen=True, tag="skill.released"):

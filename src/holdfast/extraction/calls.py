@@ -21,7 +21,7 @@ _TASKS = ("todos", "tasks", "items", "plan")
 _TASK_TEXT = ("content", "subject", "title", "step", "text", "description", "activeForm")
 
 _BY_NAME: tuple[tuple[CallKind, re.Pattern[str]], ...] = (
-    ("plan", re.compile(r"todo|^task(create|update|list)?$|update_plan|task_?(create|update)", re.IGNORECASE)),
+    ("plan", re.compile(r"to_?do|^task(create|update|list)?$|update_plan|task_?(create|update)", re.IGNORECASE)),
     ("delete", re.compile(r"delete_?file|remove_?file|^delete$|^rm$", re.IGNORECASE)),
     ("search", re.compile(r"grep|glob|search|find|list_?dir|^ls$", re.IGNORECASE)),
     ("write", re.compile(r"write|edit|create|insert|replace|patch|append", re.IGNORECASE)),

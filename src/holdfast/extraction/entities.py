@@ -3,6 +3,7 @@
 The rules know no language and no tool: they look at how a word is written. What is found is always a piece of the text.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Literal
@@ -13,6 +14,7 @@ EntityKind = Literal["path", "url", "id", "symbol", "command", "error", "value"]
 KINDS: tuple[EntityKind, ...] = ("path", "url", "id", "symbol", "command", "error", "value")
 
 ENTITY_CHARACTERS_MAX = 160
+WORD_CHARACTERS_MAX = 300
 TEXT_CHARACTERS_MAX = 400_000
 """How much of one text is looked at; what a longer one says is in its beginning and in the log."""
 
@@ -31,8 +33,7 @@ _TICKET = r"(?P<ticket>(?<![\w#])#\d{1,7}\b|\b[A-Z][A-Z0-9]{1,9}-\d{1,7}\b)"
 _CODE = r"(?P<code>\b(?=[A-Z0-9]*[A-Z])(?=[A-Z0-9]*[0-9])[A-Z0-9]{5,12}\b)"
 _VALUE = (
     r"(?P<value>(?<![\w.])v?\d+(?:\.\d+){2,3}(?:-[a-z0-9.]+)?\b|\b\d{4}-\d\d-\d\d\b"
-    r"|(?<![\w.])[$€£]\d[\d,]*(?:\.\d+)?\b"
-    r"|(?<![\w.-])\d+(?:\.\d+)?\s?(?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|kB|KiB|MiB|GiB|bytes|tokens|%)(?!\w))"
+    r"|(?<![\w.])[$€£]\d[\d,]*(?:\.\d+)?\b|(?<![\w.-])\d+(?:\.\d+)?(?:ms|KB|MB|GB|kB|KiB|MiB|GiB|%)(?!\w))"
 )
 _SYMBOL = (
     r"(?P<symbol>\b[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)+\b|\b[a-z]+(?:[A-Z][a-z0-9]*)+\w*\b"
@@ -50,23 +51,35 @@ _KIND_OF: dict[str, EntityKind] = {
     "code": "id",
     "symbol": "symbol",
 }
-_ERROR = re.compile(
-    r"^.*?(?:\b[A-Z]\w*(?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:).*$",
-    re.MULTILINE,
-)
+_WORD = re.compile(r"[^\s\"'`<>()\[\]{},;|*=]+")
+_MEASURED = re.compile(r"(?<![\w.-])\d+(?:\.\d+)? (?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|bytes|tokens)\b")
+_ERROR = re.compile(r"[a-z](?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\b\d[\d.,:]*\b")
 _NO_FILE = ("e.g", "i.e", "etc.", "vs.")
 
 
 def entities_in(text: str) -> Iterator[Entity]:
-    """Every mention, in order; a word that is named twice comes twice."""
-    for match in _FOUND.finditer(text[:TEXT_CHARACTERS_MAX]):
-        group = match.lastgroup or "symbol"
-        word = match.group().rstrip(".,;:")
-        if 3 < len(word) <= ENTITY_CHARACTERS_MAX and _speaks(group, word):
-            yield Entity(_KIND_OF[group], word)
-    for line in error_lines(text):
+    """Every mention; a word that is named twice comes twice."""
+    looked_at = text[:TEXT_CHARACTERS_MAX]
+    for word in _WORD.findall(looked_at):
+        if len(word) > 3:
+            yield from _in_word(word[:WORD_CHARACTERS_MAX])
+    for match in _MEASURED.finditer(looked_at):
+        yield Entity("value", match.group())
+    for line in error_lines(looked_at):
         yield Entity("error", signature(line))
+
+
+@functools.lru_cache(maxsize=65_536)
+def _in_word(word: str) -> tuple[Entity, ...]:
+    """Most words come again and again; what each names is found once."""
+    found = []
+    for match in _FOUND.finditer(word):
+        group = match.lastgroup or "symbol"
+        named = match.group().rstrip(".,;:")
+        if 3 < len(named) <= ENTITY_CHARACTERS_MAX and _speaks(group, named):
+            found.append(Entity(_KIND_OF[group], named))
+    return tuple(found)
 
 
 def _speaks(group: str, word: str) -> bool:
@@ -76,9 +89,16 @@ def _speaks(group: str, word: str) -> bool:
 
 
 def error_lines(text: str) -> list[str]:
-    """Lines that tell of an error, each as it stands, without what it has in front."""
-    found = (match.group().strip() for match in _ERROR.finditer(text[:TEXT_CHARACTERS_MAX]))
-    return [line for line in found if line and len(line) <= ENTITY_CHARACTERS_MAX * 2]
+    """Lines that tell of an error, each once and as it stands, those left out that are too long to be told."""
+    found: dict[str, None] = {}
+    end = 0
+    while (match := _ERROR.search(text, end)) is not None:
+        start = text.rfind("\n", 0, match.start()) + 1
+        end = text.find("\n", match.end())
+        end = len(text) if end < 0 else end
+        if end - start <= ENTITY_CHARACTERS_MAX * 2:
+            found[text[start:end].strip()] = None
+    return list(found)
 
 
 def signature(line: str) -> str:

@@ -98,8 +98,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
-    workspace = Path(folder) if folder else None
-    home = Path(config.home)
+    workspace, home = Path(folder) if folder else None, Path(config.home)
     skilled = session_skills(options, config, state, workspace=workspace)
     lent = delegation_of(options)
     where = Where(state.session_id, workspace, home)
