@@ -115,7 +115,7 @@ def propose(
     checkpoint = _checkpoint(standing, config, trigger, tail_tokens_max)
     if trigger in ("asked", "overflow") or not config.clear:
         return checkpoint
-    clearing = _clearing(standing, config, trigger)
+    clearing = propose_clearing(standing, config, trigger)
     if isinstance(clearing, Unhelpful) or _saved_usd(clearing) <= 0:
         return checkpoint
     if isinstance(checkpoint, Unhelpful) or trigger in ("soft", "hard"):
@@ -129,7 +129,8 @@ def _saved_usd(found: Proposal) -> Decimal:
     return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
 
 
-def _clearing(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+    """Old outputs of tools in one batch; or why that would not help."""
     state, outlook = standing.state, outlook_of(standing)
     batch = batch_of(state.passages, _passage_tokens(standing), config, unsent=state.sent)
     if batch is None:

@@ -26,6 +26,7 @@ from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.checkpoints import shorten_if_due
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
@@ -33,7 +34,6 @@ from holdfast.engine.gate import Crossing, cross
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.planned import claim_of, plan_next
-from holdfast.engine.shortening import shorten_if_due
 from holdfast.engine.state import Turn, open_calls
 from holdfast.engine.teaching import teach_news
 from holdfast.engine.views import sent_view, view_of

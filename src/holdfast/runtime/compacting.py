@@ -2,9 +2,9 @@
 
 from holdfast.canonical.transcript import messages_of
 from holdfast.compaction.values import CompactionConfig, CompactionResult
+from holdfast.engine.checkpoints import shorten
 from holdfast.engine.compacting import Unhelpful
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.shortening import shorten
 from holdfast.runtime.options import Options
 
 

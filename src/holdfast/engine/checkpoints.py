@@ -2,15 +2,15 @@
 
 from holdfast.compaction.decide import due, too_large_a_head
 from holdfast.compaction.values import CompactionConfig
-from holdfast.engine.compacting import Proposal, Standing, Unhelpful, outlook_of, propose
+from holdfast.engine.compacting import Proposal, Standing, Unhelpful, outlook_of, propose, propose_clearing
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.history import logged
 from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
 
-OVERFLOW_TAILS_TOKENS = (6_000, 1)
-"""How much of the tail is kept when a prompt did not fit, and when it still does not; 1 is the newest group alone."""
+SMALL_TAIL_TOKENS = 6_000
+"""How much of the tail is kept when a prompt did not fit; when it still does not, the newest group alone."""
 
 
 def standing_of(talk: Conversation) -> Standing:
@@ -47,15 +47,28 @@ async def shorten_if_due(talk: Conversation) -> bool:
     return await _shorten(talk, standing, trigger, config)
 
 
-async def shorten_after_overflow(talk: Conversation) -> bool:
-    """Whether there is a shorter prompt to try, once the provider has refused the last one for its size."""
-    standing = standing_of(talk)
-    for tail in OVERFLOW_TAILS_TOKENS:
-        found = propose(standing, talk.parts.compaction, "overflow", tail_tokens_max=tail)
-        if isinstance(found, Proposal):
-            await talk.record("system", *found.payloads)
-            return True
-    return False
+async def clear_outputs(talk: Conversation) -> str:
+    """Once a prompt did not fit: old outputs of tools give way; says what was done."""
+    return await _after_overflow(talk, propose_clearing(standing_of(talk), talk.parts.compaction, "overflow"))
+
+
+async def make_checkpoint(talk: Conversation) -> str:
+    """Once a prompt did not fit: a record stands for all but a short tail; says what was done."""
+    return await _after_overflow(
+        talk, propose(standing_of(talk), talk.parts.compaction, "overflow", tail_tokens_max=SMALL_TAIL_TOKENS)
+    )
+
+
+async def make_smallest_tail(talk: Conversation) -> str:
+    """Once a prompt still did not fit: nothing but the newest group stays; says what was done."""
+    return await _after_overflow(talk, propose(standing_of(talk), talk.parts.compaction, "overflow", tail_tokens_max=1))
+
+
+async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> str:
+    if isinstance(found, Unhelpful):
+        return found.reason
+    await talk.record("system", *found.payloads)
+    return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
 
 
 async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
