@@ -17,6 +17,7 @@ from holdfast.planning.ours import OurPolicy
 from holdfast.planning.policy import Policy
 from holdfast.planning.rivals import compared
 from holdfast.replay.compare import compare, least
+from holdfast.replay.habits import Habits, habits
 from holdfast.replay.likeness import Likeness, likeness, told
 from holdfast.replay.play import Player, setting_for
 from holdfast.replay.recording import Recording
@@ -85,7 +86,7 @@ def _table(
 
 def _unseen(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     """What is learned in one half of the sessions, and never again, in each session of the other half by itself."""
-    by_hash = sorted(sessions, key=lambda one: hashlib.sha256(one.id.encode()).hexdigest())
+    by_hash = sorted(sessions, key=_by_hash)
     halves = {"the later half": (sessions, sessions), "a half by hash": (by_hash, sessions)}
     for name, (order, in_time) in halves.items():
         taught = {one.id for one in order[: len(order) // 2]}
@@ -135,11 +136,21 @@ def _likeness(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     total = sum((near for one in sessions if (near := likeness(one, setting)) is not None), Likeness())
     yield from told(total)
     yield "modelled read share less the reported one", f"{100 * total.read_share_off:+.2f} points (bar: within 1)"
-    with_lost = total.named + total.cold["lost"]
-    yield (
-        "cold calls with a reason",
-        f"{total.named / total.cold_calls:.1%}, {with_lost / total.cold_calls:.1%} if lost is one (bar: 95%)",
-    )
+    alone = total.named_alone / total.cold_calls
+    yield "cold calls with a reason", f"{total.named / total.cold_calls:.1%}, {alone:.1%} by the call alone (bar: 95%)"
+    by_hash = sorted(sessions, key=_by_hash)
+    halves = by_hash[: len(by_hash) // 2], by_hash[len(by_hash) // 2 :]
+    for half, other in (halves, halves[::-1]):
+        learned = sum((habits(one, setting.told) for one in other), Habits())
+        unseen = sum((habits(one, setting.told) for one in half), Habits())
+        yield (
+            "  what the other half tells of the client",
+            f"{learned.times:.0f} times as often behind a person's message; here {unseen.times:.0f} times",
+        )
+
+
+def _by_hash(session: Recording) -> str:
+    return hashlib.sha256(session.id.encode()).hexdigest()
 
 
 def _with_upgrade_ping() -> Policy:

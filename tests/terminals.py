@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 
 SECONDS_MAX = 30.0
-PRESSES_MAX = 10
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -59,18 +58,6 @@ class Terminal:
 
     def enter(self, line: str) -> None:
         self.type(line + "\r")
-
-    def insist(self, key: str, text: str) -> None:
-        """Press a key until it is answered: one that comes just when a prompt appears may be lost."""
-        for _ in range(PRESSES_MAX):
-            self.type(key)
-            soon = time.monotonic() + SECONDS_MAX / PRESSES_MAX
-            while (at := self._plain().find(text, self._read_upto)) < 0 and self._read(soon):
-                pass
-            if at >= 0:
-                self._read_upto = at + len(text)
-                return
-        raise AssertionError(f"{text!r} did not come behind {self._plain()[self._read_upto :]!r}")
 
     def expect(self, text: str) -> str:
         """What is shown up to the next place where the text stands, without colours; fails if it never comes."""

@@ -86,7 +86,8 @@ def test_ctrl_c_stops_a_reply_and_the_session_goes_on(tmp_path: Path, events_db:
         assert "1000" not in terminal.expect("cancelled; what was said so far is kept")
         terminal.expect("\n> ")
         assert "You said: and now?" in say(terminal, "and now?")
-        terminal.insist(CTRL_C, "Ctrl-D or /exit leaves\n> ")
+        terminal.type(CTRL_C)
+        terminal.expect("Ctrl-D or /exit leaves\n> ")
         assert "You said: one\ntwo\n" in say(terminal, "one\\\rtwo")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
@@ -96,6 +97,19 @@ def test_ctrl_c_stops_a_reply_and_the_session_goes_on(tmp_path: Path, events_db:
         events = list(log.read(row.id))
     reasons = [event.payload.reason for event in events if isinstance(event.payload, TurnCancelled)]
     assert (row.name, reasons) == (SIMULATED_NAME, ["user_cancel"])
+
+
+def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: Path) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        for _ in range(40):
+            # Held still wherever it is: the signal is there before it goes on.
+            terminal.kill(signal.SIGSTOP)
+            terminal.type(CTRL_C)
+            terminal.kill(signal.SIGCONT)
+            terminal.expect("Ctrl-D or /exit leaves\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
 
 
 def test_a_resumed_chat_has_its_history_and_its_bytes(tmp_path: Path, events_db: Path) -> None:

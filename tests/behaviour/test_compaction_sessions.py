@@ -12,8 +12,8 @@ from holdfast.engine.history import logged
 from holdfast.engine.state import fold
 from holdfast.errors import UserError
 from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted
+from holdfast.ledger.books import entries
 from holdfast.ledger.calls import calls
-from holdfast.ledger.verdicts import verdicts
 from holdfast.stores.memory import MemoryStore
 from long_talks import GOAL, LongTalk
 
@@ -65,7 +65,7 @@ async def test_calls_behind_a_compaction_read_the_head_and_then_the_record() -> 
         await talk.speak(session, 12)
         await session.compact()
         await talk.speak(session, 2)
-    judged = [one.verdict for one in verdicts(talk.store.read(session.id), shipped_models())]
+    judged = [one.verdict for one in entries(talk.store.read(session.id), shipped_models()) if one.verdict]
     first = next(verdict for verdict in judged if verdict.kind == "planned")
     assert first.component == "compaction"
     assert first.read_tokens > 2_000

@@ -9,6 +9,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.policy import WaitedFor
 from holdfast.replay.colds import COMMAND, PLAN, SKILL, Around, Cold, cold_cause, cold_causes, turnings
+from holdfast.replay.habits import Habits, habits
 from holdfast.replay.likeness import Likeness, likeness, recorded_lifetimes, told, why_cold
 from holdfast.replay.play import setting_for
 from holdfast.replay.recording import RecordedCall, Recording
@@ -264,6 +265,68 @@ def test_what_is_told_keeps_foreseen_named_and_lost_apart() -> None:
     assert lines["  edited"] == "1, foreseen 0"
     assert lines["  cold though in time and no shorter"] == "0 of 0 turnings, 1 of 1 (100.0%) elsewhere"
     assert "  compacted" not in lines
+
+
+def lossy(*, person_lost: int, tool_lost: int, gap: float = 60) -> Recording:
+    """A hundred rounds of a message and a tool's result; so many of each lose what the call before had sent."""
+    calls = [call(sent=9_000, waited_for="start")]
+    for number in range(100):
+        for waited_for, lost in (("person", person_lost), ("tool", tool_lost)):
+            sent = (calls[-1].usage or Usage()).tokens_sent
+            read = HEAD if number < lost else sent
+            says = "So?" if waited_for == "person" else "the result"
+            calls.append(
+                msgspec.structs.replace(
+                    call(calls[-1].at + gap, read=read, sent=sent + 100, says=says), waited_for=waited_for
+                )
+            )
+    return Recording("lossy", "", (), tuple(calls))
+
+
+def test_what_is_lost_behind_a_person_far_more_often_than_behind_a_tool_is_likely_the_clients() -> None:
+    found = likeness(lossy(person_lost=10, tool_lost=0), UPGRADE)
+    assert found is not None
+    assert found.habits == Habits(100, 10, 100, 0)
+    assert (found.cold["lost"], found.named_alone, found.named) == (10, 0, 10)
+    lines = dict(told(found))
+    assert lines["  likely the client's, by when they come"] == (
+        "lost behind 10 of 100 messages of a person, 0 of 100 results of a tool: 10 times as often"
+    )
+    assert lines["  named in all"] == "10 of 10 (100.0%)"
+    assert lines["  lost in time, by the provider or by a change that nobody sees"] == "0 of 10 (0.0%)"
+
+
+@pytest.mark.parametrize(
+    ("person_lost", "tool_lost", "tell"),
+    [(10, 0, True), (5, 0, True), (4, 0, False), (10, 1, True), (9, 1, False), (10, 10, False), (0, 0, False)],
+)
+def test_what_a_provider_may_as_well_have_lost_is_not_laid_at_the_clients_door(
+    person_lost: int, tool_lost: int, tell: bool
+) -> None:
+    assert habits(lossy(person_lost=person_lost, tool_lost=tool_lost), MODEL.cache).tell is tell
+
+
+def test_three_losses_are_the_least_that_tell_and_those_that_a_lifetime_explains_do_not() -> None:
+    few = Habits(person=4, person_lost=2, tool=1_000)
+    assert (few.tell, few.times > 100, Habits().tell, Habits().times) == (False, True, False, 0.0)
+    assert habits(lossy(person_lost=10, tool_lost=0, gap=300), MODEL.cache) == Habits()
+    assert habits(recorded(10), MODEL.cache) == Habits()
+
+
+def test_a_turning_of_the_client_and_what_is_named_by_itself_are_not_counted_among_its_habits() -> None:
+    turning = call(10, read=HEAD, sent=9_500, says=f"{COMMAND}review", waited_for="person")
+    shorter = call(10, read=HEAD, sent=8_500, waited_for="person")
+    for second in (turning, shorter):
+        assert habits(Recording("one", "", (), (call(sent=9_000), second)), MODEL.cache) == Habits()
+
+
+def test_how_far_the_head_was_read_is_known_from_any_call_that_missed_the_rest() -> None:
+    start = call(read=0, sent=9_000, waited_for="start")
+    half = call(10, read=6_000, sent=9_500)
+    assert causes(start, half, call(20, read=HEAD, sent=9_900)) == [None, None, "head changed"]
+    # One that missed next to nothing has read the conversation too, and tells nothing of the head.
+    whole = call(10, read=7_001, sent=9_500)
+    assert causes(start, whole, call(20, read=HEAD, sent=9_900)) == [None, None, "lost"]
 
 
 def test_recordings_without_usage_are_not_held_against_anything() -> None:

@@ -9,7 +9,8 @@ from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import LlmCallCompleted, LlmCallStarted, RequestPrepared
-from holdfast.ledger.verdicts import Verdict, verdicts
+from holdfast.ledger.books import entries
+from holdfast.ledger.verdicts import Verdict
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -44,7 +45,7 @@ class Stage:
         return list(self.store.read(row.id))
 
     def judged(self, models: Models | None = None) -> list[Verdict]:
-        return [one.verdict for one in verdicts(self.events, models or shipped_models())]
+        return [one.verdict for one in entries(self.events, models or shipped_models()) if one.verdict is not None]
 
     @property
     def kinds(self) -> list[str]:
@@ -161,7 +162,7 @@ async def test_what_was_written_for_the_hour_from_its_first_token_is_the_provide
     call = next(it.payload for it in kept if isinstance(it.payload, LlmCallCompleted))
     for must_read, kind in ((call.usage.cache_write, "provider_side"), (0, "ttl_expired")):
         again = [*kept, *later(kept, call, must_read)]
-        assert [one.verdict.kind for one in verdicts(again, shipped_models())] == ["first_use", kind]
+        assert [one.verdict.kind for one in entries(again, shipped_models()) if one.verdict] == ["first_use", kind]
 
 
 def later(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[Event]:
@@ -205,7 +206,7 @@ async def test_small_drops_are_noise_unless_they_are_asked_for() -> None:
         for _ in range(3):
             await session.send("So?")
     assert stage.kinds == ["first_use", "held", "held"]
-    strict = [one.verdict.kind for one in verdicts(stage.events, shipped_models(), drop_tokens_min=1)]
+    strict = [one.verdict.kind for one in entries(stage.events, shipped_models(), drop_tokens_min=1) if one.verdict]
     assert strict == ["first_use", "held", "prefix_changed"]
 
 

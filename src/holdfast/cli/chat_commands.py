@@ -88,11 +88,11 @@ def _cost(room: Room, argument: str) -> None:
 
 
 def _cache(room: Room, argument: str) -> None:
-    from holdfast.ledger.verdicts import verdicts
+    from holdfast.ledger.books import entries
 
     session, verdict = room.session, None
-    for judged in verdicts(room.log.read(session.id), room.setting.models):
-        verdict = judged.verdict
+    for entry in entries(room.log.read(session.id), room.setting.models):
+        verdict = entry.verdict or verdict
     room.screen.tell(*cache_lines(session.cache_state(), session.next_wake(), room.plan, verdict, at=system_clock()))
 
 

@@ -16,6 +16,7 @@ from holdfast.cli.chat_texts import shortened_lines, streamed
 PROMPT = "> "
 CONTINUED = ". "
 INDENT = "  "
+LOOK_SECONDS = 0.25
 
 _DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
 
@@ -89,12 +90,11 @@ class Screen:
             return None
         # What was typed before the question was seen is no answer to it.
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-        with interrupts(signal.default_int_handler):
-            try:
-                return input(question)
-            except (KeyboardInterrupt, EOFError):
-                self._write(self._out, "\n")
-                return None
+        try:
+            return _typed(question)
+        except (KeyboardInterrupt, EOFError):
+            self._write(self._out, "\n")
+            return None
 
     def _end_line_elsewhere(self, stream: TextIO) -> None:
         if self._open is not stream:
@@ -190,14 +190,30 @@ def _line(screen: Screen, prompt: str) -> str | None:
     """A line; Ctrl-C drops what was typed and asks again, Ctrl-D is None."""
     screen.end_line()
     while True:
-        with interrupts(signal.default_int_handler):
-            try:
-                return input(prompt)
-            except KeyboardInterrupt:
-                screen.tell("", f"{INDENT}Ctrl-D or /exit leaves")
-            except EOFError:
-                screen.tell("")
-                return None
+        try:
+            return _typed(prompt)
+        except KeyboardInterrupt:
+            screen.tell("", f"{INDENT}Ctrl-D or /exit leaves")
+        except EOFError:
+            screen.tell("")
+            return None
+
+
+def _typed(prompt: str) -> str:
+    """A line; raises KeyboardInterrupt for Ctrl-C, also for one that comes just as the prompt does."""
+    with interrupts(signal.default_int_handler), _looked_after():
+        return input(prompt)
+
+
+@contextmanager
+def _looked_after() -> Iterator[None]:
+    """Look for signals now and then: one that comes between the prompt and the wait for a key would wait as well."""
+    with _signals(lambda number, frame: None, signal.SIGALRM):
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def home_relative(path: str) -> str:

@@ -57,28 +57,27 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
 
     import msgspec
 
-    from holdfast.ledger.calls import calls, delegated, keeping_cost_usd, pinging_cost_usd
-    from holdfast.ledger.verdicts import verdicts
+    from holdfast.ledger.books import entries
+    from holdfast.ledger.calls import delegated, keeping_cost_usd, pinging_cost_usd
 
     with open_configured(db) as log:
         events = _events(log, session_id)
-    records = tuple(calls(events))
-    judged = {one.request_id: one.verdict for one in verdicts(events, configured_models())}
+    made = tuple(entries(events, configured_models()))
     if as_json:
         shown = [
             {
-                **msgspec.to_builtins(one),
-                "prefix_held": one.prefix_held,
-                "verdict": msgspec.to_builtins(judged.get(one.request_id)),
+                **msgspec.to_builtins(one.record),
+                "prefix_held": one.record.prefix_held,
+                "verdict": msgspec.to_builtins(one.verdict),
             }
-            for one in records
+            for one in made
         ]
         click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return
     from holdfast.cli.tables import show_table
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
-    show_table(headings, (_call_row(one, judged.get(one.request_id)) for one in records))
+    show_table(headings, (_call_row(one.record, one.verdict) for one in made))
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
     kept = f", ${keeping:.6f} of it for caches under a name" if keeping else ""
     kept += f", ${pinging:.6f} of it for requests that asked for nothing" if pinging else ""
@@ -87,9 +86,9 @@ def show(session_id: str, db: str | None, as_json: bool) -> None:
         click.echo(f"delegated to session {one.child_session_id}: {one.outcome}, ${one.cost_usd:.6f}")
     elsewhere = sum((one.cost_usd for one in handed_over), Decimal(0))
     kept += f", ${elsewhere:.6f} of it for delegated tasks" if handed_over else ""
-    total = sum((one.cost_usd for one in records), keeping + pinging + elsewhere)
-    models = ", then ".join(dict.fromkeys(one.model for one in records))
-    click.echo(f"{len(records)} calls, ${total:.6f}{kept}; {models or 'none'}")
+    total = sum((one.record.cost_usd for one in made), keeping + pinging + elsewhere)
+    models = ", then ".join(dict.fromkeys(one.record.model for one in made))
+    click.echo(f"{len(made)} calls, ${total:.6f}{kept}; {models or 'none'}")
     for line in _beginning(events):
         click.echo(line)
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
-from holdfast.canonical.pieces import Piece
+from holdfast.canonical.moves import Move
+from holdfast.canonical.pieces import Link, Piece
 from holdfast.canonical.prompt import Passage, Prompt, Segment, Stability
 from holdfast.canonical.scroll import Scroll
+from holdfast.ledger.moves import move_of
 from holdfast.providers.adapter import Adapter
 
 
@@ -17,11 +19,14 @@ class Draft:
         self._passages: tuple[Passage, ...] = ()
         self._starts: list[int] = []  # The piece at which each passage starts.
         self.scroll = Scroll(adapter, count)
+        self._dropped: tuple[Piece, ...] = ()
+        self._kept_pieces = 0
 
     def update(self, prompt: Prompt) -> None:
+        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
         head = tuple(segment for segment in prompt.segments if segment.place != "messages")
         if head != self._head:
-            self.scroll.cut(0)
+            self._cut(0)
             self._passages, self._starts = (), []
             for segment in head:
                 self.scroll.extend(self._adapter.spell(segment))
@@ -29,7 +34,7 @@ class Draft:
         passages = prompt.passages
         kept = self._kept(passages)
         if kept < len(self._passages):
-            self.scroll.cut(self._starts[kept])
+            self._cut(self._starts[kept])
             del self._starts[kept:]
         for passage in passages[kept:]:
             self._starts.append(len(self.scroll.pieces))
@@ -45,6 +50,17 @@ class Draft:
         """Of each passage."""
         ends = [*self._starts[1:], len(self.scroll.tokens)]
         return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
+
+    def _cut(self, keep: int) -> None:
+        self._dropped, self._kept_pieces = tuple(self.scroll.pieces[keep:]), keep
+        self.scroll.cut(keep)
+
+    def move(self, shared: int) -> Move:
+        """How the newest prompt differs from the one before, behind the `shared` pieces that both have."""
+        before = self._dropped[max(0, shared - self._kept_pieces) :]
+        links = self.scroll.links
+        at = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
+        return move_of(before, self.scroll.pieces[shared:], at)
 
     def spelled(self, passage: Passage) -> tuple[Piece, ...]:
         """A passage in the provider's words; it is not entered."""

@@ -172,6 +172,7 @@ async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> 
         parameters_digest=digest(parts.adapter.opening(talk.parameters) if kept else opening),
         body_bytes=len(body),
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
+        moved=talk.draft.move(shared) if shared < len(state.links) else None,
     )
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):

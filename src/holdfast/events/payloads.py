@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.canonical.blocks import Message
+from holdfast.canonical.moves import Move
 from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Plan, Ttl
 from holdfast.canonical.reply import StopReason
@@ -125,8 +126,8 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
 class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     """The plan, and the digest chain from the first block that the call before did not have.
 
-    `shared_blocks` leading blocks are those of the call before, byte for byte. `settings` are the parameters that a
-    cached prefix depends on, by the names that the catalog's rules have for them.
+    `shared_blocks` leading blocks are those of the call before, byte for byte; where it had more, `moved` says what
+    happened there. `settings` are the parameters that a cached prefix depends on, by the names of the catalog's rules.
     """
 
     plan: Plan
@@ -136,6 +137,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     parameters_digest: str
     body_bytes: int
     settings: tuple[tuple[str, str], ...] = ()
+    moved: Move | None = None
 
 
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from threading import Lock
 
 from holdfast.canonical.encoding import digest, plain_json
+from holdfast.canonical.moves import Move
+from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.rows import Model
@@ -14,6 +16,7 @@ from holdfast.integrations.faults import Warnings
 from holdfast.integrations.plain import Arguments, body_of, settled
 from holdfast.integrations.recorder import Prepared, Recorder
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
+from holdfast.providers.tier_parameters import settings_of
 
 _SENT_AS_IT_WAS = "a call is sent as it was written, without marks and unrecorded"
 
@@ -61,7 +64,7 @@ class Desk:
         if row is None:
             self.warnings.once(f"model {model[:120]!r} is not in the catalog: nothing is changed, and it has no price")
         with self._lock:
-            scroll = self._scroll(adapter, written.wire, 1.0 if row is None else row.tokens_factor)
+            scroll, move = self._scroll(adapter, written.wire, 1.0 if row is None else row.tokens_factor)
             rewritten = written if row is None else rewrite(scroll, row)
             # What the provider cannot be told was left out of our spelling, and a mark on it too.
             marks = tuple(mark for mark in rewritten.wire.plan.marks if mark.piece < len(scroll.pieces))
@@ -77,6 +80,8 @@ class Desk:
                 parameters_digest=digest(opening),
                 body_bytes=len(scroll.render(opening, marks)),
                 tokens=scroll.tokens_total,
+                settings=() if row is None else settings_of(row.provider, row.cache, rewritten.wire.parameters),
+                move=move,
             )
         return rewritten, prepared
 
@@ -92,15 +97,18 @@ class Desk:
         piece, known = self._tails.get(adapter.name, (-1, ""))
         return piece if 0 <= piece < len(scroll.links) and scroll.links[piece].digest == known else None
 
-    def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> Scroll:
+    def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
+        """The request spelled, and how it left the one before, if it did."""
         key = (adapter.name, factor)
         if key not in self._drafts:
             self._drafts[key] = Draft(adapter, lambda spelled: count_block(spelled, factor))
         draft = self._drafts[key]
+        before = tuple(draft.scroll.links)
         try:
             draft.update(wire.prompt)
         except BaseException:
             # Half of an update would be taken for the whole of it by the next call.
             del self._drafts[key]
             raise
-        return draft.scroll
+        shared = shared_links(before, draft.scroll.links)
+        return draft.scroll, draft.move(shared) if shared < len(before) else None

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.canonical.blocks import THINKING_KINDS, ToolUse
 from holdfast.canonical.encoding import ENCODING
+from holdfast.canonical.moves import Move
 from holdfast.canonical.pieces import Link, shared_links
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import Reply
@@ -50,6 +51,8 @@ class Prepared(msgspec.Struct, frozen=True):
     parameters_digest: str
     body_bytes: int
     tokens: int
+    settings: tuple[tuple[str, str], ...] = ()
+    move: Move | None = None
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -128,6 +131,8 @@ class Recorder:
                     links=prepared.links[shared:],
                     parameters_digest=prepared.parameters_digest,
                     body_bytes=prepared.body_bytes,
+                    settings=prepared.settings,
+                    moved=prepared.move if shared < len(self._links) else None,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
             )

@@ -163,11 +163,11 @@ def _moved(before: SentRequest, after: SentRequest, block: int) -> Moved:
         place=piece.place,
         block=block,
         byte=byte,
-        diff=tuple(readable_diff(_said(piece), _said(other) if other else "")),
+        diff=tuple(readable_diff(said_in(piece), said_in(other) if other else "")),
     )
 
 
-def _said(piece: Piece) -> str:
+def said_in(piece: Piece) -> str:
     """A block for a reader: who says it, then its text, or its JSON on lines of its own."""
     who = f"[{piece.role}]\n" if piece.role else ""
     try:

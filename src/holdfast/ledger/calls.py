@@ -2,113 +2,23 @@
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import NamedTuple
 
 import msgspec
 
-from holdfast.canonical.pieces import Link
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import (
-    CacheKept,
-    CachePinged,
-    DelegationCompleted,
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
-    MessagesWithdrawn,
-    ModelSwitched,
-    RequestPrepared,
-)
-from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.events.payloads import CacheKept, CachePinged, DelegationCompleted
+from holdfast.ledger.books import CallRecord, entries
 
-
-class CallRecord(msgspec.Struct, frozen=True):
-    """`blocks_shared` of the `blocks_before` of the call before stood in this call too, byte for byte."""
-
-    number: int
-    at: float
-    request_id: str
-    model: str
-    usage: Usage
-    cost_usd: Decimal
-    latency_ms: int
-    completed: bool
-    blocks_shared: int
-    blocks_before: int
-    moved_layer: str | None
-    moved_byte: int | None
-
-    @property
-    def prefix_held(self) -> bool:
-        return self.blocks_shared >= self.blocks_before
+__all__ = ["Bill", "CallRecord", "bill", "calls", "delegated", "keeping_cost_usd", "pinging_cost_usd"]
 
 
 def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
-    """The calls that a provider has taken money for, in the order in which they ended, however they overlapped.
-
-    They were completed, or broken off after the provider had begun.
-    """
-    chain: list[Link] = []
-    newest = _Sent(0, None)
-    sent: dict[str, _Sent] = {}
-    number = answered = 0
-    for event in events:
-        match event.payload:
-            case RequestPrepared() as it:
-                newest = _Sent(len(chain), it)
-                del chain[it.shared_blocks :]
-                chain += it.links
-            case ModelSwitched():
-                # Another model has another cache: there is nothing that could have moved.
-                chain.clear()
-            case ContextCompacted(kept_blocks=kept):
-                # It was told before it was sent: nothing has moved by accident.
-                del chain[kept:]
-                answered = min(answered, kept)
-            case MessagesWithdrawn():
-                # The provider took nothing of what was refused.
-                del chain[answered:]
-            case LlmCallStarted(request_id=request_id):
-                sent[request_id] = newest
-            case LlmCallCompleted() | LlmCallFailed() as it:
-                request = sent.pop(it.request_id, newest)
-                answered = len(chain) if isinstance(it, LlmCallCompleted) else answered
-                if it.usage != Usage() or isinstance(it, LlmCallCompleted):
-                    number += 1
-                    yield _record(number, event.at, it, request)
-            case _:
-                pass
-
-
-class _Sent(NamedTuple):
-    """A request, and how many blocks the one before it had."""
-
-    blocks_before: int
-    prepared: RequestPrepared | None
-
-
-def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, request: _Sent) -> CallRecord:
-    before, prepared = request
-    shared = prepared.shared_blocks if prepared else 0
-    moved = prepared.links[0] if prepared and prepared.links and shared < before else None
-    return CallRecord(
-        number=number,
-        at=at,
-        request_id=it.request_id,
-        model=it.model,
-        usage=it.usage,
-        cost_usd=it.cost_usd,
-        latency_ms=it.latency_ms,
-        completed=isinstance(it, LlmCallCompleted),
-        blocks_shared=shared,
-        blocks_before=before,
-        moved_layer=moved.layer if moved else None,
-        moved_byte=moved.start if moved else None,
-    )
+    """The calls that a provider has taken money for, in the order in which they ended, however they overlapped."""
+    return (entry.record for entry in entries(events, {}))
 
 
 def keeping_cost_usd(events: Iterable[Event]) -> Decimal:

@@ -7,12 +7,12 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import Models, price_at, utc_date
-from holdfast.economics.cost import uncached_cost_usd
+from holdfast.catalog.lookup import Models, utc_date
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
-from holdfast.ledger.calls import CallRecord, calls, keeping_cost_usd, pinging_cost_usd
-from holdfast.ledger.verdicts import Verdict, VerdictKind, verdicts
+from holdfast.ledger.books import Entry, entries
+from holdfast.ledger.calls import keeping_cost_usd, pinging_cost_usd
+from holdfast.ledger.verdicts import Verdict, VerdictKind
 
 _NOTHING = Decimal(0)
 
@@ -92,15 +92,14 @@ class Reporter:
 
     def add(self, row: SessionRow, events: Sequence[Event]) -> None:
         """Everything of a session since the day asked for; what came before it is judged, and not counted."""
-        judged = {one.request_id: one.verdict for one in verdicts(events, self._models)}
         recent = [event for event in events if event.at >= self._since]
         total = Amounts(spent_usd=(extra := keeping_cost_usd(recent) + pinging_cost_usd(recent)), uncached_usd=extra)
         worst: Verdict | None = None
-        for call in calls(events):
+        for entry in entries(events, self._models):
+            call, verdict = entry.record, entry.verdict
             if call.at < self._since:
                 continue
-            verdict = judged.get(call.request_id)
-            total += self._amounts(call, verdict)
+            total += _amounts(entry)
             day = utc_date(call.at)
             self._days[day] = self._days.get(day, _NOTHING) + call.cost_usd
             if verdict is not None and verdict.lost_usd:
@@ -109,20 +108,6 @@ class Reporter:
         if total.calls or total.spent_usd:
             kind = worst.kind if worst else None
             self._sessions.append(SessionReport(row.id, row.name, row.model, row.last_event_at, total, kind))
-
-    def _amounts(self, call: CallRecord, verdict: Verdict | None) -> Amounts:
-        row = self._models.get(call.model)
-        uncached = call.cost_usd
-        if row is not None:
-            uncached = uncached_cost_usd(call.usage, price_at(row, utc_date(call.at), call.usage.tokens_sent))
-        return Amounts(
-            calls=1,
-            hits=int(call.usage.cache_read > 0),
-            usage=call.usage,
-            spent_usd=call.cost_usd,
-            uncached_usd=uncached,
-            lost_usd=verdict.lost_usd if verdict else _NOTHING,
-        )
 
     def _blame(self, verdict: Verdict) -> None:
         key = (verdict.kind, verdict.component)
@@ -136,6 +121,18 @@ class Reporter:
         causes = sorted(self._causes.values(), key=lambda cause: (-cause.lost_usd, cause.kind, cause.component or ""))
         total = sum((one.amounts for one in sessions), Amounts())
         return Report(total, tuple(causes), tuple(sessions), tuple(_in_order(self._days)))
+
+
+def _amounts(entry: Entry) -> Amounts:
+    call = entry.record
+    return Amounts(
+        calls=1,
+        hits=int(call.usage.cache_read > 0),
+        usage=call.usage,
+        spent_usd=call.cost_usd,
+        uncached_usd=entry.uncached_usd,
+        lost_usd=entry.verdict.lost_usd if entry.verdict else _NOTHING,
+    )
 
 
 def _in_order(spent: dict[datetime.date, Decimal]) -> Iterable[Day]:

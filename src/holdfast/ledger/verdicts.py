@@ -1,29 +1,17 @@
 """Whether the cache held at each call, and if it did not, why, at whose fault, and what that cost."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.blocks import Image, ToolResult
-from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Mark, Place, Ttl
+from holdfast.canonical.diagnosis import Diagnosis
+from holdfast.canonical.moves import Move, MoveCause
+from holdfast.canonical.prompt import Mark, Place, Plan, Ttl
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import Models, price_at, utc_date
+from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
-from holdfast.events.envelope import Event
-from holdfast.events.payloads import (
-    CachePinged,
-    EpochOpened,
-    LlmCallCompleted,
-    LlmCallStarted,
-    MessageAppended,
-    MessagesWithdrawn,
-    ModelSwitched,
-    RequestPrepared,
-)
-from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
@@ -48,11 +36,24 @@ UNEXPECTED: tuple[VerdictKind, ...] = ("prefix_changed", "lookback_miss", "provi
 _MILLION = Decimal(1_000_000)
 
 
+class Sources(msgspec.Struct, frozen=True):
+    """What the bytes that we sent, the usage that was reported, and the provider's own diagnosis say, each for itself.
+
+    `usage` is told by whether what was there was read; there may have been nothing.
+    """
+
+    bytes: Literal["the same", "moved", "settings changed"]
+    usage: Literal["read", "read short", "nothing was there"]
+    diagnosis: Diagnosis | None = None
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """`expected_tokens` were there to be read, `read_tokens` were; what is missing cost `lost_usd` above reading it.
 
     `component` is what is at fault: a layer, a parameter, what was recorded as done. `byte` is where in the cacheable
-    bytes the prefix moved, `first_lost` the part of the prompt from which on nothing could be read.
+    bytes the prefix moved, `first_lost` the part of the prompt from which on nothing could be read, `cause` what most
+    likely moved it; `diff` shows that without a word of what was said. The three that were asked are in `sources`, and
+    where they contradict each other `disagreement` says so.
     """
 
     kind: VerdictKind
@@ -63,6 +64,10 @@ class Verdict(msgspec.Struct, frozen=True):
     byte: int | None = None
     first_lost: Place | None = None
     detail: str = ""
+    cause: MoveCause | None = None
+    diff: tuple[str, ...] = ()
+    sources: Sources | None = None
+    disagreement: str = ""
 
     @property
     def lost_tokens(self) -> int:
@@ -74,15 +79,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.kind in UNEXPECTED
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """A call and its verdict, by the id of the event that completed it."""
-
-    event_id: str
-    request_id: str
-    verdict: Verdict
-
-
-class _Left(msgspec.Struct, frozen=True):
+class Left(msgspec.Struct, frozen=True):
     """What the last request left in the cache."""
 
     model: str
@@ -94,76 +91,35 @@ class _Left(msgspec.Struct, frozen=True):
     images: bool
 
 
-class _Request(msgspec.Struct, frozen=True):
-    """A request that is under way: what was planned on purpose before it, and how many blocks the one before had."""
+class Request(msgspec.Struct, frozen=True):
+    """A request as it was sent: what was planned on purpose before it, and how it stands to the one before."""
 
-    prepared: RequestPrepared
     at: float
-    blocks_before: int
-    planned: tuple[str, str] | None
-    images: bool
-
-
-def verdicts(events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[Judged]:
-    """One for every completed call of a session, in order; calls of models that the catalog does not know have none."""
-    chain: list[Link] = []
-    left: _Left | None = None
-    newest: _Request | None = None
-    sent: dict[str, _Request | None] = {}
+    plan: Plan
+    chain: str = ""
+    settings: Mapping[str, str] = {}
+    blocks_before: int = 0
+    blocks_shared: int = 0
+    moved_layer: str | None = None
+    move: Move | None = None
     planned: tuple[str, str] | None = None
-    images = False
-    answered = 0
-    for event in events:
-        match event.payload:
-            case EpochOpened(epoch=epoch) if epoch > 1:
-                planned = ("epoch", f"epoch {epoch} was opened")
-            case ModelSwitched(after=after):
-                planned = ("model", f"the model was switched to {after}")
-                chain.clear()
-            case ContextCompacted() as it:
-                planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
-                del chain[it.kept_blocks :]
-                answered = min(answered, it.kept_blocks)
-            case MessagesWithdrawn():
-                del chain[answered:]
-            case MessageAppended(message=message):
-                images = images or any(map(_has_image, message.content))
-            case RequestPrepared() as it:
-                newest = _Request(it, event.at, len(chain), planned, images)
-                planned = None
-                del chain[it.shared_blocks :]
-                chain += it.links
-            case LlmCallStarted(request_id=request_id):
-                sent[request_id] = newest
-            case CachePinged() as it if it.piece is not None and left is not None and it.sent_at >= left.used_at:
-                kept = it.usage.cache_read + it.usage.cache_write
-                left = msgspec.structs.replace(left, used_at=it.sent_at, tokens=kept, ttl=it.ttl, mark=it.piece)
-            case LlmCallCompleted() as it:
-                answered = len(chain)
-                request, row = sent.pop(it.request_id, newest), models.get(it.model)
-                if request is not None and row is not None:
-                    found = _judge(left, request, it, row, drop_tokens_min=drop_tokens_min)
-                    yield Judged(event.id, it.request_id, found)
-                    left = _left_by(request, it, row)
-            case _:
-                pass
+    images: bool = False
+
+    @property
+    def moved(self) -> bool:
+        return self.blocks_shared < self.blocks_before
 
 
-def _has_image(block: object) -> bool:
-    if isinstance(block, ToolResult):
-        return any(isinstance(part, Image) for part in block.content)
-    return isinstance(block, Image)
-
-
-def _left_by(request: _Request, call: LlmCallCompleted, row: Model) -> _Left:
-    tail = _tail(request.prepared.plan.marks)
-    return _Left(
-        model=call.model,
+def left_by(request: Request, usage: Usage, row: Model) -> Left:
+    """What a call has left in the cache for the next one."""
+    tail = _tail(request.plan.marks)
+    return Left(
+        model=row.id,
         used_at=request.at,
-        tokens=_kept_tokens(call.usage, row.cache),
+        tokens=_kept_tokens(usage, row.cache),
         ttl=tail.ttl if tail else None,
         mark=tail.piece if tail else None,
-        settings=dict(request.prepared.settings),
+        settings=request.settings,
         images=request.images,
     )
 
@@ -183,39 +139,86 @@ def _kept_tokens(usage: Usage, rules: CacheRules) -> int:
             return 0
 
 
-def _judge(
-    left: _Left | None, request: _Request, call: LlmCallCompleted, row: Model, *, drop_tokens_min: int
+def judge(
+    left: Left | None,
+    request: Request,
+    usage: Usage,
+    row: Model,
+    *,
+    diagnosis: Diagnosis | None = None,
+    drop_tokens_min: int = DROP_TOKENS_MIN,
 ) -> Verdict:
-    usage = call.usage
+    """Whether the call read what the one before had left, and if not, the first cause that holds."""
     expected = left.tokens if left is not None else 0
-    if expected and expected - usage.cache_read < drop_tokens_min:
-        return Verdict("held", expected, usage.cache_read)
-    found = _cause(left, request, call, row.cache)
+    changed = _changed_setting(left, request, row) if left is not None else None
+    sources = Sources(
+        bytes="moved" if request.moved else "settings changed" if changed else "the same",
+        usage=_told_by_usage(expected, usage, drop_tokens_min),
+        diagnosis=diagnosis,
+    )
+    if sources.usage == "read":
+        found = Verdict("held", expected, usage.cache_read)
+    else:
+        found = changed if changed and not request.planned else _cause(left, request, usage, row.cache)
+        lost = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
+        found = msgspec.structs.replace(
+            found, expected_tokens=expected, read_tokens=usage.cache_read, lost_usd=lost if expected else Decimal(0)
+        )
+    return msgspec.structs.replace(found, sources=sources, disagreement=_disagreement(found, sources, request))
+
+
+def _told_by_usage(
+    expected: int, usage: Usage, drop_tokens_min: int
+) -> Literal["read", "read short", "nothing was there"]:
     if not expected:
-        return msgspec.structs.replace(found, read_tokens=usage.cache_read)
+        return "nothing was there"
+    return "read" if expected - usage.cache_read < drop_tokens_min else "read short"
+
+
+def _lost_usd(request: Request, usage: Usage, row: Model, tokens: int) -> Decimal:
+    """What these tokens cost above reading them."""
     price = price_at(row, utc_date(request.at), usage.tokens_sent)
-    tail = _tail(request.prepared.plan.marks)
+    tail = _tail(request.plan.marks)
     written = write_rate(tail.ttl, price) if tail is not None else price.input
-    lost = max(Decimal(0), written - price.cache_read) * max(0, expected - usage.cache_read) / _MILLION
-    return msgspec.structs.replace(found, expected_tokens=expected, read_tokens=usage.cache_read, lost_usd=lost)
+    return max(Decimal(0), written - price.cache_read) * tokens / _MILLION
 
 
-def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules: CacheRules) -> Verdict:
-    """The first of the causes that holds; the last one is what is left."""
-    prepared, usage = request.prepared, call.usage
+_DIAGNOSED: dict[str, str] = {
+    "model_changed": "model",
+    "tools_changed": "tools",
+    "system_changed": "system",
+    "messages_changed": "messages",
+    "input_changed": "messages",
+    "context_compacted": "planned",
+}
+"""What a provider's word for a miss speaks of: a part of the prompt, or what we call otherwise."""
+
+
+def _disagreement(found: Verdict, sources: Sources, request: Request) -> str:
+    """Where the provider's own diagnosis contradicts the bytes or the usage; in all other cases nothing."""
+    told = sources.diagnosis
+    if told is None or told.outcome not in ("hit", "miss") or found.kind == "planned":
+        return ""
+    if told.outcome == "hit":
+        return "the provider sees no change, and our bytes moved" if sources.bytes == "moved" else ""
+    if sources.usage == "read":
+        return f"the provider reports a miss ({told.reason}), and what was there was read"
+    if sources.bytes == "the same" and found.kind not in ("first_use", "below_floor"):
+        return f"the provider reports {told.reason}, and the bytes that we sent were the same"
+    blamed = _DIAGNOSED.get(told.reason)
+    place = request.move.place if request.move is not None else None
+    if sources.bytes == "moved" and place is not None and blamed in ("tools", "system", "messages") and blamed != place:
+        return f"the provider reports {told.reason}, and our bytes moved in the {place}"
+    return ""
+
+
+def _cause(left: Left | None, request: Request, usage: Usage, rules: CacheRules) -> Verdict:
+    """The first of the causes that holds but for a changed parameter; the last one is what is left."""
     if request.planned is not None:
         component, detail = request.planned
         return Verdict("planned", component=component, detail=detail)
-    if left is not None and (changed := _changed_setting(left, request, rules)) is not None:
-        return changed
-    if prepared.shared_blocks < request.blocks_before:
-        moved = prepared.links[0] if prepared.links else None
-        return Verdict(
-            "prefix_changed",
-            component=moved.layer if moved else None,
-            byte=moved.start if moved else None,
-            detail=f"block {prepared.shared_blocks} of {request.blocks_before} is another than before",
-        )
+    if request.moved:
+        return _moved(request)
     if usage.tokens_sent < rules.tokens_min:
         return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, and {rules.tokens_min} are the least")
     if left is None or not left.tokens:
@@ -225,10 +228,10 @@ def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules:
     shortest = min(rules.ttls_seconds.values(), default=lifetime)
     if lifetime and idle >= lifetime:
         return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, kept for {lifetime} s")
-    if shortest and idle >= shortest and not prepared.plan.expected_read_tokens:
+    if shortest and idle >= shortest and not request.plan.expected_read_tokens:
         # The end was kept for longer; what stood in front of it was not, and lifetimes did not upgrade.
         return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, and a part was kept for {shortest} s only")
-    if rules.kind == "marks" and left.mark is not None and not _within_reach(left.mark, prepared.plan.marks, rules):
+    if rules.kind == "marks" and left.mark is not None and not _within_reach(left.mark, request.plan.marks, rules):
         return Verdict(
             "lookback_miss",
             component="history",
@@ -237,11 +240,28 @@ def _cause(left: _Left | None, request: _Request, call: LlmCallCompleted, rules:
     return Verdict("provider_side", detail="the same bytes, in time, and not read")
 
 
-def _changed_setting(left: _Left, request: _Request, rules: CacheRules) -> Verdict | None:
+def _moved(request: Request) -> Verdict:
+    where = f"block {request.blocks_shared} of {request.blocks_before} is another than before"
+    move = request.move
+    if move is None:
+        return Verdict("prefix_changed", component=request.moved_layer, detail=where)
+    return Verdict(
+        "prefix_changed",
+        component=request.moved_layer,
+        byte=move.byte,
+        first_lost=move.place,
+        detail=f"{where}: {move.detail}" if move.detail else where,
+        cause=move.cause,
+        diff=move.diff,
+    )
+
+
+def _changed_setting(left: Left, request: Request, row: Model) -> Verdict | None:
     """The changed setting that costs most, if one costs anything."""
-    before, after = left.settings, dict(request.prepared.settings)
+    rules, before, after = row.cache, left.settings, request.settings
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     changed += ["images"] if request.images != left.images else []
+    changed += ["model"] if left.model != row.id else []
     costs = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     order: tuple[Place, ...] = ("tools", "system", "messages")
     lost = sorted((order.index(place), name) for name in changed if (place := costs.get(name)) is not None)

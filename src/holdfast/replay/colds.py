@@ -16,6 +16,7 @@ from holdfast.canonical.blocks import Text
 from holdfast.canonical.prompt import Ttl
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
+from holdfast.ledger.verdicts import DROP_TOKENS_MIN
 from holdfast.replay.play import is_cold
 from holdfast.replay.recording import RecordedCall, Recording
 
@@ -52,8 +53,8 @@ class Cold(msgspec.Struct, frozen=True):
 class Around(msgspec.Struct, frozen=True):
     """What the rest of a recording tells of one call.
 
-    `head_tokens` is how far an earlier call had read that read nothing behind the head, `read_next` what the call
-    behind this one read.
+    `head_tokens` is how far an earlier call had read that missed what was there and read nothing behind the head,
+    `read_next` what the call behind this one read.
     """
 
     first_prompt_tokens: int | None = None
@@ -131,9 +132,17 @@ def cold_causes(recording: Recording, rules: CacheRules) -> tuple[Cold | None, .
         found.append(cold_cause(before, call, rules, lifetimes[index - 1], around=around))
         if changed_model(before, call):
             head = 0
-        if found[-1] is not None and call.usage is not None and call.usage.cache_read <= (first_tokens or 0):
-            head = max(head, call.usage.cache_read)
+        if _read_the_head_alone(before, call, first_tokens or 0):
+            head = max(head, call.usage.cache_read if call.usage else 0)
     return tuple(found)
+
+
+def _read_the_head_alone(before: RecordedCall, call: RecordedCall, first_prompt_tokens: int) -> bool:
+    """Whether a call missed a good part of what was there, and what it read ends within the first prompt."""
+    if before.usage is None or call.usage is None or call.usage.cache_read > first_prompt_tokens:
+        return False
+    there = min(before.usage.cache_read + before.usage.cache_write, call.usage.tokens_sent)
+    return there - call.usage.cache_read >= DROP_TOKENS_MIN
 
 
 def recorded_lifetimes(recording: Recording) -> tuple[Ttl, ...]:

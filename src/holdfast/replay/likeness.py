@@ -21,6 +21,7 @@ from holdfast.replay.colds import (
     turnings,
     why_cold,
 )
+from holdfast.replay.habits import Habits, habits, in_time
 from holdfast.replay.play import PlayedCall, Player, Setting
 from holdfast.replay.recording import RecordedCall, Recording
 
@@ -47,9 +48,9 @@ class Likeness(msgspec.Struct, frozen=True):
 
     A cold call is *foreseen* where the model takes it for cold without looking at how much was read: from times, bytes,
     models, compactions, and the lifetimes that the client asked for. It is *named* where the reason is known once what
-    was reported is looked at too. It is *lost* where all that can be said is that the conversation was not found though
-    it should have been. `in_time` are the calls that should have found it, `in_time_cold` those that did not: what a
-    turning of the client tells is seen there.
+    was reported is looked at too. It is *lost* where all that can be said of it alone is that the conversation was not
+    found though it should have been; what `habits` tell of all of them together names some of these. `in_time` are the
+    calls that should have found it, `in_time_cold` those that did not: what a turning of the client tells shows there.
     """
 
     recorded: Usage = Usage()
@@ -61,6 +62,7 @@ class Likeness(msgspec.Struct, frozen=True):
     """Calls that the model took for cold and that were not; behind a compaction it takes none for warm or cold."""
     in_time: Mapping[Where, int] = msgspec.field(default_factory=_at)
     in_time_cold: Mapping[Where, int] = msgspec.field(default_factory=_at)
+    habits: Habits = Habits()
 
     @property
     def read_share_off(self) -> float:
@@ -75,9 +77,13 @@ class Likeness(msgspec.Struct, frozen=True):
         return sum(self.cold_foreseen.values())
 
     @property
-    def named(self) -> int:
-        """With a reason that something in the recording speaks for; the foreseen are among them."""
+    def named_alone(self) -> int:
+        """With a reason that something around the call itself speaks for; the foreseen are among them."""
         return sum(self.cold[reason] for reason in NAMED)
+
+    @property
+    def named(self) -> int:
+        return self.named_alone + (self.habits.person_lost if self.habits.tell else 0)
 
     def __add__(self, other: "Likeness") -> "Likeness":
         return Likeness(
@@ -89,6 +95,7 @@ class Likeness(msgspec.Struct, frozen=True):
             self.cold_imagined + other.cold_imagined,
             _sums(self.in_time, other.in_time),
             _sums(self.in_time_cold, other.in_time_cold),
+            self.habits + other.habits,
         )
 
 
@@ -108,23 +115,16 @@ def likeness(recording: Recording, setting: Setting) -> Likeness | None:
     quiet = msgspec.structs.replace(setting, keep_alive=False)
     (played,) = Player(recording, quiet).play((FixedPolicy("recorded", as_recorded),))
     causes, turns = cold_causes(recording, setting.told), turnings(recording)
-    total = Likeness()
+    total = Likeness(habits=habits(recording, setting.told))
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
         if call.usage is not None and before.usage is not None:
-            in_time = (
-                call.at - before.at < setting.told.ttls_seconds[lifetimes[index - 1]]
-                and not changed_model(before, call)
-                and call.kept is None
-                and call.usage.tokens_sent >= before.usage.tokens_sent
-            )
+            there = in_time(before, call, setting.told.ttls_seconds[lifetimes[index - 1]])
             foreseen = played.calls[index].cold or changed_model(before, call) or turns[index] in FORESEEN
             place: Where = "turnings" if turns[index] is not None else "elsewhere"
             found = _counted(call, played.calls[index], causes[index], foreseen=foreseen)
-            cold_place = place if in_time and causes[index] is not None else None
-            total += msgspec.structs.replace(
-                found, in_time=_at(place if in_time else None), in_time_cold=_at(cold_place)
-            )
+            cold_place = place if there and causes[index] is not None else None
+            total += msgspec.structs.replace(found, in_time=_at(place if there else None), in_time_cold=_at(cold_place))
     return total
 
 
@@ -150,14 +150,23 @@ def told(near: Likeness) -> Iterator[tuple[str, str]]:
     cold = near.cold_calls
     yield "recorded cold calls", _share(cold, near.calls)
     yield "  foreseen from times and bytes", f"{_share(near.foreseen, cold)}; {near.cold_imagined} more were not cold"
-    yield "  named, with what was reported as evidence", _share(near.named, cold)
-    yield "  lost in time, by the provider or by a change that nobody sees", _share(near.cold["lost"], cold)
+    yield "  named, with what was reported as evidence", _share(near.named_alone, cold)
+    if near.habits.tell:
+        yield "  likely the client's, by when they come", _told_by_habit(near.habits)
+        yield "  named in all", _share(near.named, cold)
+    lost = near.cold["lost"] - (near.named - near.named_alone)
+    yield "  lost in time, by the provider or by a change that nobody sees", _share(lost, cold)
     yield "  unnamed", _share(near.cold["unnamed"], cold)
     for reason in REASONS:
         if near.cold[reason]:
             yield f"  {reason}", f"{near.cold[reason]}, foreseen {near.cold_foreseen[reason]}"
     missed = [f"{_share(near.in_time_cold[place], near.in_time[place])} {place}" for place in _PLACES]
     yield "  cold though in time and no shorter", ", ".join(missed)
+
+
+def _told_by_habit(found: Habits) -> str:
+    where = f"lost behind {found.person_lost} of {found.person} messages of a person"
+    return f"{where}, {found.tool_lost} of {found.tool} results of a tool: {found.times:.0f} times as often"
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,0 +1,234 @@
+"""The books of a session: every event is entered once, and what is remembered does not grow with the session.
+
+A store enters events as it writes them; `entries` does the same for a whole log at once.
+"""
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.blocks import Image, ToolResult
+from holdfast.canonical.moves import Move
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import Models, price_at, utc_date
+from holdfast.economics.cost import uncached_cost_usd
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import (
+    AnyPayload,
+    CachePinged,
+    EpochOpened,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    MessageAppended,
+    MessagesWithdrawn,
+    ModelSwitched,
+    RequestPrepared,
+)
+from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
+
+UNDER_WAY_MAX = 64
+"""Requests of one session that can be under way at once; what began before those was never answered."""
+
+ENTERED = (
+    EpochOpened,
+    ModelSwitched,
+    MessagesWithdrawn,
+    MessageAppended,
+    RequestPrepared,
+    LlmCallStarted,
+    CachePinged,
+    LlmCallCompleted,
+    LlmCallFailed,
+    ContextCompacted,
+)
+"""What changes the books; all other events leave them as they are."""
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """`blocks_shared` of the `blocks_before` of the call before stood in this call too, byte for byte."""
+
+    number: int
+    at: float
+    request_id: str
+    model: str
+    usage: Usage
+    cost_usd: Decimal
+    latency_ms: int
+    completed: bool
+    blocks_shared: int
+    blocks_before: int
+    moved_layer: str | None
+    moved_byte: int | None
+
+    @property
+    def prefix_held(self) -> bool:
+        return self.blocks_shared >= self.blocks_before
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A call that a provider has taken money for: what it was, what was planned, and how it is judged.
+
+    `uncached_usd` is what it would have cost without a cache, or its cost where no price is known; `chain` is the
+    digest of all that it sent. A call that broke off, or whose model the catalog does not know, has no verdict.
+    """
+
+    event_id: str
+    turn_id: str | None
+    provider: str
+    record: CallRecord
+    uncached_usd: Decimal
+    pricing_version: str = ""
+    stop_reason: str = ""
+    plan: Plan = Plan()
+    chain: str = ""
+    verdict: Verdict | None = None
+
+
+class Books(msgspec.Struct, frozen=True):
+    """What has to be remembered of a session so that its next call can be entered.
+
+    The newest request has `blocks` blocks and the digest `chain`; the newest that was answered had `answered` of them.
+    """
+
+    number: int = 0
+    blocks: int = 0
+    chain: str = ""
+    answered: int = 0
+    images: bool = False
+    planned: tuple[str, str] | None = None
+    newest: Request | None = None
+    under_way: tuple[tuple[str, Request], ...] = ()
+    left: Left | None = None
+
+
+def entered(
+    books: Books, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
+) -> tuple[Books, Entry | None]:
+    """The books with one more event, and the call that it ended, if it did."""
+    match event.payload:
+        case RequestPrepared() as it:
+            return _prepared(books, it, event.at), None
+        case LlmCallStarted(request_id=request_id) if books.newest is not None:
+            under_way = (*books.under_way, (request_id, books.newest))[-UNDER_WAY_MAX:]
+            return msgspec.structs.replace(books, under_way=under_way), None
+        case LlmCallCompleted() | LlmCallFailed() as it:
+            return _ended(books, event, it, models=models, drop_tokens_min=drop_tokens_min)
+        case other:
+            return _noted(books, other), None
+
+
+def entries(events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[Entry]:
+    """The calls of a session in the order in which they ended, however they overlapped.
+
+    They were completed, or broken off after the provider had begun.
+    """
+    books = Books()
+    for event in events:
+        if isinstance(event.payload, ENTERED):
+            books, entry = entered(books, event, models, drop_tokens_min=drop_tokens_min)
+            if entry is not None:
+                yield entry
+
+
+def _noted(books: Books, payload: AnyPayload) -> Books:
+    replace = msgspec.structs.replace
+    match payload:
+        case EpochOpened(epoch=epoch) if epoch > 1:
+            return replace(books, planned=("epoch", f"epoch {epoch} was opened"))
+        case ModelSwitched(after=after):
+            # Another model has another cache: there is nothing that could have moved.
+            return replace(books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="")
+        case ContextCompacted() as it:
+            planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
+            blocks, answered = min(books.blocks, it.kept_blocks), min(books.answered, it.kept_blocks)
+            return replace(books, planned=planned, blocks=blocks, answered=answered)
+        case MessagesWithdrawn() if books.blocks > books.answered:
+            # The provider took nothing of what was refused.
+            return replace(books, blocks=books.answered)
+        case MessageAppended(message=message) if not books.images and any(map(_has_image, message.content)):
+            return replace(books, images=True)
+        case CachePinged() as it if it.piece is not None and books.left and it.sent_at >= books.left.used_at:
+            kept = it.usage.cache_read + it.usage.cache_write
+            return replace(books, left=replace(books.left, used_at=it.sent_at, tokens=kept, ttl=it.ttl, mark=it.piece))
+        case _:
+            return books
+
+
+def _prepared(books: Books, it: RequestPrepared, at: float) -> Books:
+    links = it.links
+    moved = links[0] if links and it.shared_blocks < books.blocks else None
+    chain = links[-1].digest if links else books.chain
+    request = Request(
+        at=at,
+        plan=it.plan,
+        chain=chain,
+        settings=dict(it.settings),
+        blocks_before=books.blocks,
+        blocks_shared=it.shared_blocks,
+        moved_layer=moved.layer if moved else None,
+        move=it.moved or (Move(moved.start) if moved else None),
+        planned=books.planned,
+        images=books.images,
+    )
+    blocks = it.shared_blocks + len(links)
+    return msgspec.structs.replace(books, newest=request, planned=None, blocks=blocks, chain=chain)
+
+
+def _ended(
+    books: Books, event: Event, it: LlmCallCompleted | LlmCallFailed, *, models: Models, drop_tokens_min: int
+) -> tuple[Books, Entry | None]:
+    request = next((sent for name, sent in reversed(books.under_way) if name == it.request_id), books.newest)
+    under_way = tuple(one for one in books.under_way if one[0] != it.request_id)
+    books = msgspec.structs.replace(books, under_way=under_way)
+    completed = isinstance(it, LlmCallCompleted)
+    if not completed and it.usage == Usage():
+        return books, None
+    row = models.get(it.model)
+    verdict, left = None, books.left
+    if isinstance(it, LlmCallCompleted) and request is not None and row is not None:
+        verdict = judge(left, request, it.usage, row, drop_tokens_min=drop_tokens_min)
+        left = left_by(request, it.usage, row)
+    uncached = it.cost_usd
+    if row is not None:
+        uncached = uncached_cost_usd(it.usage, price_at(row, utc_date(event.at), it.usage.tokens_sent))
+    entry = Entry(
+        event_id=event.id,
+        turn_id=event.turn_id,
+        provider=it.provider,
+        record=_record(books.number + 1, event.at, it, request),
+        uncached_usd=uncached,
+        pricing_version=it.pricing_version if isinstance(it, LlmCallCompleted) else "",
+        stop_reason=it.stop_reason if isinstance(it, LlmCallCompleted) else it.error_class,
+        plan=request.plan if request else Plan(),
+        chain=request.chain if request else "",
+        verdict=verdict,
+    )
+    answered = books.blocks if completed else books.answered
+    return msgspec.structs.replace(books, number=books.number + 1, answered=answered, left=left), entry
+
+
+def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, request: Request | None) -> CallRecord:
+    return CallRecord(
+        number=number,
+        at=at,
+        request_id=it.request_id,
+        model=it.model,
+        usage=it.usage,
+        cost_usd=it.cost_usd,
+        latency_ms=it.latency_ms,
+        completed=isinstance(it, LlmCallCompleted),
+        blocks_shared=request.blocks_shared if request else 0,
+        blocks_before=request.blocks_before if request else 0,
+        moved_layer=request.moved_layer if request else None,
+        moved_byte=request.move.byte if request and request.move and request.moved else None,
+    )
+
+
+def _has_image(block: object) -> bool:
+    if isinstance(block, ToolResult):
+        return any(isinstance(part, Image) for part in block.content)
+    return isinstance(block, Image)
