@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from holdfast.canonical.usage import Usage as Usage
     from holdfast.canonical.view import LayerText as LayerText
     from holdfast.canonical.view import View as View
+    from holdfast.compaction.values import CompactionConfig as CompactionConfig
+    from holdfast.compaction.values import CompactionResult as CompactionResult
     from holdfast.economics.waiting import NextWake as NextWake
     from holdfast.engine.confirm import ConfirmationRequest as ConfirmationRequest
     from holdfast.engine.context import ToolContext as ToolContext
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.options import Options as Options
     from holdfast.runtime.session import Session as Session
+    from holdfast.runtime.session import compact_session as compact_session
     from holdfast.runtime.session import next_wake as next_wake
     from holdfast.runtime.session import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
@@ -49,6 +52,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Answer": "holdfast.engine.turn",
     "BudgetError": "holdfast.errors",
+    "CompactionConfig": "holdfast.compaction.values",
+    "CompactionResult": "holdfast.compaction.values",
     "ConfirmationRequest": "holdfast.engine.confirm",
     "Event": "holdfast.events.envelope",
     "Gate": "holdfast.engine.gate",
@@ -79,6 +84,7 @@ _HOMES = {
     "View": "holdfast.canonical.view",
     "build_initial_context": "holdfast.runtime.context",
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
+    "compact_session": "holdfast.runtime.session",
     "default_skills_dir": "holdfast.sources.skills.library",
     "load_skills": "holdfast.sources.skills.library",
     "next_wake": "holdfast.runtime.session",

@@ -2,7 +2,15 @@
 
 from holdfast.compaction.decide import due, too_large_a_head
 from holdfast.compaction.values import CompactionConfig
-from holdfast.engine.compacting import Proposal, Standing, Unhelpful, outlook_of, propose, propose_clearing
+from holdfast.engine.compacting import (
+    Proposal,
+    Standing,
+    Unhelpful,
+    outlook_of,
+    propose,
+    propose_clearing,
+    propose_seed,
+)
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.history import logged
 from holdfast.engine.views import sent_view
@@ -30,9 +38,9 @@ def standing_of(talk: Conversation) -> Standing:
     )
 
 
-async def shorten(talk: Conversation, config: CompactionConfig) -> Proposal | Unhelpful:
-    """What was asked for, done if it helps."""
-    found = propose(standing_of(talk), config, "asked")
+async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
+    """What was asked for, done if it helps; by the seed's rules where that is said."""
+    found = (propose_seed if seed else propose)(standing_of(talk), config, "asked")
     if isinstance(found, Proposal):
         await talk.record("user", *found.payloads)
     return found

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.blocks import ToolResult
+from holdfast.canonical.blocks import Message, ToolResult, text_of
 from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Passage
@@ -16,6 +16,7 @@ from holdfast.compaction.clearing import batch_of
 from holdfast.compaction.decide import Outlook, least_gain, numbers_of
 from holdfast.compaction.groups import cut_at, is_record
 from holdfast.compaction.record import Kept, build_record, note_text, record_text
+from holdfast.compaction.seed import compact_messages
 from holdfast.compaction.values import CompactionConfig, Cut, Record
 from holdfast.economics.compacting import Rates
 from holdfast.engine.draft import Draft
@@ -112,6 +113,10 @@ def propose(
 
     Whoever asks gets a checkpoint. Done for money, whichever of the two saves more over the calls that are expected.
     """
+    if standing.state.profile == "seed":
+        # By itself it acts on the size of the prompt alone, and the limit for whoever asks does not hold.
+        seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
+        return propose_seed(standing, seed, trigger)
     checkpoint = _checkpoint(standing, config, trigger, tail_tokens_max)
     if trigger in ("asked", "overflow") or not config.clear:
         return checkpoint
@@ -153,6 +158,31 @@ def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trig
     return checked(standing, event)
 
 
+def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+    """The summary of seed 002, with as many of the newest messages as it says; or why there is none."""
+    state, outlook = standing.state, outlook_of(standing)
+    messages = [Message(one.role, one.content) for one in state.passages]
+    found = compact_messages(messages, config)
+    start = len(state.passages) - len(found.messages) + 1
+    covered = [one for one in state.passages[:start] if not is_record(one)]
+    if found.reason or not covered or state.compaction.last_message == state.messages:
+        return Unhelpful(found.reason or "there is nothing new to compact", _unchanged(outlook))
+    event = ContextCompacted(
+        strategy="seed",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=covered[0].number,
+        last=covered[-1].number,
+        digest=_digest_of(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged(outlook),
+        segments=(RecordSegment("record", text_of(found.messages[0].content)),),
+        thinking_dropped=standing.model.cache.binds_thinking,
+    )
+    return checked(standing, event)
+
+
 def _passage_tokens(standing: Standing) -> list[int]:
     factor = standing.state.calibration.factor
     return [round(count * factor) for count in standing.draft.passage_tokens()]
@@ -167,7 +197,7 @@ def _checkpoint(
 ) -> Proposal | Unhelpful:
     state, outlook = standing.state, outlook_of(standing)
     tokens = _passage_tokens(standing)
-    record_max, tail_max = _budgets(sum(tokens), config)
+    record_max, tail_max = budgets(sum(tokens), config)
     cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
     if cut is None or state.compaction.last_message == state.messages:
         return Unhelpful("there is nothing new to compact", _unchanged(outlook))
@@ -191,7 +221,7 @@ def _checkpoint(
     return checked(standing, event, record)
 
 
-def _budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
+def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
     """How many tokens the record and the tail may have."""
     room = int(message_tokens * config.share_max)
     record = max(RECORD_TOKENS_MIN, min(config.record_tokens_max, int(room * RECORD_SHARE)))
@@ -229,7 +259,9 @@ def checked(standing: Standing, event: ContextCompacted, record: Record | None =
     numbers = _measured(standing, draft, after)
     if problems:
         return Unhelpful(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
-    if event.tokens_before - tokens < least_gain(event.tokens_before, event.trigger):
+    # The seed compacts whatever its own limits let through.
+    gain_min = 1 if event.strategy == "seed" else least_gain(event.tokens_before, event.trigger)
+    if event.tokens_before - tokens < gain_min:
         return Unhelpful("too little can be removed: the rest is head, record or newest messages", numbers)
     blocks = shared_links(state.links, draft.scroll.links)
     whole: ContextCompacted = msgspec.structs.replace(

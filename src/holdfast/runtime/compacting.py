@@ -14,8 +14,8 @@ def compaction_of(options: Options) -> CompactionConfig:
     return asked if isinstance(asked, CompactionConfig) else CompactionConfig(auto=asked)
 
 
-async def compact_open(talk: Conversation, config: CompactionConfig | None) -> CompactionResult:
-    found = await shorten(talk, config or talk.parts.compaction)
+async def compact_open(talk: Conversation, config: CompactionConfig | None, *, seed: bool = False) -> CompactionResult:
+    found = await shorten(talk, config or talk.parts.compaction, seed=seed)
     messages = messages_of(talk.state.passages)
     if isinstance(found, Unhelpful):
         size = found.numbers.prompt_tokens

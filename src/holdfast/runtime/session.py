@@ -200,9 +200,14 @@ class Session:
 
         Nothing on the log changes. What would not help is not done, and the result says why.
         """
+        return await compact_open(self._idle, config)
+
+    @property
+    def _idle(self) -> Conversation:
+        """The conversation, if nothing is under way in it."""
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is under way in this session; wait for it before you compact")
-        return await compact_open(self._open, config)
+        return self._open
 
     async def end(self) -> None:
         """Record that this session is over; it can still be read and resumed."""
@@ -298,6 +303,11 @@ class Session:
 def next_wake(session: Session) -> NextWake:
     """The same as `session.next_wake()`."""
     return session.next_wake()
+
+
+async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:
+    """Compact by the rules of seed 002, whatever the profile: a summary, and the last messages as they are."""
+    return await compact_open(session._idle, config, seed=True)
 
 
 def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
