@@ -16,11 +16,11 @@ from benchmarks._traces import LEFT_OUT, sessions_of, traces_folder
 from holdfast.canonical.blocks import Message, ToolUse
 from holdfast.canonical.prompt import Passage
 from holdfast.catalog.tokens import count_tokens
+from holdfast.compaction.decide import budgets
 from holdfast.compaction.groups import cut_at, groups_of
 from holdfast.compaction.record import Kept, build_record, record_text
 from holdfast.compaction.seed import summarize
 from holdfast.compaction.values import DEFAULT_CONFIG, Record
-from holdfast.engine.compacting import budgets
 from holdfast.extraction.calls import action_of, plain_text
 from holdfast.extraction.entities import Entity, entities_in, signature
 from holdfast.extraction.facts import facts_of

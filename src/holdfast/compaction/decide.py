@@ -16,6 +16,12 @@ REFETCH_TOKENS = 4_000
 """What is read again because it left the view, about: two or three files."""
 
 
+RECORD_SHARE = 0.5
+"""How much of what a compaction leaves is the record, where the share of the messages before is what limits it."""
+
+RECORD_TOKENS_MIN = 600
+
+
 class Outlook(msgspec.Struct, frozen=True):
     """A session before a call, in tokens and calls; all of it is known without a look at the history.
 
@@ -43,6 +49,13 @@ def after_tokens(outlook: Outlook, config: CompactionConfig) -> int:
     """What will stand behind the head at most, the newest group aside."""
     messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
     return min(config.record_tokens_max + config.tail_tokens_max, int(messages * config.share_max))
+
+
+def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
+    """How many tokens the record and the tail may have."""
+    room = int(message_tokens * config.share_max)
+    record = max(RECORD_TOKENS_MIN, min(config.record_tokens_max, int(room * RECORD_SHARE)))
+    return record, min(config.tail_tokens_max, max(0, room - record))
 
 
 def due(outlook: Outlook, watch: Watch, config: CompactionConfig) -> Trigger | None:

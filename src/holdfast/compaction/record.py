@@ -74,7 +74,7 @@ def build_record(facts: Facts, *, tokens_max: int, count: Count, kept: Kept = NO
     Pinned lines are there whatever the budget says: the first goal, asks without an answer, the newest ask where no
     kept message holds one, and what the user wants always or never.
     """
-    budget = _Budget(tokens_max, count)
+    budget = _Budget(tokens_max - count(_FRAME), count)
     for line in (*_scope(facts), *_pinned(facts, kept)):
         budget.pin(line)
     offers, reserved = _offers(facts), int(tokens_max * dict(QUOTAS)["names"])
@@ -295,6 +295,10 @@ SOURCES = "[m12] names the message that a line is taken from."
 RECALL = " The tool recall_history shows it in full."
 RECENT = "The most recent messages are preserved word for word below."
 RESUME = "Go on from where the conversation stands, without a recap and without asking again what was answered already."
+
+
+_FRAME = "\n".join((PREAMBLE, SOURCES, RECALL, RECENT, RESUME, *HEADINGS.values()))
+"""What a record says whatever it is made of."""
 
 
 def record_text(record: Record, *, recall: bool) -> str:

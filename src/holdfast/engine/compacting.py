@@ -13,7 +13,7 @@ from holdfast.canonical.transcript import messages_of, result_id, validate
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_tokens
 from holdfast.compaction.clearing import batch_of
-from holdfast.compaction.decide import Outlook, least_gain, numbers_of
+from holdfast.compaction.decide import Outlook, budgets, least_gain, numbers_of
 from holdfast.compaction.groups import cut_at, is_record
 from holdfast.compaction.record import Kept, build_record, note_text, record_text
 from holdfast.compaction.seed import compact_messages
@@ -38,10 +38,6 @@ from holdfast.planning.memory import READ_SHARE_MIN, Learned
 from holdfast.planning.savings import write_rate
 
 RECALL_TOOL = "recall_history"
-RECORD_SHARE = 0.5
-"""How much of what a compaction leaves is the record, where the share of the messages before is what limits it."""
-
-RECORD_TOKENS_MIN = 600
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -219,13 +215,6 @@ def _checkpoint(
         thinking_dropped=standing.model.cache.binds_thinking,
     )
     return checked(standing, event, record)
-
-
-def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
-    """How many tokens the record and the tail may have."""
-    room = int(message_tokens * config.share_max)
-    record = max(RECORD_TOKENS_MIN, min(config.record_tokens_max, int(room * RECORD_SHARE)))
-    return record, min(config.tail_tokens_max, max(0, room - record))
 
 
 def _recalls(state: State) -> bool:
