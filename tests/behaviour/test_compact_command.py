@@ -120,7 +120,7 @@ def test_a_cut_off_turn_has_to_be_resumed_first(db: str, session_id: str) -> Non
     log = open_store(db)
     log.append([Event("z" * 26, 2e9, session_id, "user", TurnStarted("", 0))]).result()
     log.close()
-    with pytest.raises(UserError, match="a turn is under way in session .*, or was cut off; resume it first"):
+    with pytest.raises(UserError, match=r"a turn is under way in session .*, or was cut off; resume it first"):
         run("compact", session_id, "--db", db)
 
 

@@ -11,6 +11,7 @@ from holdfast.canonical.transcript import messages_of, validate
 from holdfast.catalog.lookup import find_model
 from holdfast.cli.main import command
 from holdfast.compaction.values import CompactionConfig
+from holdfast.extraction.calls import result_text
 from holdfast.replay.compacted import compacted_recording
 from holdfast.replay.recording import RecordedCall, Recording
 
@@ -66,7 +67,7 @@ def test_replay_compact_costs_less_and_writes_the_requests_as_they_would_be_sent
         content = [
             {"type": "text", "text": block.text}
             if isinstance(block, Text)
-            else {"type": "tool_result", "tool_use_id": block.tool_use_id, "content": block.content[0].text}
+            else {"type": "tool_result", "tool_use_id": block.tool_use_id, "content": result_text(block)}
             for passage in call.added
             for block in passage.content
             if isinstance(block, Text | ToolResult)

@@ -40,7 +40,7 @@ REQUESTS_MAX = 3
 FILES_MAX = 8
 SUMMARY_CHARS_MAX = 12_000
 _FILE_NAME = re.compile(r"\.(rs|ts|tsx|js|json|md|py|toml|go)$")
-_PENDING = re.compile(r"todo|next|pending|follow up|remaining", re.IGNORECASE)
+_PENDING = re.compile(r"to_?do|next|pending|follow up|remaining", re.IGNORECASE)
 
 
 def threshold_of(text: str | None) -> int:

@@ -195,7 +195,9 @@ def _checkpoint(
     tokens = _passage_tokens(standing)
     record_max, tail_max = budgets(sum(tokens), config)
     cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
-    if cut is None or state.compaction.last_message == state.messages:
+    # A prompt that does not fit is made smaller even where nothing was said since the last time.
+    at_once = state.compaction.last_message == state.messages and trigger != "overflow"
+    if cut is None or at_once:
         return Unhelpful("there is nothing new to compact", _unchanged(outlook))
     record, covered = _record_of(standing, cut, record_max)
     event = ContextCompacted(
