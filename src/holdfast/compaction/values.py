@@ -42,6 +42,7 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     `share_max` of the messages before. With `clear` old outputs of tools, those of protected ones aside, give way first
     where that is enough. `auto` lets a session decide by itself: from the soft limit on, when its
     cache is cold anyway, when the window is nearly full, and with `money` as soon as it is expected to pay.
+    With `prose` the model adds its reasons to the record, where its cache is warm.
     """
 
     preserve_recent_messages: int = 4

@@ -13,6 +13,7 @@ from holdfast.engine.compacting import (
 )
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.history import logged
+from holdfast.engine.prose import with_prose
 from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
@@ -40,10 +41,19 @@ def standing_of(talk: Conversation) -> Standing:
 
 async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
     """What was asked for, done if it helps; by the seed's rules where that is said."""
-    found = (propose_seed if seed else propose)(standing_of(talk), config, "asked")
+    standing = standing_of(talk)
+    found = (propose_seed if seed else propose)(standing, config, "asked")
     if isinstance(found, Proposal):
+        found = await _explained(talk, standing, found, config)
         await talk.record("user", *found.payloads)
     return found
+
+
+async def _explained(talk: Conversation, standing: Standing, found: Proposal, config: CompactionConfig) -> Proposal:
+    """With the model's own words where they are wanted, and the prompt that they ride on is still cached."""
+    if not config.prose or found.event.strategy != "checkpoint" or found.event.numbers.cache_cold:
+        return found
+    return await with_prose(talk, standing, found)
 
 
 async def shorten_if_due(talk: Conversation) -> bool:
@@ -82,6 +92,7 @@ async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> st
 async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
     found = propose(standing, config, trigger)
     if isinstance(found, Proposal):
+        found = await _explained(talk, standing, found, config)
         await talk.record("system", *found.payloads)
         return True
     final = too_large_a_head(outlook_of(standing), config)
