@@ -25,7 +25,7 @@ from holdfast.extraction.calls import action_of, plain_text
 from holdfast.extraction.entities import Entity, entities_in, signature
 from holdfast.extraction.facts import facts_of
 from holdfast.extraction.texts import folded
-from holdfast.replay.recording import Recording
+from holdfast.replay.recording import RecordedCall, Recording
 
 SOURCES = ("entire_claude_code", "pi_coding_agent")
 EVERY_TOKENS = 40_000
@@ -161,6 +161,27 @@ def seed(moment: Moment) -> View:
     return View(f"{text}\n{_text(moment.passages[start:])}", count_tokens(text) + sum(moment.tokens[start:]), start)
 
 
+def summed_up_by_the_client(recording: Recording) -> Iterator[tuple[Moment, View]]:
+    """What a recorded client has really put in place of its conversation, and the moment in which it did."""
+    said: list[Passage] = []
+    for index, call in enumerate(recording.calls):
+        if call.kept == 0 and said:
+            behind = [one for later in recording.calls[index:] for one in (*later.added, *_reply(later))]
+            behind = behind[len(call.added) :]
+            before = tuple(said)
+            seen = set().union(*(named_in(one) for one in before))
+            used = seen & _used_next(behind, [named_in(one) for one in behind], 0)
+            tokens = tuple(count_tokens(plain_text(one.content)) for one in before)
+            text = _text(call.added)
+            yield Moment(before, tokens, 0, 1, frozenset(used)), View(text, count_tokens(text), len(before))
+            said = []
+        said += [*call.added, *_reply(call)]
+
+
+def _reply(call: RecordedCall) -> tuple[Passage, ...]:
+    return (call.reply,) if call.reply is not None else ()
+
+
 def reached(moment: Moment, view: View) -> set[Entity]:
     """What stands in the groups that a line of the record leads to."""
     found = set[Entity]()
@@ -203,6 +224,16 @@ def run() -> list[tuple[str, str]]:
     rows = [("cuts", f"{len(cuts)} in {len(sessions[:SESSIONS_MAX])} sessions that chose no constant")]
     for name, compactor in rivals.items():
         rows += _scores(name, compactor, cuts)
+    summaries = {
+        id(moment): (moment, view)
+        for name in SOURCES
+        for one in sessions_of(folder, name, compactions=True)
+        for moment, view in summed_up_by_the_client(one)
+    }
+    if summaries:
+        told = [moment for moment, _ in summaries.values()]
+        label = f"the client's own {len(told)} summaries"
+        rows += _scores(label, lambda moment: summaries[id(moment)][1], told)
     return rows
 
 

@@ -28,6 +28,13 @@ def compacted_newest(passages: Sequence[Passage], it: ContextCompacted) -> tuple
     )
 
 
+def told_by_the_user(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+    """The passages for a provider that may take no message of the system: a record is told as the user's."""
+    if not passages or not is_record(passages[0]) or passages[0].role != "system":
+        return passages
+    return (msgspec.structs.replace(passages[0], role="user"), *passages[1:])
+
+
 def record_passage(it: ContextCompacted) -> Passage:
     return Passage(it.role, tuple(Text(part.text) for part in it.segments), layer=RECORD_LAYER)
 

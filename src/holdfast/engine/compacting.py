@@ -5,11 +5,11 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.blocks import Message, ToolResult, text_of
+from holdfast.canonical.blocks import Message, Role, ToolResult, text_of
 from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Passage
-from holdfast.canonical.transcript import messages_of, result_id, validate
+from holdfast.canonical.transcript import TranscriptRules, messages_of, result_id, validate
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_tokens
 from holdfast.compaction.clearing import batch_of
@@ -38,6 +38,10 @@ from holdfast.planning.memory import READ_SHARE_MIN, Learned
 from holdfast.planning.savings import write_rate
 
 RECALL_TOOL = "recall_history"
+_RULES = TranscriptRules(system_messages="anywhere")
+"""A record may be a message of the system; whether a provider takes one is asked before it is made so."""
+
+_TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -174,6 +178,7 @@ def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger)
         tokens_after=0,
         numbers=_unchanged(outlook),
         segments=(RecordSegment("record", text_of(found.messages[0].content)),),
+        role=record_role(standing),
         thinking_dropped=standing.model.cache.binds_thinking,
     )
     return checked(standing, event)
@@ -214,9 +219,16 @@ def _checkpoint(
             RecordSegment("record", record_text(record, recall=_recalls(state))),
             RecordSegment("note", note_text(recent=cut.stop < len(state.passages))),
         ),
+        role=record_role(standing),
         thinking_dropped=standing.model.cache.binds_thinking,
     )
     return checked(standing, event, record)
+
+
+def record_role(standing: Standing) -> Role:
+    """The system's, where there is a system prompt and the provider takes a second one; else the user's."""
+    prompted = any(segment.place == "system" for segment in standing.state.head)
+    return "system" if prompted and standing.model.provider in _TAKES_SYSTEM_FIRST else "user"
 
 
 def _recalls(state: State) -> bool:
@@ -243,7 +255,9 @@ def checked(standing: Standing, event: ContextCompacted, record: Record | None =
     """The event with its measured sizes, if the view that it makes is legal and smaller by enough."""
     state = standing.state
     after = compact(state, event)
-    problems = validate(messages_of(after.passages)) if not validate(messages_of(state.passages)) else ()
+    # What a provider's own repair has to mend is not ours to refuse; what we would break is.
+    broken = validate(messages_of(state.passages), rules=_RULES)
+    problems = validate(messages_of(after.passages), rules=_RULES) if not broken else ()
     draft = standing.new_draft()
     draft.update(assemble(sent_view(after)))
     tokens = state.calibration.corrected(draft.scroll.tokens_total)

@@ -9,7 +9,7 @@ from holdfast.canonical.prompt import Passage, Stability, without_thinking
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.tokens import Calibration
 from holdfast.compaction.groups import is_record, records_in_front
-from holdfast.compaction.view import compacted, compacted_newest
+from holdfast.compaction.view import compacted, compacted_newest, told_by_the_user
 from holdfast.compaction.watch import after_ask, after_compaction, after_refusal
 from holdfast.engine.activation import activated, without_results
 from holdfast.engine.carry import call_in, carry
@@ -179,8 +179,9 @@ def waited_for(state: State) -> WaitedFor:
 def _switch_model(state: State, switched: ModelSwitched) -> State:
     """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
     same_provider = provider_of(switched.before) == provider_of(switched.after)
-    sent = carry(state.passages[: state.sent], same_provider=same_provider).passages
-    newer = carry(state.passages[state.sent :], same_provider=same_provider).passages
+    told = state.passages if same_provider else told_by_the_user(state.passages)
+    sent = carry(told[: state.sent], same_provider=same_provider).passages
+    newer = carry(told[state.sent :], same_provider=same_provider).passages
     return msgspec.structs.replace(
         state,
         model=switched.after,
