@@ -307,3 +307,18 @@ async def test_the_record_is_the_systems_where_the_provider_takes_that(model: st
     assert {request.status for request in talk.provider.requests} == {200}
     made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
     assert [one.violation for one in made] == [None] * len(made)
+
+
+async def test_a_new_session_can_be_told_all_that_was_done() -> None:
+    talk = LongTalk()
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        told = session.hand_off()
+        assert compactions(talk.store) == []
+    assert GOAL in told
+    assert "read x1, sha:" in told
+    assert "recall_history" not in told
+    assert "preserved word for word below" not in told
+    async with talk.create() as another:
+        await another.send(told)
+        assert another.turn_count == 1

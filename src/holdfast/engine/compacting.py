@@ -251,6 +251,17 @@ def _record_of(standing: Standing, cut: Cut, tokens_max: int) -> tuple[Record, l
     return record, [one for one in raw if cut.first <= one.number <= cut.last]
 
 
+def hand_off_text(standing: Standing, config: CompactionConfig) -> str:
+    """What a new session has to be told to go on with this one's work: a record of all of it."""
+    factor = standing.model.tokens_factor * standing.state.calibration.factor
+    record = build_record(
+        facts_of(standing.raw()),
+        tokens_max=config.record_tokens_max,
+        count=lambda line: count_tokens(line, factor),
+    )
+    return f"{record_text(record, recall=False)}\n\n{note_text(recent=False)}"
+
+
 def checked(standing: Standing, event: ContextCompacted, record: Record | None = None) -> Proposal | Unhelpful:
     """The event with its measured sizes, if the view that it makes is legal and smaller by enough."""
     state = standing.state

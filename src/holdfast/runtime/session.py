@@ -18,6 +18,8 @@ from holdfast.clock import new_ulid, system_clock
 from holdfast.compaction.values import CompactionConfig, CompactionResult
 from holdfast.economics.waiting import NextWake
 from holdfast.engine.alive import Keeper
+from holdfast.engine.checkpoints import standing_of
+from holdfast.engine.compacting import hand_off_text
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.keeping import let_go
 from holdfast.engine.state import State, fold
@@ -201,6 +203,11 @@ class Session:
         Nothing on the log changes. What would not help is not done, and the result says why.
         """
         return await compact_open(self._idle, config)
+
+    def hand_off(self) -> str:
+        """What a new session has to be told to go on with this work: a record of all of it, as its first message."""
+        talk = self._idle
+        return hand_off_text(standing_of(talk), talk.parts.compaction)
 
     @property
     def _idle(self) -> Conversation:
