@@ -11,7 +11,7 @@ from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.compacting import Standing
 from holdfast.engine.draft import Draft
 from holdfast.engine.history import logged
-from holdfast.engine.state import State, fold
+from holdfast.engine.state import State, apply
 from holdfast.engine.views import sent_view
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -56,6 +56,7 @@ class History:
         self._events = 0
         self.asks: list[str] = []
         self.events: list[Event] = []
+        self._state = State("s1")
         self.add(
             SessionStarted(MODEL.id), EpochOpened(1, (LayerText("preset", "Keep to the rules of the house."),), ())
         )
@@ -63,7 +64,9 @@ class History:
     def add(self, *payloads: AnyPayload) -> None:
         for payload in payloads:
             self._events += 1
-            self.events.append(Event(f"e{self._events:09}", float(self._events), "s1", "system", payload))
+            event = Event(f"e{self._events:09}", float(self._events), "s1", "system", payload)
+            self.events.append(event)
+            self._state = apply(self._state, event)
 
     def words(self, count: int) -> str:
         return " ".join(self.dice.choice(WORDS) + str(self.dice.randrange(50)) for _ in range(count))
@@ -113,7 +116,7 @@ class History:
         return ToolResult(call.id, (Text(text),), is_error=bad, name=call.name)
 
     def state(self) -> State:
-        return fold(self.events, "s1")
+        return self._state
 
 
 def standing_of(history: History, model: Model = MODEL) -> Standing:
