@@ -13,6 +13,7 @@ from holdfast.cli.stores import found_session
 from holdfast.engine.builtin.chosen import NAMES
 from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
 from holdfast.engine.builtin.skills import NAMES as SKILL_TOOLS
+from holdfast.engine.compacting import RECALL_TOOL
 from holdfast.engine.state import State, fold
 from holdfast.errors import UserError
 from holdfast.events.log import Log
@@ -118,6 +119,7 @@ def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace:
         "builtin_tools": files,
         "memory": memory,
         "skills": with_tools if known is None else not known.isdisjoint(SKILL_TOOLS),
+        "recall_history": with_tools if known is None else RECALL_TOOL in known,
         "confirm_seconds_max": CONFIRM_SECONDS_MAX,
         "allow_uncached": True,
     }

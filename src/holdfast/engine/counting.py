@@ -5,16 +5,14 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.canonical.usage import Usage
+from holdfast.compaction.watch import after_call
 from holdfast.engine.answered import answered, comparison_after
 from holdfast.engine.sent import SentCall
 from holdfast.engine.session_state import State
-from holdfast.events.payloads import (
-    CacheKept,
-    CachePinged,
-    LlmCallCompleted,
-)
+from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted
 from holdfast.planning.explicit import KeptPrefix
-from holdfast.planning.memory import after_call, after_ping
+from holdfast.planning.memory import after_call as remembered
+from holdfast.planning.memory import after_ping
 from holdfast.planning.policy import Pinged
 
 
@@ -66,8 +64,9 @@ def count_call(state: State, call: LlmCallCompleted) -> State:
         counted,
         last_call=answered(state.request, call.usage),
         answered_links=len(state.links),
-        memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,
+        memory=remembered(state.memory, state.request, call.usage) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
         comparison=comparison_after(state.comparison, call),
+        compaction=after_call(state.compaction, call.usage),
     )

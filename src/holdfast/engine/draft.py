@@ -41,6 +41,16 @@ class Draft:
             self.scroll.extend(self.spelled(passage))
         self._passages = passages
 
+    @property
+    def head_tokens(self) -> int:
+        """Of what stands in front of the messages."""
+        return sum(self.scroll.tokens[: self._starts[0]]) if self._starts else self.scroll.tokens_total
+
+    def passage_tokens(self) -> list[int]:
+        """Of each passage."""
+        ends = [*self._starts[1:], len(self.scroll.tokens)]
+        return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
+
     def _cut(self, keep: int) -> None:
         self._dropped, self._kept_pieces = tuple(self.scroll.pieces[keep:]), keep
         self.scroll.cut(keep)

@@ -11,6 +11,7 @@ from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.catalog.tokens import Calibration
+from holdfast.compaction.watch import Watch
 from holdfast.engine.activation import NOTHING_ACTIVE, Activations
 from holdfast.engine.answered import Comparison
 from holdfast.engine.limits import UNLIMITED, Limits
@@ -31,7 +32,7 @@ class State(msgspec.Struct, frozen=True):
 
     `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `request` is the newest
     one, `last_call` the newest one that was answered. Sessions in `delegating` work for this one; what they cost is not
-    counted here yet.
+    counted here yet. So many `messages` are on the log, those included that are no longer in view.
     """
 
     session_id: str
@@ -80,3 +81,5 @@ class State(msgspec.Struct, frozen=True):
     incidents: Ledger = NOTHING_HAPPENED
     control: CacheControlled = CacheControlled()
     ended: bool = False
+    messages: int = 0
+    compaction: Watch = Watch()

@@ -8,6 +8,9 @@ from holdfast.canonical.blocks import Text, ToolUse, text_of
 from holdfast.canonical.prompt import Passage, Stability, without_thinking
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.tokens import Calibration
+from holdfast.compaction.groups import is_record, records_in_front
+from holdfast.compaction.view import compacted, compacted_newest, told_by_the_user
+from holdfast.compaction.watch import after_ask, after_compaction, after_refusal
 from holdfast.engine.activation import activated, without_results
 from holdfast.engine.answered import comparison_after
 from holdfast.engine.carry import call_in, carry, provider_of
@@ -47,11 +50,12 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
 from holdfast.layers.assemble import head_of, with_nonce
 from holdfast.planning.floors import Floor
-from holdfast.planning.memory import Sent, doubted, moved
+from holdfast.planning.memory import Sent, cut_back, doubted, moved
 from holdfast.planning.policy import WaitedFor
 from holdfast.planning.truths import Belief
 from holdfast.recovery.ledger import recorded
@@ -80,10 +84,7 @@ def _apply(state: State, event: Event) -> State:
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
-            passages = (*state.passages, Passage(it.message.role, it.message.content))
-            # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
-            sent = len(passages) if it.message.role == "assistant" else state.sent
-            return change(state, passages=passages, sent=sent)
+            return _append(state, it)
         case MessagesWithdrawn():
             return _withdraw(state)
         case ContextInjected() as it:
@@ -119,6 +120,8 @@ def _apply(state: State, event: Event) -> State:
             return change(state, turn=None, turn_count=state.turn_count + 1)
         case SkillLoaded() as it:
             return change(state, activations=activated(state.activations, it))
+        case ContextCompacted() | CompactionRefused() | SkillReleased() as it:
+            return _shorten(state, it)
         case SessionEnded():
             return change(state, ended=True)
         case Recovery() | ProviderLimited() | Mending() as it:
@@ -198,8 +201,9 @@ def waited_for(state: State) -> WaitedFor:
 def _switch_model(state: State, switched: ModelSwitched) -> State:
     """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
     same_provider = provider_of(switched.before) == provider_of(switched.after)
-    sent = carry(state.passages[: state.sent], same_provider=same_provider).passages
-    newer = carry(state.passages[state.sent :], same_provider=same_provider).passages
+    told = state.passages if same_provider else told_by_the_user(state.passages)
+    sent = carry(told[: state.sent], same_provider=same_provider).passages
+    newer = carry(told[state.sent :], same_provider=same_provider).passages
     return msgspec.structs.replace(
         state,
         model=switched.after,
@@ -222,15 +226,13 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
 def _withdraw(state: State) -> State:
     """Everything behind the model's last words goes; volatile layers have then said only what is left."""
     spoken = [at for at, passage in enumerate(state.passages) if passage.role == "assistant"]
-    kept = state.passages[: spoken[-1] + 1 if spoken else 0]
-    said = {passage.layer: passage for passage in kept if passage.injected}
-    emitted = tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+    kept = state.passages[: spoken[-1] + 1 if spoken else records_in_front(state.passages)]
     ephemeral = state.first_ephemeral
     left = msgspec.structs.replace(
         state,
         passages=kept,
         sent=len(kept),
-        emitted=emitted,
+        emitted=_said_in(kept),
         first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(kept) else None,
         links=state.links[: state.answered_links],
     )
@@ -256,6 +258,49 @@ def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) 
     )
 
 
+def _said_in(passages: tuple[Passage, ...]) -> tuple[LayerText, ...]:
+    """What volatile layers have last said, as far as it is still there."""
+    said = {passage.layer: passage for passage in passages if passage.injected and not is_record(passage)}
+    return tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+
+
+def _append(state: State, it: MessageAppended) -> State:
+    number = state.messages + 1
+    passages = (*state.passages, Passage(it.message.role, it.message.content, number=number))
+    # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
+    sent = len(passages) if it.message.role == "assistant" else state.sent
+    return msgspec.structs.replace(state, passages=passages, sent=sent, messages=number)
+
+
+def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillReleased) -> State:
+    match it:
+        case ContextCompacted():
+            return compact(state, it)
+        case CompactionRefused():
+            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, it))
+        case SkillReleased():
+            active = without_results(state.activations, {it.tool_use_id or ""})
+            return msgspec.structs.replace(state, activations=active)
+
+
+def compact(state: State, it: ContextCompacted) -> State:
+    """Another view of the same log; what stands in front of it is cached as it was."""
+    sent = compacted(state.passages[: state.sent], it)
+    passages = sent + compacted_newest(state.passages[state.sent :], it)
+    return msgspec.structs.replace(
+        paid(state, it.cost_usd, it.usage),
+        epoch=it.epoch,
+        passages=passages,
+        sent=len(sent),
+        emitted=_said_in(passages),
+        first_ephemeral=next((at for at, passage in enumerate(passages) if passage.ephemeral), None),
+        links=state.links[: it.kept_blocks],
+        answered_links=min(state.answered_links, it.kept_blocks),
+        memory=cut_back(state.memory, state.request, blocks=it.kept_blocks, tokens=it.kept_tokens),
+        compaction=after_compaction(state.compaction, it, messages=state.messages),
+    )
+
+
 def _begin_turn(state: State, event: Event) -> State:
     """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
@@ -264,6 +309,7 @@ def _begin_turn(state: State, event: Event) -> State:
     return msgspec.structs.replace(
         state,
         turn=Turn(event.turn_id or event.id, event.at),
+        compaction=after_ask(state.compaction),
         first_ephemeral=None,
         emitted=tuple(said for said in state.emitted if not said.ephemeral),
     )
@@ -284,11 +330,16 @@ def _inject(state: State, injected: ContextInjected) -> State:
         layer=injected.layer,
         stability=Stability.VOLATILE,
         ephemeral=injected.ephemeral,
+        number=state.messages + 1,
     )
     others = tuple(one for one in state.emitted if one.layer != said.layer)
     first = state.first_ephemeral
     if said.ephemeral and first is None:
         first = len(state.passages)
     return msgspec.structs.replace(
-        state, passages=(*state.passages, passage), emitted=(*others, said), first_ephemeral=first
+        state,
+        passages=(*state.passages, passage),
+        emitted=(*others, said),
+        first_ephemeral=first,
+        messages=passage.number,
     )

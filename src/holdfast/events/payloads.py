@@ -19,6 +19,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
+from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import AnyRecoveryPayload
 from holdfast.events.payloads_tools import SideEffects as SideEffects
@@ -354,4 +355,7 @@ AnyPayload = (
     | MemoryUpdated
     | MemoryEviction
     | AnyRecoveryPayload
+    | ContextCompacted
+    | CompactionRefused
+    | SkillReleased
 )

@@ -29,6 +29,7 @@ from holdfast.events.payloads import (
     RequestPrepared,
     SessionStarted,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending, ProviderLimited
 from holdfast.ledger.money import bounded, integer, rounded
@@ -51,6 +52,7 @@ ENTERED = (
     LlmCallFailed,
     Mending,
     ProviderLimited,
+    ContextCompacted,
 )
 """What changes the books; all other events leave them as they are."""
 
@@ -165,6 +167,10 @@ def _noted(books: Books, payload: AnyPayload) -> Books:
             asked_for = replace(books, planned=("settings", reason) if reason else books.planned)
             # Another prefix was asked for: there is nothing that could have moved.
             return replace(asked_for, blocks=0, chain="") if new_prefix else asked_for
+        case ContextCompacted() as it:
+            planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
+            blocks, answered = min(books.blocks, it.kept_blocks), min(books.answered, it.kept_blocks)
+            return replace(books, planned=planned, blocks=blocks, answered=answered)
         case MessagesWithdrawn() if books.blocks > books.answered:
             # The provider took nothing of what was refused.
             return replace(books, blocks=books.answered)

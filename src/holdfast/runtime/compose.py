@@ -18,6 +18,7 @@ from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.padding import Outlook
+from holdfast.engine.builtin.recalling import recall_tool
 from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
 from holdfast.engine.delegating import Delegation
 from holdfast.engine.dispatch import Toolbox
@@ -36,6 +37,7 @@ from holdfast.providers.claude_code.command import CommandWire, split_command
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
+from holdfast.runtime.compacting import compaction_of, overflow_steps_of
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.controls import controls_of
 from holdfast.runtime.gates import account_of, completions_of, gate_of
@@ -105,12 +107,12 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
-    workspace = Path(folder) if folder else None
-    home = Path(config.home)
+    workspace, home = Path(folder) if folder else None, Path(config.home)
     skilled = session_skills(options, config, state, workspace=workspace)
     lent = delegation_of(options)
     where = Where(state.session_id, workspace, home)
-    toolbox = toolbox_of(options, where, skilled=skilled, more=(lent.tool,) if lent else ())
+    more = ((lent.tool,) if lent else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
+    toolbox = toolbox_of(options, where, skilled=skilled, more=more)
     _check_tools(state, toolbox)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
@@ -144,6 +146,8 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         completions=completions_of(options),
         simulated=is_simulated(log, state.session_id) if state.model else options.get("simulated", False),
         controls=controls_of(log),
+        compaction=compaction_of(options),
+        overflow_steps=overflow_steps_of(options),
     )
     # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)

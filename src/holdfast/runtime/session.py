@@ -17,8 +17,11 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import shipped_models
 from holdfast.catalog.overrides import with_overrides
 from holdfast.clock import new_ulid, system_clock
+from holdfast.compaction.values import CompactionConfig, CompactionResult
 from holdfast.economics.waiting import NextWake
 from holdfast.engine.alive import Keeper
+from holdfast.engine.checkpoints import standing_of
+from holdfast.engine.compacting import hand_off_text
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.keeping import let_go
 from holdfast.engine.recovering import PlannedRecovery, Recoverer, RecoveryOutcome, Reported
@@ -35,6 +38,7 @@ from holdfast.events.payloads import SessionEnded
 from holdfast.events.payloads_recovery import Trigger
 from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
 from holdfast.recovery.ledger import Incident
+from holdfast.runtime.compacting import compact_open
 from holdfast.runtime.compose import Pieces, compose, config_of, first_events, models_of
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
@@ -217,6 +221,25 @@ class Session:
         given = self._options.get("wire")
         return {"wire": given} if isinstance(given, ProvidesWire) else {}
 
+    async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
+        """Make the conversation shorter from the next message on: a record stands for all but its newest part.
+
+        Nothing on the log changes. What would not help is not done, and the result says why.
+        """
+        return await compact_open(self._idle, config)
+
+    def hand_off(self) -> str:
+        """What a new session has to be told to go on with this work: a record of all of it, as its first message."""
+        talk = self._idle
+        return hand_off_text(standing_of(talk), talk.parts.compaction)
+
+    @property
+    def _idle(self) -> Conversation:
+        """The conversation, if nothing is under way in it."""
+        if self._turn is not None and not self._turn.done():
+            raise UserError("a turn is under way in this session; wait for it before you compact")
+        return self._open
+
     async def end(self) -> None:
         """Record that this session is over; it can still be read and resumed."""
         await let_go(self._open, "the session is over")
@@ -345,6 +368,11 @@ class Session:
 def next_wake(session: Session) -> NextWake:
     """The same as `session.next_wake()`."""
     return session.next_wake()
+
+
+async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:
+    """Compact by the rules of seed 002, whatever the profile: a summary, and the last messages as they are."""
+    return await compact_open(session._idle, config, seed=True)
 
 
 def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
