@@ -9,10 +9,10 @@ from holdfast.compaction.watch import after_call
 from holdfast.engine.answered import answered, comparison_after
 from holdfast.engine.sent import SentCall
 from holdfast.engine.session_state import State
-from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted
+from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
 from holdfast.planning.explicit import KeptPrefix
 from holdfast.planning.memory import after_call as remembered
-from holdfast.planning.memory import after_ping
+from holdfast.planning.memory import after_ping, doubted
 from holdfast.planning.policy import Pinged
 
 
@@ -70,3 +70,18 @@ def count_call(state: State, call: LlmCallCompleted) -> State:
         comparison=comparison_after(state.comparison, call),
         compaction=after_call(state.compaction, call.usage),
     )
+
+
+def count_failure(state: State, call: LlmCallFailed) -> State:
+    memory = state.memory if call.refused_diagnosis else doubted(state.memory)
+    return msgspec.structs.replace(
+        spent(state, call.cost_usd, call.usage),
+        call_open=None,
+        memory=memory,
+        comparison=comparison_after(state.comparison, call),
+    )
+
+
+def count_tool(state: State) -> State:
+    turn = state.turn and msgspec.structs.replace(state.turn, tool_calls=state.turn.tool_calls + 1)
+    return msgspec.structs.replace(state, turn=turn, called_tools=True)

@@ -12,9 +12,8 @@ from holdfast.compaction.groups import is_record, records_in_front
 from holdfast.compaction.view import compacted, compacted_newest, told_by_the_user
 from holdfast.compaction.watch import after_ask, after_compaction, after_refusal
 from holdfast.engine.activation import activated, without_results
-from holdfast.engine.answered import comparison_after
 from holdfast.engine.carry import call_in, carry, provider_of
-from holdfast.engine.counting import count_call, count_ping, keep_cache, paid, spent
+from holdfast.engine.counting import count_call, count_failure, count_ping, count_tool, keep_cache, paid
 from holdfast.engine.limits import UNLIMITED, narrowed
 from holdfast.engine.sent import Turn
 from holdfast.engine.session_state import State as State
@@ -55,7 +54,7 @@ from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
 from holdfast.layers.assemble import head_of, with_nonce
 from holdfast.planning.floors import Floor
-from holdfast.planning.memory import Sent, cut_back, doubted, moved
+from holdfast.planning.memory import Sent, cut_back, moved
 from holdfast.planning.policy import WaitedFor
 from holdfast.planning.truths import Belief
 from holdfast.recovery.ledger import recorded
@@ -106,16 +105,13 @@ def _apply(state: State, event: Event) -> State:
         case LlmCallCompleted() as it:
             return count_call(state, it)
         case LlmCallFailed() as it:
-            compared = comparison_after(state.comparison, it)
-            memory = state.memory if it.refused_diagnosis else doubted(state.memory)
-            return change(spent(state, it.cost_usd, it.usage), call_open=None, memory=memory, comparison=compared)
+            return count_failure(state, it)
         case DelegationStarted() as it:
             return change(state, delegating=state.delegating | {it.child_session_id})
         case DelegationCompleted() as it:
             return change(paid(state, it.cost_usd, it.usage), delegating=state.delegating - {it.child_session_id})
         case ToolCalled():
-            turn = state.turn and change(state.turn, tool_calls=state.turn.tool_calls + 1)
-            return change(state, turn=turn, called_tools=True)
+            return count_tool(state)
         case TurnCompleted() | TurnCancelled():
             return change(state, turn=None, turn_count=state.turn_count + 1)
         case SkillLoaded() as it:

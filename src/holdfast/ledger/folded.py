@@ -6,7 +6,7 @@ from itertools import islice
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Log, SessionRow
 from holdfast.ledger.answers import Answers, Rows
-from holdfast.ledger.books import Entry, entries
+from holdfast.ledger.books import Entry
 from holdfast.ledger.postings import Posting, Sums, postings
 from holdfast.ledger.rollups import RollUp, Totals
 from holdfast.ledger.tables import Scope, SessionOrder, Tables
@@ -48,8 +48,8 @@ class _Folded:
         return {id: kind for id, (_, kind) in most.items() if id in session_ids}
 
     def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]:
-        made = entries(self._log.read(session_id), self._models)
-        return tuple(islice((one for one in made if one.record.number > after), limit))
+        made = (posting.entry for posting in postings(self._log.read(session_id), self._models))
+        return tuple(islice((one for one in made if one is not None and one.record.number > after), limit))
 
     def _postings(self, scope: Scope) -> Iterator[tuple[SessionRow, Posting]]:
         for row in self._log.sessions():

@@ -110,15 +110,11 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     workspace, home = Path(folder) if folder else None, Path(config.home)
     skilled = session_skills(options, config, state, workspace=workspace)
     lent = delegation_of(options)
-    where = Where(state.session_id, workspace, home)
-    more = ((lent.tool,) if lent else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = toolbox_of(options, where, skilled=skilled, more=more)
-    _check_tools(state, toolbox)
+    toolbox = _toolbox(options, state, Where(state.session_id, workspace, home), skilled=skilled, lent=lent, log=log)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    given = options.get("wire")
-    wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
+    wire = _given_wire(options, models, model.provider)
     name = state.name if state.model else sendable(options.get("name", ""))
     volatile_for = partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name)
     speaks_through = wire or network(options, config, provider)
@@ -149,7 +145,6 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         compaction=compaction_of(options),
         overflow_steps=overflow_steps_of(options),
     )
-    # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)
     padded = None if state.model else _padding(options, config, parts, pinned=pinned, skilled=skilled)
     return Pieces(
@@ -164,6 +159,21 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         owns_log=owns_log,
         delegation=lent,
     )
+
+
+def _given_wire(options: Options, models: Models, provider: str) -> Wire | None:
+    given = options.get("wire")
+    return given.wire(models, provider=provider) if isinstance(given, ProvidesWire) else given
+
+
+def _toolbox(
+    options: Options, state: State, where: Where, *, skilled: SessionSkills, lent: Delegation | None, log: Log
+) -> Toolbox:
+    """All tools of a session; those of a stored one must still be what they were."""
+    more = ((lent.tool,) if lent else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
+    toolbox = toolbox_of(options, where, skilled=skilled, more=more)
+    _check_tools(state, toolbox)
+    return toolbox
 
 
 def _checked_model(options: Options, state: State, model: Model) -> Model:

@@ -5,17 +5,14 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from holdfast.canonical.blocks import Block, Image, Message, Text
+from holdfast.canonical.blocks import Block, Message
 from holdfast.canonical.reply import Delta
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import shipped_models
-from holdfast.catalog.overrides import with_overrides
 from holdfast.clock import new_ulid, system_clock
 from holdfast.compaction.values import CompactionConfig, CompactionResult
 from holdfast.economics.waiting import NextWake
@@ -39,13 +36,13 @@ from holdfast.events.payloads_recovery import Trigger
 from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
 from holdfast.recovery.ledger import Incident
 from holdfast.runtime.compacting import compact_open
-from holdfast.runtime.compose import Pieces, compose, config_of, first_events, models_of
+from holdfast.runtime.compose import Pieces, compose, first_events, models_of
+from holdfast.runtime.given import content_of, open_log
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.recovering import recoverer_of, scenario_named, steps_given
 from holdfast.runtime.switching import Reach, quote, switch
 from holdfast.runtime.waking import CacheState, cached_of, wake_of
-from holdfast.stores.open import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +81,7 @@ class Session:
     async def __aenter__(self) -> Self:
         if self._talk is not None:
             raise UserError("this session is open already")
-        log, owned = _open_log(self._options)
+        log, owned = open_log(self._options)
         try:
             state = self._load(log)
             pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
@@ -345,7 +342,7 @@ class Session:
         talk = self._open
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is under way in this session; wait for it, or use a second session")
-        content = _content_of(message)
+        content = content_of(message)
         self._turn = asyncio.ensure_future(run_turn(talk, content, emit))
         return self._turn
 
@@ -395,28 +392,8 @@ def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
     return asyncio.run(speak())
 
 
-def _content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
-    if isinstance(message, str):
-        return (Text(message),)
-    if isinstance(message, Text | Image):
-        return (message,)
-    if isinstance(message, list | tuple):
-        return tuple(message)
-    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
-
-
 async def _cancel(turn: "asyncio.Task[Answer]") -> None:
     if not turn.done():
         turn.cancel()
         # The turn's own failure belongs to whoever waits for the turn.
         await asyncio.gather(turn, return_exceptions=True)
-
-
-def _open_log(options: Options) -> tuple[Log, bool]:
-    """The store to use, and whether it is ours to close."""
-    store = options.get("store")
-    if store is not None and not isinstance(store, str | Path):
-        return store, False
-    config = config_of(options)
-    address = config.db_path if store is None else str(store)
-    return open_store(address, models=with_overrides(shipped_models(), config.models)), True
