@@ -52,6 +52,7 @@ from holdfast.events.payloads import (
     TurnStarted,
 )
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
 from holdfast.layers.assemble import head_of, with_nonce
 from holdfast.planning.explicit import KeptPrefix
@@ -191,6 +192,7 @@ def _apply(state: State, event: Event) -> State:
             | ToolConfirmationRequested()
             | ToolConfirmationResolved()
             | RouteDecided()
+            | GatewayForwarded()
             | MemoryUpdated()
             | MemoryEviction()
         ):

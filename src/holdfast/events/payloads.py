@@ -20,6 +20,7 @@ from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import AnyRecoveryPayload
 
 SideEffects = Literal["none", "read", "write", "execute", "network"]
@@ -385,6 +386,7 @@ AnyPayload = (
     | CachePinged
     | CacheLearned
     | CacheControlled
+    | GatewayForwarded
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed
