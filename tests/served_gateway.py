@@ -37,7 +37,8 @@ class ServedGateway:
     @property
     def address(self) -> tuple[str, int]:
         parts = urlsplit(self.url)
-        assert parts.hostname and parts.port
+        assert parts.hostname
+        assert parts.port
         return parts.hostname, parts.port
 
     def recorded(self) -> tuple[str, ...]:

@@ -106,8 +106,9 @@ class Gateway:
             _wanted(upstream, exchange.target, scope),
             request_headers(admitted.headers, upstream.authority),
         )
+        carried = _Carried(self._lines, upstream, line)
         going = asyncio.ensure_future(self._go(exchange, line, receive))
-        coming = asyncio.ensure_future(_come(exchange, line, send))
+        coming = asyncio.ensure_future(_come(exchange, carried, send))
         try:
             await asyncio.wait((going, coming), return_when=asyncio.FIRST_COMPLETED)
             if coming.done():
@@ -116,7 +117,7 @@ class Gateway:
             going.cancel()
             coming.cancel()
             await asyncio.gather(going, coming, return_exceptions=True)
-            self._lines.give_back(upstream, line)
+            carried.give_back()
 
     async def _go(self, exchange: Exchange, line: Line, receive: Receive) -> None:
         """Ends when the client has left; until then all that it says goes on as it comes."""
@@ -143,8 +144,24 @@ class Gateway:
             logger.warning("an exchange is not recorded: %s", type(error).__name__)
 
 
-async def _come(exchange: Exchange, line: Line, send: Send) -> None:
+class _Carried:
+    """A line while it carries one exchange; given back once."""
+
+    def __init__(self, lines: Lines, upstream: Upstream, line: Line) -> None:
+        self.line = line
+        self._lines = lines
+        self._upstream = upstream
+        self._given_back = False
+
+    def give_back(self) -> None:
+        if not self._given_back:
+            self._given_back = True
+            self._lines.give_back(self._upstream, self.line)
+
+
+async def _come(exchange: Exchange, carried: _Carried, send: Send) -> None:
     """The reply as it comes. One that is cut is cut for the client as well, at the same byte."""
+    line = carried.line
     try:
         head = await line.head()
     except CutError:
@@ -152,16 +169,21 @@ async def _come(exchange: Exchange, line: Line, send: Send) -> None:
         return
     exchange.status, exchange.reply_headers = head.status, head.headers
     await send({"type": "http.response.start", "status": head.status, "headers": reply_headers(head.headers)})
-    try:
-        while chunk := await line.chunk():
-            exchange.answered(chunk)
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    except CutError:
-        # To return without an end closes the client's connection before the reply is whole, as ours was.
-        exchange.end = "cut"
-        return
-    exchange.end = "whole"
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    whole = False
+    while not whole:
+        try:
+            chunk = await line.chunk()
+        except CutError:
+            # To return without an end closes the client's connection before the reply is whole, as ours was.
+            exchange.end = "cut"
+            return
+        exchange.answered(chunk)
+        whole = line.is_whole
+        if whole:
+            exchange.end = "whole"
+            # Before the last byte is out: with it the next request may come, and find this line at rest.
+            carried.give_back()
+        await send({"type": "http.response.body", "body": chunk, "more_body": not whole})
 
 
 def _raw_path(scope: Scope) -> str:

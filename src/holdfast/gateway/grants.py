@@ -5,6 +5,7 @@ import stat
 import tomllib
 from collections import deque
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from threading import Lock
 
@@ -39,7 +40,7 @@ class Grants:
         self._rows = rows
         self._environ = environ
         self._lock = Lock()
-        self._spent: dict[tuple[str, str], float] = {}
+        self._spent: dict[tuple[str, date], float] = {}
         self._asked: dict[str, deque[float]] = {}
 
     def row(self, key_id: str) -> Grant:

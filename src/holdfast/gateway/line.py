@@ -119,6 +119,11 @@ class Line(asyncio.Protocol):
             self._transport.resume_reading()
         return taken
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reply is whole, and all of it was taken."""
+        return self._reply is not None and self._reply.complete and not self._reply.chunks
+
     def finish(self) -> bool:
         """Ends an exchange; whether the line can carry another."""
         reply, self._reply = self._reply, None
