@@ -13,11 +13,11 @@ from holdfast.canonical.prompt import Mark, Parameters, Plan, Prompt, Ttl
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.engine.harmless import Warnings
+from holdfast.engine.marking.anthropic import MESSAGES
+from holdfast.engine.marking.dialect import Dialect
+from holdfast.engine.marking.openai import CHAT, RESPONSES
+from holdfast.engine.marking.plain import body_of
 from holdfast.engine.recorder import Recorder
-from holdfast.integrations.anthropic import MESSAGES
-from holdfast.integrations.dialect import Dialect
-from holdfast.integrations.openai import CHAT, RESPONSES
-from holdfast.integrations.plain import body_of
 from holdfast.integrations.preparing import Desk
 from holdfast.providers.anthropic import anthropic
 from holdfast.stores.memory import MemoryStore

@@ -4,10 +4,10 @@ from holdfast.canonical.encoding import digest, plain_json
 from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.rows import Model
 from holdfast.engine.harmless import Warnings
+from holdfast.engine.marking.dialect import Dialect, Request, Rewritten
+from holdfast.engine.marking.plain import Arguments, body_of, settled
 from holdfast.engine.recorder import Prepared, Recorder
 from holdfast.engine.witness import Witness
-from holdfast.integrations.dialect import Dialect, Request, Rewritten
-from holdfast.integrations.plain import Arguments, body_of, settled
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 
 _SENT_AS_IT_WAS = "a call is sent as it was written, without marks and unrecorded"
