@@ -3,9 +3,12 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.serve_gateway import judging
@@ -15,8 +18,10 @@ from holdfast.gateway.door import KeyDoor
 from holdfast.gateway.exchange import Watcher
 from holdfast.gateway.forwarding import Gateway
 from holdfast.gateway.grants import Grant, Grants
+from holdfast.gateway.improving import Improver
 from holdfast.gateway.observing import Observer
 from holdfast.gateway.routing import simulated_upstreams
+from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.service.app import make_app
 from holdfast.service.service import Service
 from holdfast.service.serving import bind, serve, url_of
@@ -28,7 +33,10 @@ TIMEOUT_SECONDS = 10.0
 
 
 class ServedGateway:
-    def __init__(self, url: str, service: Service, observer: Observer, store: MemoryStore) -> None:
+    def __init__(
+        self, url: str, service: Service, observer: Observer, store: MemoryStore, under_way: Callable[[], int]
+    ) -> None:
+        self._under_way = under_way
         self.url = url
         self.service = service
         self.observer = observer
@@ -43,6 +51,9 @@ class ServedGateway:
 
     def recorded(self) -> tuple[str, ...]:
         """The ids of all sessions, newest first, once everything that went through is written."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while self._under_way():
+            assert time.monotonic() < deadline
         assert self.observer.wait_until_recorded(TIMEOUT_SECONDS)
         return tuple(row.id for row in self.store.sessions())
 
@@ -57,24 +68,26 @@ def serving_gateway(
     grants: Mapping[str, Grant] | None = None,
     environ: Mapping[str, str] | None = None,
     require_keys: bool = False,
+    improve: bool = False,
+    rules: Sequence[Rule] = (DATES,),
 ) -> Iterator[ServedGateway]:
     kept = store or MemoryStore()
     assert isinstance(kept, HasRecords)
     service = Service(kept, kept.records, shipped_models(), clock=clock, require_keys=require_keys)
     granted = Grants(grants or {}, environ or {})
-    observer = Observer(kept, models=shipped_models(), new_id=new_ulid, spent=granted.spent)
-    door = KeyDoor(judging(service), granted, clock=clock, salt=b"salt")
+    improver = Improver(shipped_models(), Volatile(rules))
+    observer = Observer(kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.spent)
+    door = KeyDoor(judging(service), granted, clock=clock, salt=b"salt", improve=improve)
     made: list[Gateway] = []
 
-    def fronted(app: object) -> object:
-        made.append(
-            Gateway(app, simulated_upstreams(upstream_url), door=door, watcher=watcher(observer), clock=clock)  # type: ignore[arg-type]  # Starlette's types are wider
-        )
+    def fronted(app: ASGIApp) -> ASGIApp:
+        upstreams = simulated_upstreams(upstream_url)
+        made.append(Gateway(app, upstreams, door=door, watcher=watcher(observer), clock=clock, improver=improver))
         return made[0]
 
     async def started() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
         stop = asyncio.Event()
-        app = make_app(service, ROUTES, fronted=fronted)  # type: ignore[arg-type]  # as above
+        app = make_app(service, ROUTES, fronted=fronted)
         return stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
     async def stopped() -> None:
@@ -85,7 +98,7 @@ def serving_gateway(
     with LoopThread() as thread, bind("127.0.0.1", 0) as bound:
         stop, running = thread.run(started())
         try:
-            yield ServedGateway(url_of(bound, "127.0.0.1"), service, observer, kept)
+            yield ServedGateway(url_of(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].under_way)
         finally:
             thread.run(stopped())
             observer.close()

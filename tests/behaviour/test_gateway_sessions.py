@@ -51,6 +51,11 @@ def test_a_first_message_that_is_written_anew_each_time_hides_nothing() -> None:
     assert entered(Conversations(), *requests) == ["a", "a", "a"]
 
 
+def test_a_last_block_that_is_gone_the_next_time_hides_nothing() -> None:
+    requests = said("u1", "now"), said("u1", "a1", "u2", "now2"), said("u1", "a1", "u2", "a2", "u3", "now3")
+    assert entered(Conversations(), *requests) == ["a", "a", "a"]
+
+
 def test_a_head_that_moves_hides_nothing() -> None:
     assert entered(Conversations(), said("u1", head="x"), said("u1", "a1", "u2", head="y")) == ["a", "a"]
 

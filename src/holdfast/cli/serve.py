@@ -38,6 +38,8 @@ def command(
     upstreams: tuple[str, ...],
     simulate: bool,
     grants: str | None,
+    improve: bool,
+    volatile: tuple[str, ...],
 ) -> None:
     """Serve cache states, their controls, figures, a live feed and the gateway over HTTP until stopped.
 
@@ -77,7 +79,8 @@ def command(
         service = Service(log, records, configured_models(), require_keys=require_keys or not is_loopback(host))
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
-        with open_gateway(service, upstreams, simulate=simulate, grants=grants) as fronted:
+        gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
+        with gateway as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
             with contextlib.closing(bind(host, port)) as bound:
                 click.echo(url_of(bound, host))

@@ -12,8 +12,10 @@ from holdfast.errors import UserError
 from holdfast.gateway.door import Holder, KeyDoor
 from holdfast.gateway.forwarding import Gateway, TurnedAwayError
 from holdfast.gateway.grants import Grants, read_grants
+from holdfast.gateway.improving import Improver
 from holdfast.gateway.observing import Observer
 from holdfast.gateway.routing import simulated_upstreams, upstreams_of
+from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.service.access import holder_of
 from holdfast.service.failures import RefusedError
 from holdfast.service.service import Service
@@ -26,10 +28,16 @@ DROPPED = "holdfast_gateway_dropped_total"
 
 @contextmanager
 def open_gateway(
-    service: Service, upstreams: Sequence[str], *, simulate: bool = False, grants: str | None = None
+    service: Service,
+    upstreams: Sequence[str],
+    *,
+    simulate: bool = False,
+    grants: str | None = None,
+    improve: bool = False,
+    volatile: Sequence[str] = (),
 ) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
     """What puts a gateway in front of an application. Raises UserError for what cannot be understood."""
-    told = dict(_pair(one) for one in upstreams)
+    told = dict(_pair(one, "--upstream") for one in upstreams)
     if simulate and told:
         raise UserError("--simulate is an upstream for all providers; leave out --upstream")
     rows = read_grants(Path(grants)) if grants else {}
@@ -40,20 +48,26 @@ def open_gateway(
         else:
             reached = upstreams_of(told, os.environ)
         granted = Grants(rows, os.environ)
+        improver = Improver(service.models, Volatile((DATES, *(Rule(*_pair(one, "--volatile")) for one in volatile))))
         observer = Observer(
-            service.log, models=service.models, new_id=service.new_id, simulated=simulate, spent=granted.spent
+            service.log,
+            models=service.models,
+            new_id=service.new_id,
+            simulated=simulate,
+            improver=improver,
+            spent=granted.spent,
         )
         stack.callback(observer.close)
         service.counted.also(DROPPED, "Notes on forwarded calls that were dropped.", lambda: observer.dropped)
-        door = KeyDoor(judging(service), granted, clock=service.clock, salt=secrets.token_bytes(32))
-        yield lambda app: Gateway(app, reached, door=door, watcher=observer, clock=service.clock)
+        door = KeyDoor(judging(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=improve)
+        yield lambda app: Gateway(app, reached, door=door, watcher=observer, clock=service.clock, improver=improver)
 
 
-def _pair(told: str) -> tuple[str, str]:
-    name, equals, url = told.partition("=")
-    if not equals:
-        raise UserError(f"{told[:80]!a} is no upstream; write PROVIDER=URL")
-    return name, url
+def _pair(told: str, option: str) -> tuple[str, str]:
+    name, equals, value = told.partition("=")
+    if not (name and equals and value):
+        raise UserError(f"{option} {told[:80]!a} is not NAME=VALUE")
+    return name, value
 
 
 def judging(service: Service) -> Callable[[str | None], Holder | None]:

@@ -1,7 +1,7 @@
 """Which conversation a request goes on with: told by ids where there are some, and by what was said before.
 
-A request holds its whole history, so that the newest passage of the request before stands in it, at the same place.
-That finds a conversation even where its first bytes move with every call.
+A request holds its whole history, so that the newest blocks of the request before stand in it, at the same places.
+That finds a conversation even where its first bytes move with every call, and where its last ones do.
 """
 
 from collections import OrderedDict
@@ -13,17 +13,19 @@ import msgspec
 from holdfast.gateway.clues import Clues
 
 CONVERSATIONS_MAX = 1_000
+NEWEST_BLOCKS = 3
+CANDIDATES_MAX = 8
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a request says, as digests: of its head, and of each passage of its history."""
+    """What a request says, as digests: of its head, and of each block of its history."""
 
     scope: str
     head: str
-    passages: tuple[str, ...]
+    blocks: tuple[str, ...]
     clues: Clues
 
 
@@ -43,7 +45,7 @@ class _Known(Generic[T]):
         self.said = said
         self.kept = kept
         self.named = (said.scope, said.clues.session) if said.clues.session is not None else None
-        self.place: tuple[str, int, str] | None = None
+        self.places: list[tuple[str, int, str]] = []
         self.under_way = 0
 
 
@@ -59,7 +61,7 @@ class Conversations(Generic[T]):
         self._next = 0
 
     def enter(self, said: Said, make: Callable[[T | None], T]) -> tuple[Found, T]:
-        """The conversation that a request goes on with, or a new one; from now on its newest passage is known.
+        """The conversation that a request goes on with, or a new one; from now on its newest blocks are known.
 
         What is kept of a new one is made of what is kept of the one that it left.
         """
@@ -99,30 +101,31 @@ class Conversations(Generic[T]):
             if key is not None and key in self._known:
                 return Found(key, False, 1.0, "it names the reply before")
         known = self._by_history(said)
-        agreed = _agreed(known.said.passages, said.passages) if known else 0
-        if known is not None and agreed == len(known.said.passages):
+        agreed = _agreed(known.said.blocks, said.blocks) if known else 0
+        if known is not None and agreed == len(known.said.blocks):
             confidence = 1.0 if clues.session else 0.6 if agreed == 1 else 0.95
             return Found(known.key, False, confidence, "it says what was said before, and more")
-        if known is not None and 2 * agreed >= len(known.said.passages):
+        grows = known is not None and len(said.blocks) > len(known.said.blocks)
+        if known is not None and grows and 2 * agreed >= len(known.said.blocks):
             return Found(known.key, False, 0.8, "it says most of what was said before")
         return self._by_name(said) or Found(
             self._next,
             True,
             1.0 if clues.is_strong else 0.7,
-            f"{clues.because}, and its first passage" if clues.because else "it begins as none before",
+            f"{clues.because}, and its first words" if clues.because else "it begins as none before",
             self._left(said),
         )
 
     def _by_history(self, said: Said) -> _Known[T] | None:
-        """Of those whose newest passage stands in this request, the one that agrees most."""
+        """Of those one of whose newest blocks stands in this request, the one that agrees most."""
         best: _Known[T] | None = None
         best_agreed = 0
-        for place, digest in enumerate(said.passages):
+        for place, digest in enumerate(said.blocks):
             for key in self._tails.get((said.scope, place, digest), ()):
                 known = self._known[key]
                 if known.said.clues.session != said.clues.session:
                     continue
-                agreed = _agreed(known.said.passages, said.passages)
+                agreed = _agreed(known.said.blocks, said.blocks)
                 if agreed >= best_agreed:
                     best, best_agreed = known, agreed
         return best
@@ -146,15 +149,19 @@ class Conversations(Generic[T]):
 
     def _note(self, known: _Known[T]) -> None:
         self._unnote(known)
-        passages = known.said.passages
-        if passages:
-            known.place = (known.said.scope, len(passages) - 1, passages[-1])
-            self._tails.setdefault(known.place, []).append(known.key)
+        blocks = known.said.blocks
+        for place in range(max(0, len(blocks) - NEWEST_BLOCKS), len(blocks)):
+            name = (known.said.scope, place, blocks[place])
+            keys = self._tails.setdefault(name, [])
+            keys.append(known.key)
+            # Thousands may begin with the same words; those of late are the likely ones.
+            del keys[:-CANDIDATES_MAX]
+            known.places.append(name)
 
     def _unnote(self, known: _Known[T]) -> None:
-        if known.place is not None:
-            _taken_out(self._tails, known.place, known.key)
-            known.place = None
+        for place in known.places:
+            _taken_out(self._tails, place, known.key)
+        known.places = []
 
     def _forget(self, key: int) -> None:
         known = self._known.pop(key)
@@ -164,11 +171,13 @@ class Conversations(Generic[T]):
 
 
 def _taken_out(keys_of: dict[K, list[int]], name: K, key: int) -> None:
-    keys_of[name].remove(key)
-    if not keys_of[name]:
-        del keys_of[name]
+    keys = keys_of.get(name, [])
+    if key in keys:
+        keys.remove(key)
+    if not keys:
+        keys_of.pop(name, None)
 
 
 def _agreed(before: Sequence[str], now: Sequence[str]) -> int:
-    """How many passages stand where they stood."""
+    """How many blocks stand where they stood."""
     return sum(old == new for old, new in zip(before, now, strict=False))

@@ -18,6 +18,9 @@ from holdfast.gateway.routing import Target
 REMEMBERED_SECONDS = 10.0
 REMEMBERED_MAX = 10_000
 
+_SUBSCRIPTIONS = (b"sk-ant-oat", b"eyJ", b"ya29.")
+"""How tokens begin that a person signed in for."""
+
 OUR_KEYS = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})", re.IGNORECASE)
 
 Judge = Callable[[str | None], "Holder | None"]
@@ -35,11 +38,12 @@ class Holder(msgspec.Struct, frozen=True):
 class KeyDoor:
     """Judges keys, and remembers for a few seconds what it found: revoking one takes so long."""
 
-    def __init__(self, judge: Judge, grants: Grants, *, clock: Clock, salt: bytes) -> None:
+    def __init__(self, judge: Judge, grants: Grants, *, clock: Clock, salt: bytes, improve: bool = False) -> None:
         self._judge = judge
         self._grants = grants
         self._clock = clock
         self._salt = salt
+        self._improve = improve
         self._remembered: dict[bytes | None, tuple[float, Holder | None]] = {}
 
     async def admit(self, target: Target, headers: Headers) -> Admitted:
@@ -49,7 +53,7 @@ class KeyDoor:
         if holder is None:
             if in_its_place is not None:
                 raise TurnedAwayError(401, "this key is not known to the gateway, or no longer valid")
-            return Admitted(Caller(self._account(account)), headers)
+            return Admitted(Caller(self._account(account)), headers, self._improve and not is_subscription(headers))
         self._grants.check(holder.key_id, self._clock())
         if in_its_place is not None:
             secret = self._grants.provider_key(holder.key_id, target.mount)
@@ -57,7 +61,9 @@ class KeyDoor:
                 (name, _spelled(value, secret)) if name == in_its_place else (name, value) for name, value in headers
             ]
             account = secret
-        return Admitted(Caller(self._account(account), holder.key_id, holder.label), headers)
+        wanted = self._improve or self._grants.row(holder.key_id).improve
+        caller = Caller(self._account(account), holder.key_id, holder.label)
+        return Admitted(caller, headers, wanted and not is_subscription(headers))
 
     async def _holder(self, key: bytes | None, *, passes: bool) -> Holder | None:
         now = self._clock()
@@ -95,3 +101,14 @@ def _our_key(headers: Headers) -> tuple[bytes | None, bytes | None]:
 def _spelled(value: bytes, secret: bytes) -> bytes:
     bearer, _, _ = value.rpartition(b" ")
     return b"%s %s" % (bearer, secret) if bearer else secret
+
+
+def is_subscription(headers: Headers) -> bool:
+    """Whether a request is paid by a subscription: its tokens are for its own client's requests, as that wrote them."""
+    for name, value in headers:
+        if name == b"anthropic-beta" and b"oauth" in value:
+            return True
+        token = value.strip().rpartition(b" ")[2]
+        if name in CREDENTIALS and token.startswith(_SUBSCRIPTIONS):
+            return True
+    return False

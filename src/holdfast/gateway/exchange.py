@@ -4,6 +4,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from holdfast.events.payloads_gateway import Change
 from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
@@ -40,6 +41,7 @@ class Exchange:
         self.status = 0
         self.reply_headers: Headers = []
         self.end: End = "cancelled"
+        self.changes: tuple[Change, ...] = ()
         self.record: object = None
         self._request = Kept()
         self._reply = Kept()

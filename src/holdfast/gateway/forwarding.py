@@ -11,16 +11,16 @@ from holdfast.clock import Clock
 from holdfast.errors import FailureKind
 from holdfast.gateway.exchange import Caller, Exchange, Watcher
 from holdfast.gateway.headers import reply_headers, request_headers
+from holdfast.gateway.improving import Improver
 from holdfast.gateway.line import CutError, Line, Lines
+from holdfast.gateway.replaying import Message, Receive, made_ready
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target, Upstream, target_of
 from holdfast.providers.registry import adapter_for
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, object]
 Scope = MutableMapping[str, object]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -33,6 +33,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
     caller: Caller
     headers: Headers
+    improve: bool = False
 
 
 class TurnedAwayError(Exception):
@@ -61,13 +62,16 @@ class Gateway:
         door: Door,
         watcher: Watcher,
         clock: Clock,
+        improver: Improver | None = None,
     ) -> None:
         self._behind = behind
         self._upstreams = upstreams
         self._door = door
         self._watcher = watcher
         self._clock = clock
+        self._improver = improver
         self._lines = Lines()
+        self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         target = target_of(_raw_path(scope)) if scope["type"] == "http" else None
@@ -82,11 +86,13 @@ class Gateway:
             await _refuse(target, error, send)
             return
         exchange = Exchange(target, headers, admitted.caller, self._clock())
+        self.under_way += 1
         try:
             await self._exchanged(exchange, admitted, scope, (receive, send))
         finally:
             exchange.ended_at = self._clock()
             self._tell(self._watcher.ended, exchange)
+            self.under_way -= 1
 
     def close(self) -> None:
         self._lines.close()
@@ -96,6 +102,10 @@ class Gateway:
     ) -> None:
         receive, send = ends
         upstream = self._upstreams[exchange.target.mount]
+        headers = admitted.headers
+        if admitted.improve and self._improver is not None and exchange.target.speaks is not None:
+            ready = await made_ready(self._improver, exchange.target, headers, receive)
+            headers, receive, exchange.changes = ready.headers, ready.receive, ready.changes
         try:
             line = await self._lines.take(upstream)
         except CutError:
@@ -104,7 +114,7 @@ class Gateway:
         line.ask(
             str(scope["method"]),
             _wanted(upstream, exchange.target, scope),
-            request_headers(admitted.headers, upstream.authority),
+            request_headers(headers, upstream.authority),
         )
         carried = _Carried(self._lines, upstream, line)
         going = asyncio.ensure_future(self._go(exchange, line, receive))

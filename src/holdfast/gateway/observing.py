@@ -15,11 +15,12 @@ from holdfast.engine.witness import Witness
 from holdfast.errors import ProviderError
 from holdfast.events.log import Log
 from holdfast.events.payloads import Parent, SessionStarted
-from holdfast.events.payloads_gateway import GatewayForwarded
+from holdfast.events.payloads_gateway import Change, GatewayForwarded
 from holdfast.gateway.clues import clues_in
 from holdfast.gateway.conversations import Conversations, Said
 from holdfast.gateway.decoding import plain_body
 from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.improving import Improver
 from holdfast.gateway.notes import Notes
 from holdfast.gateway.reply import Headers
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
@@ -50,6 +51,7 @@ class Observer:
         models: Models,
         new_id: NewId,
         simulated: bool = False,
+        improver: Improver | None = None,
         spent: Spent = lambda key_id, at, dollars: None,
         notes: Callable[[Callable[[Callable[[], None]], None]], Notes[Callable[[], None]]] = Notes,
     ) -> None:
@@ -57,6 +59,7 @@ class Observer:
         self._models = models
         self._new_id = new_id
         self._simulated = simulated
+        self._improver = improver or Improver(models)
         self._spent = spent
         self._warnings = Warnings("holdfast.gateway")
         self._conversations: Conversations[Witness] = Conversations()
@@ -100,13 +103,23 @@ class Observer:
         plain = plain_body(body, _told(exchange.headers, b"content-encoding"))
         wire = adapter.read_request(plain, {PATH: exchange.target.path})
         scope = f"{exchange.target.mount} {exchange.caller.account}"
-        said = Said(scope, _head_of(wire), _passages_of(wire), clues_in(plain, exchange.headers))
+        said = Said(scope, _head_of(wire), _blocks_of(wire), clues_in(plain, exchange.headers))
         found, witness = self._conversations.enter(said, functools.partial(self._opened, exchange))
         prepared = witness.prepared(adapter, wire)
-        forwarded = GatewayForwarded(found.because, found.confidence, exchange.caller.key_id)
+        improved = bool(exchange.changes)
+        changes = exchange.changes or self._habits(speaks, plain)
+        forwarded = GatewayForwarded(found.because, found.confidence, exchange.caller.key_id, improved, changes)
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
             exchange.record = _UnderWay(found.key, adapter, witness.recorder, call)
+
+    def _habits(self, speaks: str, body: bytes) -> tuple[Change, ...]:
+        """What improving would have changed."""
+        try:
+            changes = self._improver.improved(speaks, body).changes
+        except Exception:  # noqa: BLE001 - what cannot be improved has no habits that we could name
+            return ()
+        return tuple(msgspec.structs.replace(change, done=False) for change in changes)
 
     def _opened(self, exchange: Exchange, above: Witness | None) -> Witness:
         parent = None if above is None else Parent(above.recorder.session_id, "", above.recorder.session_id, 1)
@@ -197,5 +210,8 @@ def _head_of(wire: WireRequest) -> str:
     return digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
 
 
-def _passages_of(wire: WireRequest) -> tuple[str, ...]:
-    return tuple(digest(msgspec.json.encode(passage)) for passage in wire.prompt.passages)
+def _blocks_of(wire: WireRequest) -> tuple[str, ...]:
+    passages = wire.prompt.passages
+    return tuple(
+        digest(msgspec.json.encode((passage.role, block))) for passage in passages for block in passage.content
+    )
