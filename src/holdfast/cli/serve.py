@@ -23,6 +23,10 @@ PORT = 8787
     help="Where the gateway sends a provider's requests.",
 )
 @click.option("--simulate", is_flag=True, help="Send them to the built-in simulator: no key, no network.")
+@click.option("--improve", is_flag=True, help="Mend requests so that the cache holds, and record what was changed.")
+@click.option(
+    "--volatile", metavar="NAME=REGEX", multiple=True, help="Text of system prompts that --improve moves to the end."
+)
 @click.option(
     "--grants", metavar="FILE", help="What keys of scope gateway stand for and may spend; yours alone (0600)."
 )

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections import deque
 from functools import cache
+from typing import cast
 
 from holdfast.gateway.reply import Head, Headers, IncomingReply
 from holdfast.gateway.routing import Upstream
@@ -36,8 +37,8 @@ class Line(asyncio.Protocol):
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Faster loops have transports of their own, which only behave like those of asyncio.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         reply = self._reply
