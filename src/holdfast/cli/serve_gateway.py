@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from holdfast.service.service import Service
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.serving import served
 
+SWITCH_SECONDS = 0.0002
 SCOPES = ("gateway", "admin")
 DROPPED = "holdfast_gateway_dropped_total"
 
@@ -41,6 +43,8 @@ def open_gateway(
     if simulate and told:
         raise UserError("--simulate is an upstream for all providers; leave out --upstream")
     rows = read_grants(Path(grants)) if grants else {}
+    # What is recorded is worked on in a thread; it must not keep the loop waiting for its turn while bytes lie there.
+    sys.setswitchinterval(SWITCH_SECONDS)
     with ExitStack() as stack:
         if simulate:
             url = stack.enter_context(served(SimulatedProvider(models=service.models)))

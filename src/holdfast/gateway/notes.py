@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 from typing import Generic, TypeVar
 
 NOTES_MAX = 10_000
 BYTES_MAX = 256 * 1024 * 1024
 CLOSING_SECONDS_MAX = 5.0
+RESTING_SECONDS = 0.05
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ class Notes(Generic[T]):
         self._bytes = 0
         self._changed = Condition()
         self._closed = False
+        self._closing = Event()
         self._busy = False
         self._thread: Thread | None = None
         self.dropped = 0
@@ -50,19 +52,30 @@ class Notes(Generic[T]):
         """What was taken is worked on, as long as that does not take too long."""
         with self._changed:
             self._closed = True
+            self._closing.set()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(CLOSING_SECONDS_MAX)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
+        while self._has_work():
+            # A call is noted when it goes out. Until its reply has begun, the processor is the call's.
+            self._closing.wait(RESTING_SECONDS)
+            while (note := self._next()) is not None:
+                self._work(note)
+
+    def _has_work(self) -> bool:
+        """Waits for it; false where there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return bool(self._waiting)
+
+    def _next(self) -> T | None:
+        with self._changed:
+            self._busy = bool(self._waiting)
+            if not self._busy:
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if not self._waiting:
-                    return
-                note, size_bytes = self._waiting.popleft()
-                self._bytes -= size_bytes
-                self._busy = True
-            self._work(note)
+                return None
+            note, size_bytes = self._waiting.popleft()
+            self._bytes -= size_bytes
+            return note
