@@ -16,6 +16,21 @@ PORT = 8787
     "--otlp", metavar="URL", help="Tell an OpenTelemetry collector there what happens, such as http://127.0.0.1:4318."
 )
 @click.option("--otlp-content", is_flag=True, help="Tell it also what was said, credentials masked.")
+@click.option(
+    "--upstream",
+    "upstreams",
+    metavar="PROVIDER=URL",
+    multiple=True,
+    help="Where the gateway sends a provider's requests.",
+)
+@click.option("--simulate", is_flag=True, help="Send them to the built-in simulator: no key, no network.")
+@click.option("--improve", is_flag=True, help="Mend requests so that the cache holds, and record what was changed.")
+@click.option(
+    "--volatile", metavar="NAME=REGEX", multiple=True, help="Text of system prompts that --improve moves to the end."
+)
+@click.option(
+    "--grants", metavar="FILE", help="What keys of scope gateway stand for and may spend; yours alone (0600)."
+)
 def command(
     *,
     host: str,
@@ -26,11 +41,19 @@ def command(
     allowed: tuple[str, ...],
     otlp: str | None,
     otlp_content: bool,
+    upstreams: tuple[str, ...],
+    simulate: bool,
+    grants: str | None,
+    improve: bool,
+    volatile: tuple[str, ...],
 ) -> None:
-    """Serve cache states, their controls, figures and a live feed over HTTP until stopped.
+    """Serve cache states, their controls, figures, a live feed and the gateway over HTTP until stopped.
 
     Prints its address at once. On this machine no key is needed until `holdfast keys create` has made one; on any
     other address the service does not start without a key of scope admin. /openapi.json describes all routes.
+
+    The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
+    goes through: a client with a base URL setting needs no other change.
     """
     import contextlib
     import os
@@ -39,6 +62,7 @@ def command(
     from holdfast.errors import UserError
 
     try:
+        from holdfast.cli.serve_gateway import open_gateway
         from holdfast.service.app import make_app
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
@@ -62,8 +86,10 @@ def command(
         service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated)
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
-        app = make_app(service, ROUTES, allowed_hosts=(host, *allowed))
-        with contextlib.closing(bind(host, port)) as bound:
-            click.echo(url_of(bound, host))
-            run_until_told(app, service, bound, exporter=exporter)
+        gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
+        with gateway as fronted:
+            app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
+            with contextlib.closing(bind(host, port)) as bound:
+                click.echo(url_of(bound, host))
+                run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)

@@ -51,6 +51,7 @@ from holdfast.events.payloads import (
 )
 from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
 from holdfast.layers.assemble import head_of, with_nonce
 from holdfast.planning.floors import Floor
@@ -129,6 +130,7 @@ def _apply(state: State, event: Event) -> State:
             | ToolConfirmationRequested()
             | ToolConfirmationResolved()
             | RouteDecided()
+            | GatewayForwarded()
             | MemoryUpdated()
             | MemoryEviction()
         ):

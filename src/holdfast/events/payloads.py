@@ -21,6 +21,7 @@ from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
 from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import AnyRecoveryPayload
 from holdfast.events.payloads_tools import SideEffects as SideEffects
 from holdfast.events.payloads_tools import ToolCalled as ToolCalled
@@ -339,6 +340,7 @@ AnyPayload = (
     | CachePinged
     | CacheLearned
     | CacheControlled
+    | GatewayForwarded
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed

@@ -8,15 +8,15 @@ from typing import TypeVar, cast
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.engine.harmless import Warnings
+from holdfast.engine.marking import anthropic, openai
+from holdfast.engine.recorder import Recorder
 from holdfast.errors import UserError
 from holdfast.events.log import Log
-from holdfast.integrations import anthropic, openai
-from holdfast.integrations.faults import Warnings
 from holdfast.integrations.gemini import wrapped_gemini
 from holdfast.integrations.methods import Client, Method, desk_of, wrapped_client
 from holdfast.integrations.preparing import Desk
 from holdfast.integrations.proxy import Proxy
-from holdfast.integrations.recorder import Recorder
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 

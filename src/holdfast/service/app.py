@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from email.utils import formatdate
 
 import msgspec
 from starlette.applications import Starlette
@@ -29,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 REQUESTS_MAX = 1_000
 """So many requests may be under way, live feeds included."""
 
-HEADERS = {
+HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -42,8 +43,12 @@ def make_app(
     *,
     allowed_hosts: Collection[str] = (),
     requests_max: int = REQUESTS_MAX,
+    fronted: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> ASGIApp:
-    """An ASGI application; every answer that is no stream is JSON, or text where the route says so."""
+    """An ASGI application; every answer that is no stream is JSON, or text where the route says so.
+
+    What `fronted` puts in front of it is behind the same door: it sees only requests that were meant for this service.
+    """
     document = _encode(openapi(routes))
 
     async def describe(request: Request) -> Response:
@@ -60,7 +65,7 @@ def make_app(
         exception_handlers={HTTPException: _no_such_route},
     )
     app.router.redirect_slashes = False
-    return _Door(app, allowed_hosts, requests_max)
+    return _Door(fronted(app), allowed_hosts, requests_max)
 
 
 class _Door:
@@ -165,12 +170,17 @@ def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
 def _told(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
         return _response(answer.status, answer.body, content_type=answer.content_type)
-    headers = {**HEADERS, "content-type": answer.content_type, "x-accel-buffering": "no"}
+    headers = {**_headers(), "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 
 
 def _response(status: int, body: bytes, *, content_type: str = JSON, more: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status_code=status, headers={**HEADERS, "content-type": content_type, **(more or {})})
+    return Response(body, status_code=status, headers={**_headers(), "content-type": content_type, **(more or {})})
+
+
+def _headers() -> dict[str, str]:
+    """The date is told here and not by the server: what is forwarded has one already."""
+    return {"date": formatdate(usegmt=True), **HEADERS}
 
 
 def _refusal(refused: RefusedError, more: Mapping[str, str] | None = None) -> Response:

@@ -61,6 +61,7 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        date_header=False,
         proxy_headers=False,
         ws="none",
         lifespan="off",

@@ -1,7 +1,7 @@
 """What a wrapped client's calls took: events of one session, as a session of our own would record them."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from decimal import Decimal
 from itertools import groupby
@@ -20,6 +20,7 @@ from holdfast.catalog.lookup import Models, find_model, price_at, pricing_versio
 from holdfast.catalog.rows import Model
 from holdfast.clock import Clock, NewId
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.harmless import Warnings
 from holdfast.errors import FailureKind, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
@@ -31,7 +32,6 @@ from holdfast.events.payloads import (
     RequestPrepared,
     SessionStarted,
 )
-from holdfast.integrations.faults import Warnings
 from holdfast.ledger.calls import Bill, CallRecord, bill, calls
 
 UNPRICED = "unpriced"
@@ -70,12 +70,22 @@ class Call(msgspec.Struct, frozen=True):
 class Recorder:
     """Safe to use from several threads. Nothing in here raises because of what a client or a store does."""
 
-    def __init__(self, log: Log, *, models: Models, clock: Clock, new_id: NewId, warnings: Warnings) -> None:
+    def __init__(
+        self,
+        log: Log,
+        *,
+        models: Models,
+        clock: Clock,
+        new_id: NewId,
+        warnings: Warnings,
+        opening: Callable[[str], SessionStarted] = SessionStarted,
+    ) -> None:
         self._log = log
         self._models = models
         self._clock = clock
         self._new_id = new_id
         self._warnings = warnings
+        self._opening = opening
         self._lock = RLock()
         self._links: tuple[Link, ...] = ()
         self._last_event_id: str | None = None
@@ -121,13 +131,15 @@ class Recorder:
         except UserError:
             return None
 
-    def begin(self, prepared: Prepared) -> Call | None:
+    def begin(self, prepared: Prepared, *beside: AnyPayload) -> Call | None:
+        """`beside` is recorded with it."""
         with self._lock, self._warnings.harmless(_NOT_RECORDED):
             self._settle()
             at = self._clock()
             shared = shared_links(self._links, prepared.links)
             call = Call(self._new_id(at), prepared, at)
             self._write(
+                *beside,
                 RequestPrepared(
                     plan=prepared.plan,
                     encoding=ENCODING,
@@ -151,7 +163,7 @@ class Recorder:
             model=prepared.model,
             provider=prepared.provider,
             usage=reply.usage,
-            cost_usd=self._cost(call, reply.usage),
+            cost_usd=self.cost_of(call, reply.usage),
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
             latency_ms=self._since(call),
             stop_reason=reply.stop_reason,
@@ -174,7 +186,7 @@ class Recorder:
             latency_ms=self._since(call),
             request_id=call.request_id,
             usage=usage,
-            cost_usd=self._cost(call, usage),
+            cost_usd=self.cost_of(call, usage),
         )
         self._end(call, failed)
 
@@ -203,7 +215,7 @@ class Recorder:
         parent = self._last_event_id
         if parent is None:
             model = next(one.model for one in payloads if isinstance(one, LlmCallStarted))
-            payloads = (SessionStarted(model), *payloads)
+            payloads = (self._opening(model), *payloads)
         for payload in payloads:
             event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)
             events.append(event)
@@ -224,7 +236,7 @@ class Recorder:
             written.exception()
         return self._log.read(self.session_id)
 
-    def _cost(self, call: Call, usage: Usage) -> Decimal:
+    def cost_of(self, call: Call, usage: Usage) -> Decimal:
         row = call.prepared.row
         if row is None or not row.prices:
             return Decimal(0)

@@ -7,9 +7,9 @@ import msgspec
 
 from holdfast.canonical.blocks import Json
 from holdfast.canonical.encoding import plain_json
+from holdfast.engine.marking.dialect import Dialect, Request, Rewritten, as_bare_event, as_named_event
+from holdfast.engine.marking.plain import Arguments, body_of, extra_body, is_absent, members_of, parts_of
 from holdfast.errors import UserError
-from holdfast.integrations.dialect import Dialect, Request, Rewritten, as_bare_event, as_named_event
-from holdfast.integrations.plain import Arguments, body_of, extra_body, is_absent, members_of, parts_of
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.openai_chat import openai_chat
 from holdfast.providers.openai_responses import openai_responses

@@ -6,9 +6,9 @@ import msgspec
 
 from holdfast.canonical.blocks import Json
 from holdfast.canonical.prompt import Mark, Plan, Ttl
+from holdfast.engine.marking.dialect import Dialect, Request, Rewritten, as_named_event
+from holdfast.engine.marking.plain import Arguments, extra_body, is_absent, members_of, parts_of
 from holdfast.errors import UserError
-from holdfast.integrations.dialect import Dialect, Request, Rewritten, as_named_event
-from holdfast.integrations.plain import Arguments, extra_body, is_absent, members_of, parts_of
 from holdfast.planning.marks import plan_marks, takes_mark
 from holdfast.providers.anthropic import anthropic as adapter
 from holdfast.providers.anthropic.blocks import MARK

@@ -7,7 +7,7 @@ from holdfast.canonical.blocks import Json
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.rows import Model
-from holdfast.integrations.plain import Arguments
+from holdfast.engine.marking.plain import Arguments
 from holdfast.providers.adapter import Adapter, WireRequest
 from holdfast.providers.streaming import written_event
 

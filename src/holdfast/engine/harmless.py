@@ -6,22 +6,20 @@ from contextlib import contextmanager
 
 from holdfast.errors import HoldfastError
 
-logger = logging.getLogger("holdfast.integrations")
-
-
 WARNINGS_MAX = 20
 
 
 class Warnings:
     """Says each thing once, and no more than `WARNINGS_MAX` things."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: str = "holdfast.integrations") -> None:
+        self._logger = logging.getLogger(logger)
         self._said: set[str] = set()
 
     def once(self, message: str) -> None:
         if message not in self._said and len(self._said) < WARNINGS_MAX:
             self._said.add(message)
-            logger.warning("%s", message)
+            self._logger.warning("%s", message)
 
     @contextmanager
     def harmless(self, effect: str) -> Iterator[None]:
