@@ -12,6 +12,9 @@ PORT = 8787
 @click.option("--require-keys", is_flag=True, help="Refuse requests without a key also before there is one.")
 @click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the service is reached by.")
 @click.option(
+    "--simulate", is_flag=True, help="Let the page play a sample, in a store that is gone at the end unless --db."
+)
+@click.option(
     "--otlp", metavar="URL", help="Tell an OpenTelemetry collector there what happens, such as http://127.0.0.1:4318."
 )
 @click.option("--otlp-content", is_flag=True, help="Tell it also what was said, credentials masked.")
@@ -22,16 +25,20 @@ def command(
     db: str | None,
     require_keys: bool,
     allowed: tuple[str, ...],
+    simulate: bool,
     otlp: str | None,
     otlp_content: bool,
 ) -> None:
-    """Serve cache states, their controls, figures and a live feed over HTTP until stopped.
+    """Serve a page with cache states, their controls, prompts and figures, and all that over HTTP, until stopped.
 
-    Prints its address at once. On this machine no key is needed until `holdfast keys create` has made one; on any
-    other address the service does not start without a key of scope admin. /openapi.json describes all routes.
+    Prints its address at once: open it in a browser. On this machine no key is needed until `holdfast keys create` has
+    made one; on any other address the service does not start without a key of scope admin. /openapi.json describes all
+    routes.
     """
     import contextlib
     import os
+    import tempfile
+    from pathlib import Path
 
     from holdfast.cli.stores import configured_models, open_records
     from holdfast.errors import UserError
@@ -48,7 +55,10 @@ def command(
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
-    with open_records(db) as (log, records):
+    with contextlib.ExitStack() as opened:
+        if simulate and db is None:
+            db = str(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-"))) / "log.db")
+        log, records = opened.enter_context(open_records(db))
         now = system_clock()
         admins = (row for row in records.all_keys() if row.scope == "admin" and state_of(row, now) == "usable")
         if not is_loopback(host) and next(admins, None) is None:
@@ -57,6 +67,10 @@ def command(
                 "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
             )
         service = Service(log, records, configured_models(), require_keys=require_keys or not is_loopback(host))
+        if simulate:
+            from holdfast.service.sample import SamplePlayer
+
+            service.sample = SamplePlayer(log, service.models)
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
         app = make_app(service, ROUTES, allowed_hosts=(host, *allowed))
