@@ -28,9 +28,20 @@ try:
     from selenium.webdriver.remote.webelement import WebElement
     from selenium.webdriver.support.ui import WebDriverWait
 except ImportError:
-    DRIVER = None
+    DRIVER, PACKAGES = None, "pip install selenium; " + PACKAGES
 
 T = TypeVar("T")
+
+
+class Keys:
+    """What WebDriver calls the keys that are no letters; told here because there may be no client to tell it."""
+
+    TAB = "\ue004"
+    ENTER = "\ue007"
+    END = "\ue010"
+    HOME = "\ue011"
+    LEFT = "\ue012"
+    RIGHT = "\ue014"
 
 
 def needed() -> None:
@@ -49,12 +60,21 @@ class Page:
     def __init__(self, driver: "webdriver.Chrome", url: str = "") -> None:
         self.driver = driver
         self.url = url
+        self.expecting: tuple[str, ...] = ()
+
+    def expected(self, complaint: str) -> bool:
+        """Whether the test has made the service refuse this; browsers put every refusal into the console."""
+        return any(word in complaint for word in self.expecting)
 
     def open(self, view: str = "", *, heading: str | None = None) -> None:
         """Opens a view by its URL, as if the page was opened for the first time."""
-        self.driver.get("about:blank")
+        self.leave()
         self.driver.get(f"{self.url}/#/{view}")
         self.until(lambda: self.text("h1") if heading is None else self.text("h1") == heading)
+
+    def leave(self) -> None:
+        """Goes elsewhere, as somebody does before the service is stopped."""
+        self.driver.get("about:blank")
 
     def all(self, selector: str) -> "list[WebElement]":
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
@@ -76,12 +96,10 @@ class Page:
 
     def click(self, selector: str) -> None:
         # The page may be drawn anew between finding and clicking; a person would click again.
-        self.until(
-            lambda: self.run(
-                "const e = document.querySelector(arguments[0]); if (!e || e.disabled) return false; e.click(); return true",
-                selector,
-            )
+        script = (
+            "const e = document.querySelector(arguments[0]); if (!e || e.disabled) return false; e.click(); return 1"
         )
+        self.until(lambda: self.run(script, selector))
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -93,7 +111,8 @@ class Page:
 
     def complaints(self) -> list[str]:
         """What stands in the console as an error or a warning."""
-        return [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
+        entries = self.driver.get_log("browser")
+        return [str(entry["message"]) for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
     def requested(self) -> list[str]:
         """The addresses of all requests that were sent since the last time."""

@@ -24,7 +24,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import ScriptedReply
 
 SPEND_MAX_USD = Decimal(5)
-PAUSE_SECONDS = 0.12
+PAUSE_SECONDS = 0.05
 """What a person waits between two turns, so that they can be seen coming in."""
 
 HOUR = 3_600.0

@@ -29,6 +29,9 @@ class WatchedSessions:
         """What is made of a session as it is now; one without events has no model."""
         with self._lock:
             found = self._known.pop(session_id, None) or Strata(session_id, self._models)
+            if found.last_event_id is not None and next(self._log.read(session_id), None) is None:
+                # It was deleted: what was read of it is nobody's to see any more.
+                found = Strata(session_id, self._models)
             try:
                 found.take(self._log.read(session_id, after=found.last_event_id))
             except UserError:

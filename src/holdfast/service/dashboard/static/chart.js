@@ -12,7 +12,7 @@ const TOP = 10;
 export function columns({ slots, series, width, label }) {
   const sums = slots.map((_, slot) => series.reduce((total, one) => total + one.values[slot], 0));
   const highest = Math.max(...sums, 1e-9);
-  const step = Math.min(64, (width - LEFT) / Math.max(1, slots.length));
+  const step = Math.min(96, (width - LEFT) / Math.max(1, slots.length));
   const floor = TOP + HEIGHT;
   const tall = (value) => (value / highest) * HEIGHT;
   const lows = slots.map(() => floor);

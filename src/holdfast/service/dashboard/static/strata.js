@@ -9,7 +9,7 @@ const HEIGHT = 280;
 const TOP = 26;
 const FOOT = 20;
 const STEP_MIN = 12;
-const STEP_MAX = 56;
+const STEP_MAX = 96;
 
 export const OUTCOMES = [
   ["read", "read from the cache", (call) => call.read_tokens],

@@ -65,6 +65,7 @@ function summary(one) {
 const figure = (label, value, meaning) =>
   meant([h("span", { class: "label" }, `${label}:`), " ", h("strong", {}, value)], meaning, { class: "figure" });
 
+/** Counts down from now on. */
 const left = (seconds) => h("span", { "data-until": now() + seconds * 1000 }, countdown(seconds));
 
 function discussions(rows, change, may) {
@@ -90,7 +91,7 @@ function discussions(rows, change, may) {
 function expires(row) {
   if (!row.cached) return "–";
   if (!row.expires_at) return meant("provider-managed", "The provider does not say how long it keeps what");
-  return [time(row.expires_at), " ", h("span", { class: "left" }, "(in ", h("span", { "data-until": Date.parse(row.expires_at) }, ""), ")")];
+  return [time(row.expires_at), " ", h("span", { class: "left" }, "(in ", left((Date.parse(row.expires_at) - now()) / 1000), ")")];
 }
 
 function controls(row, change, may) {

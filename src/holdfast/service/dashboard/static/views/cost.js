@@ -61,7 +61,7 @@ async function drawn(days, within, regretWithin) {
   const top = models.data.slice(0, MODELS_MAX).map((row) => row.model);
   const byTime = await Promise.all(top.map((model) => get("/analytics/cost", { ...within, group_by: slot, model })));
   return [tiles(savings.data, regret.data), spending(slot, top, byTime.map((told) => told.data)), modelTable(models.data),
-    sessionTable(sessions.data), breakTable(breaks.data, days), regretTable(regret.data)];
+    sessionTable(sessions.data), breakTable(breaks.data, days), regretTable(regret.data, new Map(sessions.data.map((row) => [row.id, row.name])))];
 }
 
 function tiles(savings, regret) {
@@ -138,10 +138,10 @@ const breakTable = (rows, days) => table({
 const breakLink = (row, days) =>
   `#/breaks?${new URLSearchParams({ cause: row.cause, ...(row.component ? { component: row.component } : {}), days })}`;
 
-const regretTable = (regret) => table({
+const regretTable = (regret, names) => table({
   name: "regret", caption: "Regret by session", rows: regret.sessions ?? [], none: "No session could be compared with its optimum.",
   columns: [
-    { heading: "Session", plain: (row) => row.session, show: (row) => h("a", { href: `#/session/${part(row.session)}`, "data-key": `regret ${row.session}` }, row.session) },
+    { heading: "Session", plain: (row) => row.session, show: (row) => h("a", { href: `#/session/${part(row.session)}`, "data-key": `regret ${row.session}` }, names.get(row.session) ?? row.session) },
     money("Spent", (row) => row.spent_usd), money("Optimum", (row) => row.optimum_usd, "The least that any plan could have cost"),
     money("Regret", (row) => row.regret_usd, "Spent above the optimum"),
   ],
