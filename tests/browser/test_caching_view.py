@@ -145,7 +145,8 @@ def test_a_setting_that_is_refused_says_why_and_is_shown_as_it_was(page: Page, o
         "const e = document.querySelector('#set-gemini-ttl'); e.value = '7200'; e.dispatchEvent(new Event('change'))"
     )
     page.until(lambda: "paid for by the hour" in page.text("#notice"))
-    page.until(lambda: page.run("return document.querySelector('#set-gemini-ttl').value") == "")
+    assert page.until(lambda: page.run("return document.querySelector('#set-gemini-ttl').value") == "")
+    assert own.client.get("/api/cache/settings")["gemini_ttl_seconds"] is None
 
 
 async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:

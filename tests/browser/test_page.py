@@ -96,7 +96,7 @@ def test_a_lost_line_is_told_and_comes_back_by_itself(page: Page, tmp_path: Path
         page.until(lambda: page.text("#connection") == "live")
     page.until(lambda: page.text("#connection") == "connection lost, trying again")
     with simulating("--db", str(tmp_path / "log.db"), "--port", url.rpartition(":")[2]):
-        page.until(lambda: page.text("#connection") == "live")
+        assert page.until(lambda: page.text("#connection") == "live")
 
 
 def test_everything_can_be_reached_by_keyboard(page: Page, sampled: Client) -> None:

@@ -36,6 +36,7 @@ function drawNavigation(view) {
       href: `#/${one.name}`, "data-key": one.name,
       "aria-current": one.name === (view?.under ?? view?.name) ? "page" : null,
     }, one.label)));
+  document.querySelector("#views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 async function show() {
