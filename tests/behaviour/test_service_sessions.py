@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from holdfast.clock import CountedIds, ManualClock
 from holdfast.runtime.session import Session
 from holdfast.service.sample import ASKS, HABITS, SamplePlayer
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.sources.skills.found import SkillRoot
 from holdfast.stores.memory import MemoryStore
 from played_sessions import new_session
 from served_service import Client, serving_store
 from simulated_gemini import LONG
+from skill_folders import write_skill
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -197,3 +200,17 @@ def test_without_simulation_there_is_no_sample_to_play() -> None:
     with serving_store(MemoryStore()) as client:
         assert client.ask("POST", "/api/sample").code == "not_simulating"
         assert client.get("/api/visitor") == {"scope": "admin", "signed_in": False, "sample": "off"}
+
+
+def test_skills_are_told_with_what_is_wrong_with_them(tmp_path: Path) -> None:
+    write_skill(tmp_path, "review", body="Review it.\n")
+    write_skill(tmp_path, "broken", front="name: broken\n")
+    with serving_store(MemoryStore()) as client:
+        assert client.get("/api/skills") == {"skills": [], "skills_total": 0}
+        client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
+        told = client.get("/api/skills")
+    broken, review = sorted(told["skills"], key=lambda one: str(one["name"]))
+    assert (review["name"], review["loads"], review["source"], review["findings"]) == ("review", True, "workspace", [])
+    assert (broken["name"], broken["loads"], told["skills_total"]) == ("broken", False, 2)
+    assert all(one["rule"] and one["mend"] for one in broken["findings"])
+    assert any(one["severity"] == "error" for one in broken["findings"])

@@ -1,7 +1,12 @@
 """The Cost view, and those that lead on from it."""
 
+from pathlib import Path
+
 from browsers import Page
-from served_service import Client
+from holdfast.sources.skills.found import SkillRoot
+from holdfast.stores.memory import MemoryStore
+from served_service import Client, serving_store
+from skill_folders import write_skill
 
 
 def dollars(amount: float) -> str:
@@ -58,7 +63,7 @@ def test_skills_are_told_with_their_loads(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("knowledge", heading="Knowledge and skills")
     (skill,) = sampled.get("/analytics/skills")["data"]
-    cells = page.texts("tbody td")
+    cells = page.texts("section[aria-label='Skills by loads'] tbody td")
     assert cells == [skill["skill"], "0", "6", "0", f"{skill['tokens']:,}", "0"]
 
 
@@ -77,3 +82,17 @@ def test_sessions_are_ordered_as_asked(page: Page, sampled: Client) -> None:
     page.until(lambda: page.text(".switch [aria-current]") == "dearest first")
     told = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
     assert page.texts("tbody td:first-child a") == told
+
+
+def test_the_skill_library_is_told_with_its_findings(page: Page, tmp_path: Path) -> None:
+    write_skill(tmp_path, "review", body="Review it.\n")
+    write_skill(tmp_path, "broken", front="name: broken\n")
+    with serving_store(MemoryStore()) as client:
+        client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
+        page.url = client.url
+        page.open("knowledge")
+        assert page.text("[data-skill=review] [data-heading=Loads]") == "yes"
+        assert page.text("[data-skill=broken] [data-heading=Loads]") == "no"
+        assert "error" in page.text("[data-skill=broken] [data-heading=Findings]")
+        assert "No skill was loaded yet" in page.text("main")
+        page.leave()

@@ -1,6 +1,11 @@
 """`holdfast serve`: the HTTP service over a store."""
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from holdfast.events.records import Records
 
 PORT = 8787
 
@@ -48,8 +53,8 @@ def command(
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
-    from holdfast.clock import system_clock
-    from holdfast.service.access import state_of
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skill_folders import usual_roots
     from holdfast.service.exporting import Exporter, headers_of
     from holdfast.service.hosts import is_loopback
     from holdfast.service.service import Service
@@ -59,14 +64,11 @@ def command(
         if simulate and db is None:
             db = str(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-"))) / "log.db")
         log, records = opened.enter_context(open_records(db))
-        now = system_clock()
-        admins = (row for row in records.all_keys() if row.scope == "admin" and state_of(row, now) == "usable")
-        if not is_loopback(host) and next(admins, None) is None:
-            raise UserError(
-                f"{host!r} can be reached by others, and there is no key of scope admin: "
-                "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
-            )
+        _check_reach(host, records)
         service = Service(log, records, configured_models(), require_keys=require_keys or not is_loopback(host))
+        service.skill_roots = usual_roots(
+            load_config(os.environ, workspace=Path.cwd()), os.environ, workspace=Path.cwd()
+        )
         if simulate:
             from holdfast.service.sample import SamplePlayer
 
@@ -78,3 +80,19 @@ def command(
             click.echo(url_of(bound, host))
             run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)
+
+
+def _check_reach(host: str, records: "Records") -> None:
+    """Raises UserError where others can reach the service, and nobody has the key of an admin."""
+    from holdfast.clock import system_clock
+    from holdfast.errors import UserError
+    from holdfast.service.access import state_of
+    from holdfast.service.hosts import is_loopback
+
+    now = system_clock()
+    admins = (row for row in records.all_keys() if row.scope == "admin" and state_of(row, now) == "usable")
+    if not is_loopback(host) and next(admins, None) is None:
+        raise UserError(
+            f"{host!r} can be reached by others, and there is no key of scope admin: "
+            "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
+        )

@@ -2,7 +2,7 @@
 
 import asyncio
 import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,11 +17,11 @@ SKIPPED_MAX = 1_000_000
 
 
 class BrokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
-    """Of one cause, and of one component where one is named; of all but `held` without."""
+    """Of one cause, or of any but `held`; and of one component where one is named."""
 
     start: Moment | None = None
     end: Moment | None = None
-    cause: VerdictKind | None = None
+    cause: VerdictKind | Literal["any"] = "any"
     component: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
     skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
@@ -68,7 +68,7 @@ async def broken_calls(service: Service, request: BrokenRequest) -> BrokenReply:
             if (verdict := call.verdict) is not None
             and verdict.kind != "held"
             and within.holds(call.at)
-            and request.cause in (None, verdict.kind)
+            and request.cause in ("any", verdict.kind)
             and request.component in (None, verdict.component)
         ]
         return sorted(found, key=lambda one: (-one.lost_usd, one.session, one.number))

@@ -12,6 +12,7 @@ from holdfast.service.counting import Counted
 from holdfast.service.figures import Figures, LogFigures
 from holdfast.service.hub import Hub
 from holdfast.service.watched import WatchedSessions
+from holdfast.sources.skills.found import SkillRoot
 
 
 class Sample(Protocol):
@@ -50,6 +51,7 @@ class Service:
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)
         self.sample: Sample | None = None
+        self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
 
     async def needs_keys(self) -> bool:

@@ -7,6 +7,7 @@ from holdfast.service import (
     health,
     session_routes,
     signing_in,
+    skill_library,
     streaming,
     trying,
 )
@@ -20,5 +21,6 @@ ROUTES: tuple[Route, ...] = (
     *session_routes.ROUTES,
     *analytics_routes.ROUTES,
     *broken_calls.ROUTES,
+    *skill_library.ROUTES,
     *trying.ROUTES,
 )
