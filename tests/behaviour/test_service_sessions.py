@@ -94,6 +94,8 @@ def test_the_first_other_byte_is_shown_where_it_stands(client: Client) -> None:
     held = client.get(f"/api/sessions/{session_named(client, 'one head')}/calls/7/bytes")
     assert (held["byte"], held["shared"], held["before"]) == (None, "", "")
     assert held["bytes_after"] > held["bytes_before"]
+    before = client.get(f"/api/sessions/{session_named(client, 'one head')}/calls/6/bytes")
+    assert before["bytes_after"] == held["bytes_before"]
 
 
 @pytest.mark.parametrize(

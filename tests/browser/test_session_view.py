@@ -1,5 +1,7 @@
 """The Session view: strata of all calls, the chosen one in full, by mouse and by keyboard, and fast for a thousand."""
 
+from decimal import Decimal
+
 import pytest
 
 from browsers import Keys, Page
@@ -101,7 +103,7 @@ def thousand_calls() -> list[Event]:
             made.append(LlmCallStarted(MODEL, "anthropic", 0, f"r{number}"))
             usage = Usage(cache_read=3_000 + 100 * number if number else 0, cache_write_5m=100, input=5, output=50)
             made.append(
-                LlmCallCompleted(MODEL, "anthropic", usage, 0, "v", 900, "end_turn", 0, 0, f"r{number}")  # type: ignore[arg-type]
+                LlmCallCompleted(MODEL, "anthropic", usage, Decimal(0), "v", 900, "end_turn", 0, 0, f"r{number}")
             )
         return made
 
