@@ -27,7 +27,7 @@ def client() -> Iterator[Client]:
     """A service over the sample, played without pauses."""
     store = MemoryStore()
     asyncio.run(SamplePlayer(store, shipped_models(), pause=0).play())
-    with serving_store(store) as served:
+    with serving_store(store, simulated=True) as served:
         yield served
 
 

@@ -22,7 +22,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def sampled() -> Iterator[Client]:
     """A service over a sample that was played; tests that change something make their own."""
     store = MemoryStore()
-    with LoopThread() as thread, serving_store(store) as client:
+    with LoopThread() as thread, serving_store(store, simulated=True) as client:
         thread.run(SamplePlayer(store, shipped_models(), pause=0).play())
         yield client
 

@@ -11,7 +11,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import shipped_models
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallStarted, RequestPrepared, SessionStarted
-from holdfast.ledger.strata import Strata
+from holdfast.ledger.call_layers import Strata
 
 MODEL = "anthropic:claude-sonnet-5-5"
 

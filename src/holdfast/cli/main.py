@@ -14,6 +14,7 @@ COMMANDS = {
     "certify": "Check a stored session again, byte by byte; end with 1 where its prefix moved.",
     "chat": "Talk to an agent in the terminal that works in a folder, and see what each turn costs.",
     "config": "Show the configuration and where each value comes from.",
+    "db": "Look at, check, rebuild, prune, export and import the store.",
     "demo": "Play a cached multi-turn session against the simulator, offline.",
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
     "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",

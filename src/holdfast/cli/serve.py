@@ -15,6 +15,7 @@ PORT = 8787
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
 @click.option("--db", metavar="URL", help="Store to serve instead of the configured one; made if it is not there.")
 @click.option("--require-keys", is_flag=True, help="Refuse requests without a key also before there is one.")
+@click.option("--simulated", is_flag=True, help="Count simulated sessions among the figures too.")
 @click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the service is reached by.")
 @click.option(
     "--simulate", is_flag=True, help="Let the page play a sample, in a store that is gone at the end unless --db."
@@ -29,6 +30,7 @@ def command(
     port: int,
     db: str | None,
     require_keys: bool,
+    simulated: bool,
     allowed: tuple[str, ...],
     simulate: bool,
     otlp: str | None,
@@ -65,7 +67,9 @@ def command(
             db = str(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-"))) / "log.db")
         log, records = opened.enter_context(open_records(db))
         _check_reach(host, records)
-        service = Service(log, records, configured_models(), require_keys=require_keys or not is_loopback(host))
+        needed = require_keys or not is_loopback(host)
+        # Where nothing but a sample is played, it is what the figures are of.
+        service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated or simulate)
         service.skill_roots = usual_roots(
             load_config(os.environ, workspace=Path.cwd()), os.environ, workspace=Path.cwd()
         )

@@ -21,18 +21,14 @@ from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import AnyRecoveryPayload
-
-SideEffects = Literal["none", "read", "write", "execute", "network"]
-ToolErrorClass = Literal[
-    "not_found",
-    "validation_error",
-    "permission_denied",
-    "user_denied",
-    "timeout",
-    "execution_error",
-    "cancelled",
-    "confirmation_timeout",
-]
+from holdfast.events.payloads_tools import SideEffects as SideEffects
+from holdfast.events.payloads_tools import ToolCalled as ToolCalled
+from holdfast.events.payloads_tools import ToolCompleted as ToolCompleted
+from holdfast.events.payloads_tools import ToolConfirmationRequested as ToolConfirmationRequested
+from holdfast.events.payloads_tools import ToolConfirmationResolved as ToolConfirmationResolved
+from holdfast.events.payloads_tools import ToolErrorClass as ToolErrorClass
+from holdfast.events.payloads_tools import ToolFailed as ToolFailed
+from holdfast.events.payloads_tools import ToolInputInvalid as ToolInputInvalid
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -268,49 +264,6 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     cost_usd: Decimal = Decimal(0)
     refused_diagnosis: bool = False  # It failed only for asking why a cache did not hold; nobody asks that again.
     output_estimated: bool = False
-
-
-class ToolCalled(Payload, frozen=True, tag="tool.called"):
-    tool_use_id: str
-    tool_name: str
-    input_hash: str
-    input_size_bytes: int
-    side_effects: SideEffects
-
-
-class ToolCompleted(Payload, frozen=True, tag="tool.completed"):
-    tool_use_id: str
-    success: bool
-    output_size_bytes: int
-    latency_ms: int
-    files_modified: tuple[str, ...] | None = None
-    command_executed: str | None = None
-
-
-class ToolFailed(Payload, frozen=True, tag="tool.failed"):
-    tool_use_id: str
-    error_class: ToolErrorClass
-    error_message: str
-    latency_ms: int
-
-
-class ToolInputInvalid(Payload, frozen=True, tag="tool.input_invalid"):
-    tool_name: str
-    validation_errors: tuple[str, ...]
-
-
-class ToolConfirmationRequested(Payload, frozen=True, tag="tool.confirmation_requested"):
-    tool_use_id: str
-    tool_name: str
-    side_effects: SideEffects
-    input_summary: str
-    expires_at: float
-
-
-class ToolConfirmationResolved(Payload, frozen=True, tag="tool.confirmation_resolved"):
-    tool_use_id: str
-    decision: Literal["allow", "deny", "timeout"]
-    scope: str | None = None
 
 
 class DelegationStarted(Payload, frozen=True, tag="delegation.started"):

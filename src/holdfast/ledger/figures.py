@@ -84,7 +84,7 @@ class SkillFigure(msgspec.Struct, frozen=True):
 
 
 class SessionFigures(msgspec.Struct, frozen=True):
-    """All of one session, as of the events that its row counts."""
+    """All of one session, as of the events that its row counts. What a `simulated` one took is nobody's money."""
 
     row: SessionRow
     workspace_path: str | None
@@ -94,6 +94,7 @@ class SessionFigures(msgspec.Struct, frozen=True):
     extras: tuple[ExtraFigure, ...]
     failures: tuple[FailureFigure, ...]
     skills: tuple[SkillFigure, ...]
+    simulated: bool = False
 
     @property
     def cost_usd(self) -> Decimal:
@@ -103,7 +104,6 @@ class SessionFigures(msgspec.Struct, frozen=True):
 
 def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> SessionFigures:
     written = dict(_stable_writes(events))
-    parent = row.parent_session_id
     return SessionFigures(
         row=row,
         workspace_path=next((it.workspace_path for it in _payloads(events) if isinstance(it, SessionStarted)), None),
@@ -112,7 +112,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
         calls=tuple(
             CallFigure(
                 session_id=row.id,
-                parent_session_id=parent,
+                parent_session_id=row.parent_session_id,
                 at=entry.record.at,
                 model=entry.record.model,
                 usage=entry.record.usage,
@@ -137,6 +137,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
             for event in events
             if isinstance(it := event.payload, SkillLoaded)
         ),
+        simulated=any(isinstance(it, SessionStarted) and it.simulated for it in _payloads(events[:1])),
     )
 
 

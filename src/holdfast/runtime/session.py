@@ -14,6 +14,8 @@ from holdfast.canonical.reply import Delta
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import shipped_models
+from holdfast.catalog.overrides import with_overrides
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.waiting import NextWake
 from holdfast.engine.alive import Keeper
@@ -335,7 +337,7 @@ class Session:
             raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
         if not state.epoch:
             raise UserError(
-                f"session {self._resume!r} was recorded from a wrapped client and has no prompt to go on with"
+                f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client or pruned"
             )
         return state
 
@@ -385,8 +387,8 @@ async def _cancel(turn: "asyncio.Task[Answer]") -> None:
 def _open_log(options: Options) -> tuple[Log, bool]:
     """The store to use, and whether it is ours to close."""
     store = options.get("store")
-    if store is None:
-        return open_store(config_of(options).db_path), True
-    if isinstance(store, str | Path):
-        return open_store(str(store)), True
-    return store, False
+    if store is not None and not isinstance(store, str | Path):
+        return store, False
+    config = config_of(options)
+    address = config.db_path if store is None else str(store)
+    return open_store(address, models=with_overrides(shipped_models(), config.models)), True

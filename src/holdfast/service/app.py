@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
+REQUESTS_MAX = 1_000
+"""So many requests may be under way, live feeds included."""
+
 HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -36,7 +39,13 @@ HEADERS = {
 }
 
 
-def make_app(service: Service, routes: Sequence[Route], *, allowed_hosts: Collection[str] = ()) -> ASGIApp:
+def make_app(
+    service: Service,
+    routes: Sequence[Route],
+    *,
+    allowed_hosts: Collection[str] = (),
+    requests_max: int = REQUESTS_MAX,
+) -> ASGIApp:
     """An ASGI application; every answer that is no stream is JSON, or text where the route says so."""
     document = _encode(openapi(routes))
 
@@ -55,14 +64,16 @@ def make_app(service: Service, routes: Sequence[Route], *, allowed_hosts: Collec
         exception_handlers={HTTPException: _no_such_route},
     )
     app.router.redirect_slashes = False
-    return _Door(app, allowed_hosts)
+    return _Door(app, allowed_hosts, requests_max)
 
 
 class _Door:
     """Nobody gets further whose request was not meant for this service."""
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], requests_max: int) -> None:
         self._app = app
+        self._requests_max = requests_max
+        self._under_way = 0
         self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +93,14 @@ class _Door:
         except RefusedError as refused:
             await _refusal(refused)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        if self._under_way >= self._requests_max:
+            await _refusal(RefusedError(503, "too_busy", "too many requests are under way"))(scope, receive, send)
+            return
+        self._under_way += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._under_way -= 1
 
 
 def _opens_page(scope: Scope, headers: Headers) -> bool:

@@ -37,6 +37,7 @@ class Service:
         clock: Clock = system_clock,
         new_id: NewId = new_ulid,
         require_keys: bool = False,
+        simulated: bool = False,
     ) -> None:
         self.log = log
         self.records = records
@@ -46,7 +47,7 @@ class Service:
         self.new_id = new_id
         self.require_keys = require_keys
         self.counted = Counted()
-        self.figures: Figures = LogFigures(log, models)
+        self.figures: Figures = LogFigures(log, models, simulated=simulated)
         self.cache_states = CacheStates(log, models)
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)

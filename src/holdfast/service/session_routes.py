@@ -12,7 +12,7 @@ import msgspec
 from holdfast.canonical.prompt import Odds, Place
 from holdfast.engine.certify import Certificate, certify
 from holdfast.errors import UserError
-from holdfast.ledger.strata import Sent, Strata, Stratum
+from holdfast.ledger.call_layers import Sent, Strata, Stratum
 from holdfast.ledger.verdicts import Verdict, VerdictKind
 from holdfast.service.divergence import Divergence, divergence
 from holdfast.service.failures import RefusedError, not_found

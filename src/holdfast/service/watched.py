@@ -8,7 +8,7 @@ from typing import TypeVar
 from holdfast.catalog.lookup import Models
 from holdfast.errors import UserError
 from holdfast.events.log import Log
-from holdfast.ledger.strata import Strata
+from holdfast.ledger.call_layers import Strata
 
 SESSIONS_MAX = 16
 """How many sessions are remembered; few are looked at at once, and each is as large as its calls are many."""

@@ -41,11 +41,23 @@ class Step(NamedTuple):
 
 
 def broken_blocks(root: Path, page: str = "README.md") -> list[str]:
-    blocks = list(blocks_of(text_of(root, page)))
-    if not any(block.language not in SHOWN_ONLY for block in blocks):
+    lines = runnable_lines(root, page)
+    if not lines:
         return [f"{page} is missing or has no block to run"]
-    found = [f"{page}:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
-    for program, shown in pairwise(blocks):
+    return [trouble for line in lines for trouble in broken_block(root, page, line)]
+
+
+def runnable_lines(root: Path, page: str) -> list[int]:
+    """Where the blocks stand that are more than something to look at."""
+    return [block.line for block in blocks_of(text_of(root, page)) if block.language not in SHOWN_ONLY]
+
+
+def broken_block(root: Path, page: str, line: int) -> list[str]:
+    """What is wrong with the block on this line, and with what stands right behind it as its output."""
+    blocks = list(blocks_of(text_of(root, page)))
+    index = next(index for index, block in enumerate(blocks) if block.line == line)
+    found = [f"{page}:{line}: {trouble}" for trouble in troubles(root, blocks[index])]
+    for program, shown in pairwise(blocks[index : index + 2]):
         if (program.language, shown.language) == ("python", "text"):
             found += [f"{page}:{shown.line}: {trouble}" for trouble in wrong_prints(root, program, shown)]
     return found
