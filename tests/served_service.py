@@ -97,13 +97,21 @@ def serving_store(
     models: Models | None = None,
     clock: Clock = system_clock,
     require_keys: bool = False,
+    simulated: bool = False,
     allowed_hosts: Sequence[str] = (),
     requests_max: int = REQUESTS_MAX,
 ) -> Iterator[Client]:
     assert isinstance(store, HasRecords)
 
     async def started() -> tuple[Service, asyncio.Event, "asyncio.Task[None]"]:
-        service = Service(store, store.records, models or shipped_models(), clock=clock, require_keys=require_keys)
+        service = Service(
+            store,
+            store.records,
+            models or shipped_models(),
+            clock=clock,
+            require_keys=require_keys,
+            simulated=simulated,
+        )
         stop = asyncio.Event()
         app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)
         return service, stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))

@@ -43,7 +43,7 @@ def test_a_service_without_its_store_lives_and_is_not_ready() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nowhere", 404, "not_found"),
         ("GET", "/healthz/", 404, "not_found"),
         ("GET", "/api/cache/a/b/c", 404, "not_found"),
         ("DELETE", "/api/cache", 405, "method_not_allowed"),

@@ -1,6 +1,11 @@
 """`holdfast serve`: the HTTP service over a store."""
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from holdfast.events.records import Records
 
 PORT = 8787
 
@@ -23,7 +28,12 @@ PORT = 8787
     multiple=True,
     help="Where the gateway sends a provider's requests.",
 )
-@click.option("--simulate", is_flag=True, help="Send them to the built-in simulator: no key, no network.")
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="Send them to the built-in simulator, and let the page play a sample: no key, no network, and a store that is "
+    "gone at the end unless --db.",
+)
 @click.option("--improve", is_flag=True, help="Mend requests so that the cache holds, and record what was changed.")
 @click.option(
     "--volatile", metavar="NAME=REGEX", multiple=True, help="Text of system prompts that --improve moves to the end."
@@ -47,16 +57,19 @@ def command(
     improve: bool,
     volatile: tuple[str, ...],
 ) -> None:
-    """Serve cache states, their controls, figures, a live feed and the gateway over HTTP until stopped.
+    """Serve a page with cache states, their controls, prompts and figures, and the gateway, over HTTP until stopped.
 
-    Prints its address at once. On this machine no key is needed until `holdfast keys create` has made one; on any
-    other address the service does not start without a key of scope admin. /openapi.json describes all routes.
+    Prints its address at once: open it in a browser. On this machine no key is needed until `holdfast keys create` has
+    made one; on any other address the service does not start without a key of scope admin. /openapi.json describes all
+    routes.
 
     The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
     goes through: a client with a base URL setting needs no other change.
     """
     import contextlib
     import os
+    import tempfile
+    from pathlib import Path
 
     from holdfast.cli.stores import configured_models, open_records
     from holdfast.errors import UserError
@@ -67,23 +80,28 @@ def command(
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
-    from holdfast.clock import system_clock
-    from holdfast.service.access import state_of
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skill_folders import usual_roots
     from holdfast.service.exporting import Exporter, headers_of
     from holdfast.service.hosts import is_loopback
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
-    with open_records(db) as (log, records):
-        now = system_clock()
-        admins = (row for row in records.all_keys() if row.scope == "admin" and state_of(row, now) == "usable")
-        if not is_loopback(host) and next(admins, None) is None:
-            raise UserError(
-                f"{host!r} can be reached by others, and there is no key of scope admin: "
-                "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
-            )
+    with contextlib.ExitStack() as opened:
+        if simulate and db is None:
+            db = str(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-"))) / "log.db")
+        log, records = opened.enter_context(open_records(db))
+        _check_reach(host, records)
         needed = require_keys or not is_loopback(host)
-        service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated)
+        # Where nothing but a sample is played, it is what the figures are of.
+        service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated or simulate)
+        service.skill_roots = usual_roots(
+            load_config(os.environ, workspace=Path.cwd()), os.environ, workspace=Path.cwd()
+        )
+        if simulate:
+            from holdfast.service.sample import SamplePlayer
+
+            service.sample = SamplePlayer(log, service.models)
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
         gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
@@ -93,3 +111,19 @@ def command(
                 click.echo(url_of(bound, host))
                 run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)
+
+
+def _check_reach(host: str, records: "Records") -> None:
+    """Raises UserError where others can reach the service, and nobody has the key of an admin."""
+    from holdfast.clock import system_clock
+    from holdfast.errors import UserError
+    from holdfast.service.access import state_of
+    from holdfast.service.hosts import is_loopback
+
+    now = system_clock()
+    admins = (row for row in records.all_keys() if row.scope == "admin" and state_of(row, now) == "usable")
+    if not is_loopback(host) and next(admins, None) is None:
+        raise UserError(
+            f"{host!r} can be reached by others, and there is no key of scope admin: "
+            "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
+        )

@@ -149,6 +149,7 @@ class TokenStats(msgspec.Struct, frozen=True):
     """What the sessions of a provider have sent, and how much of it was read from its cache.
 
     `ttl_seconds` is what is left of the entry that lapses last; None where the provider manages that itself.
+    `hit_coverage` is the share of calls that read anything at all.
     """
 
     provider: str
@@ -157,6 +158,7 @@ class TokenStats(msgspec.Struct, frozen=True):
     tokens_cached: int
     hit_share: float | None
     ttl_seconds: float | None
+    hit_coverage: float | None = None
 
 
 def get_token_stats(states: Iterable[CacheState], at: float) -> tuple[TokenStats, ...]:
@@ -171,6 +173,7 @@ def get_token_stats(states: Iterable[CacheState], at: float) -> tuple[TokenStats
 def _stats(provider: str, states: list[CacheState], at: float) -> TokenStats:
     sent = sum(state.usage.tokens_sent for state in states)
     read = sum(state.usage.cache_read for state in states)
+    calls = sum(state.calls for state in states)
     left = [state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)]
     known = any(state.expires_at is not None for state in states)
     return TokenStats(
@@ -180,4 +183,5 @@ def _stats(provider: str, states: list[CacheState], at: float) -> TokenStats:
         tokens_cached=read,
         hit_share=read / sent if sent else None,
         ttl_seconds=max(left, default=0.0) if known else None,
+        hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
     )

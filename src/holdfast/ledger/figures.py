@@ -34,7 +34,10 @@ STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED})
 
 
 class CallFigure(msgspec.Struct, frozen=True):
-    """One call that was paid for. `stable_written` tokens of it were written for tools and stable system prompt."""
+    """One call that was paid for. `stable_written` tokens of it were written for tools and stable system prompt.
+
+    `number` is its place in the session, 0 where it is not known.
+    """
 
     session_id: str
     parent_session_id: str | None
@@ -46,6 +49,7 @@ class CallFigure(msgspec.Struct, frozen=True):
     latency_ms: int
     stable_written: int
     verdict: Verdict | None
+    number: int = 0
 
     @property
     def provider(self) -> str:
@@ -117,6 +121,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
                 latency_ms=entry.record.latency_ms,
                 stable_written=written.get(entry.record.request_id, 0),
                 verdict=entry.verdict,
+                number=entry.record.number,
             )
             for entry in entries(events, models)
             if entry.source == "provider"

@@ -8,6 +8,7 @@ from email.utils import formatdate
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -16,12 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import StoreError
 from holdfast.service.access import check_allowed, scope_of
+from holdfast.service.dashboard.sending import page_routes
 from holdfast.service.failures import RefusedError
 from holdfast.service.hosts import check_origin
 from holdfast.service.openapi import openapi
 from holdfast.service.reading import fields_of
 from holdfast.service.routes import JSON, Answer, Asked, Route
 from holdfast.service.service import Service
+from holdfast.service.signing_in import carried
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ def make_app(
     app = Starlette(
         routes=[
             HttpRoute("/openapi.json", describe, methods=["GET"]),
+            *page_routes(),
             *(HttpRoute(path, _endpoint(service, some), methods=list(some)) for path, some in by_path.items()),
         ],
         exception_handlers={HTTPException: _no_such_route},
@@ -88,7 +92,7 @@ class _Door:
             check_origin(
                 headers.get("host"),
                 headers.get("origin"),
-                headers.get("sec-fetch-site"),
+                None if _opens_page(scope, headers) else headers.get("sec-fetch-site"),
                 allowed_hosts=self._allowed_hosts,
             )
         except RefusedError as refused:
@@ -102,6 +106,11 @@ class _Door:
             await self._app(scope, receive, send)
         finally:
             self._under_way -= 1
+
+
+def _opens_page(scope: Scope, headers: Headers) -> bool:
+    """Whether somebody follows a link to the page from elsewhere: it holds nothing, and no frame may show it."""
+    return bool(scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate")
 
 
 def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
@@ -119,9 +128,9 @@ def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Reques
 async def _answered(service: Service, one: Route, request: Request) -> Response:
     try:
         # Who asks comes first: whoever may not learns nothing of what there is.
-        await _check_access(service, one, request)
+        scope, key = await _check_access(service, one, request)
         fields = await fields_of(one, request)
-        asked = Asked(fields, one.method == "GET", request.headers.get("last-event-id"))
+        asked = Asked(fields, one.method == "GET", request.headers.get("last-event-id"), scope=scope, key=key)
         return _told(await _responded(service, one, asked))
     except RefusedError as refused:
         return _refusal(refused)
@@ -142,17 +151,20 @@ async def _responded(service: Service, one: Route, asked: Asked) -> Answer:
         raise unfit(error, is_text=asked.is_text) from error
 
 
-async def _check_access(service: Service, one: Route, request: Request) -> None:
+async def _check_access(service: Service, one: Route, request: Request) -> tuple[str | None, str | None]:
+    """The scope that a request acts with, and the key it was given."""
     if one.rule == "open":
-        return
+        return None, None
     given = request.headers.getlist("authorization")
     if len(given) > 1:
         raise RefusedError(400, "invalid_key", "a request carries one key")
     # A key that is not good is refused even where none is needed: whoever sends one means it.
-    scope = await asyncio.to_thread(scope_of, given[0] if given else None, service.records.key, service.clock())
+    said = carried(given[0] if given else None, request.cookies)
+    scope = await asyncio.to_thread(scope_of, said, service.records.key, service.clock())
     if scope is None and one.keyless and not await service.needs_keys():
         scope = "admin"
     check_allowed(one.rule, scope, request.path_params)
+    return scope, None if said is None else said.partition(" ")[2].strip()
 
 
 def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
@@ -169,7 +181,7 @@ def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
 
 def _told(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
-        return _response(answer.status, answer.body, content_type=answer.content_type)
+        return _response(answer.status, answer.body, content_type=answer.content_type, more=dict(answer.headers))
     headers = {**_headers(), "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 

@@ -19,6 +19,7 @@ _MEANINGS = {
     401: "A key is missing or not valid.",
     403: "The key does not allow this, or a page of another origin asks.",
     404: "There is no such thing.",
+    409: "The service was not started for this.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     421: "The service is not known under that name.",

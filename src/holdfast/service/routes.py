@@ -27,14 +27,20 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes | AsyncIterator[bytes]
     content_type: str = JSON
     status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What came in: fields by name from path and query, which are text, or from path and body; and a header."""
+    """What came in: fields by name from path and query, which are text, or from path and body; a header; who asks.
+
+    `key` is None where none was sent because none is needed.
+    """
 
     fields: Mapping[str, object]
     is_text: bool
     last_event_id: str | None = None
+    scope: str | None = None
+    key: str | None = None
 
 
 class Route(msgspec.Struct, frozen=True):
