@@ -1,7 +1,8 @@
 """What the gateway adds: time to the first byte and per event, direct and through it, on this machine.
 
 An upstream of a few lines streams events at a fixed pace to a number of clients at once; each event carries the
-time at which it was sent. Run: `python benchmarks/gateway.py [--streams 32] [--rounds 10]`.
+time at which it was sent. Run: `python benchmarks/gateway.py [--streams 32]
+[--rounds 10] [--together]`; streams begin spread over the length of one, or all at one moment.
 """
 
 import argparse
@@ -48,7 +49,6 @@ async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def stream(port: int, path: str, rounds: int, *, after_seconds: float = 0.0) -> list[Sample]:
-    """Streams begin one after another: all at one moment would measure the queue in front of one processor."""
     await asyncio.sleep(after_seconds)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     samples: list[Sample] = []
@@ -71,11 +71,11 @@ async def stream(port: int, path: str, rounds: int, *, after_seconds: float = 0.
     return samples
 
 
-async def measured(port: int, path: str, *, streams: int, rounds: int) -> tuple[float, float, float]:
+async def measured(port: int, path: str, *, streams: int, rounds: int, together: bool) -> tuple[float, float, float]:
     """Medians of the time to the first byte and of the lateness of events, in milliseconds, and requests a second."""
     await stream(port, path, 1)
     started = time.monotonic()
-    apart_seconds = EVENTS * PAUSE_SECONDS / streams
+    apart_seconds = 0.0 if together else EVENTS * PAUSE_SECONDS / streams
     found = await asyncio.gather(
         *(stream(port, path, rounds, after_seconds=place * apart_seconds) for place in range(streams))
     )
@@ -86,7 +86,7 @@ async def measured(port: int, path: str, *, streams: int, rounds: int) -> tuple[
     return first, late, len(samples) / seconds
 
 
-async def main(streams: int, rounds: int) -> None:
+async def main(streams: int, rounds: int, *, together: bool) -> None:
     server = await asyncio.start_server(upstream, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -104,14 +104,14 @@ async def main(streams: int, rounds: int) -> None:
         assert gateway.stdout is not None
         url = (await gateway.stdout.readline()).decode().strip()
         try:
-            direct = await measured(port, "/v1/messages", streams=streams, rounds=rounds)
-            through = await measured(
-                int(url.rpartition(":")[2]), "/anthropic/v1/messages", streams=streams, rounds=rounds
-            )
+            direct = await measured(port, "/v1/messages", streams=streams, rounds=rounds, together=together)
+            own = int(url.rpartition(":")[2])
+            path = "/anthropic/v1/messages"
+            through = await measured(own, path, streams=streams, rounds=rounds, together=together)
         finally:
             gateway.terminate()
             await gateway.wait()
-    print(f"{streams} streams, {rounds} rounds, {EVENTS} events each; medians")
+    print(f"{streams} streams, {rounds} rounds, {EVENTS} events each, {'together' if together else 'apart'}; medians")
     print(f"{'':8}  {'first byte':>10}  {'an event':>9}  {'requests/s':>10}")
     for name, (first, late, rate) in (("direct", direct), ("gateway", through)):
         print(f"{name:8}  {first:7.2f} ms  {late:6.2f} ms  {rate:10.1f}")
@@ -122,5 +122,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--together", action="store_true")
     given = parser.parse_args()
-    asyncio.run(main(given.streams, given.rounds))
+    asyncio.run(main(given.streams, given.rounds, together=given.together))

@@ -1,12 +1,13 @@
 """`holdfast serve` with its gateway as a person starts it, on the loop that it runs on."""
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -47,6 +48,29 @@ def test_clients_work_through_it_and_their_calls_are_stored(tmp_path: Path) -> N
     assert len(sessions) == 2
     recorded = sessions["anthropic:claude-sonnet-5-5"]
     assert [call.usage.cache_read for call in recorded] == [read for _, read, _, _ in shown]
+
+
+def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    for arguments, said in (
+        ((), "could be mended in 1 call: volatile date"),
+        (("--improve",), "mended in 1 call: volatile date"),
+    ):
+        with serving("--simulate", "--db", path, *arguments) as url:
+            asked = {
+                "model": "claude-sonnet-5-5",
+                "max_tokens": 9,
+                "system": "Today's date is 2026-11-16.\nBe kind.",
+                "messages": [{"role": "user", "content": "Hello."}],
+            }
+            request = Request(f"{url}/anthropic/v1/messages", json.dumps(asked).encode(), {"x-api-key": "any"})
+            with urlopen(request, timeout=SECONDS_MAX) as reply:
+                reply.read()
+        with closing(SqliteStore(path)) as store:
+            newest = store.sessions()[0].id
+        result = CliRunner().invoke(command, ("sessions", "show", newest, "--db", path))
+        assert "through the gateway; its calls belong together by 70% or more" in result.output
+        assert said in result.output.splitlines()
 
 
 def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> None:

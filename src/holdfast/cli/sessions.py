@@ -161,17 +161,20 @@ def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
 
 def _beginning(events: "list[Event]") -> "Iterator[str]":
     """For whom the session works, and why its prefix is padded or not."""
+    from holdfast.cli.forwarded import told_of_gateway
     from holdfast.cli.requests import printable
     from holdfast.events.payloads import EpochOpened, SessionStarted
 
     for event in events:
         match event.payload:
             case SessionStarted(parent=parent) if parent is not None:
-                yield f"works for session {parent.session_id}, call {printable(parent.tool_use_id)}"
+                call = f", call {printable(parent.tool_use_id)}" if parent.tool_use_id else ""
+                yield f"works for session {parent.session_id}{call}"
             case EpochOpened(padding=reason) if reason is not None:
                 yield printable(reason)
             case _:
                 pass
+    yield from told_of_gateway(events)
 
 
 def _show_stats(made: "tuple[Entry, ...]", *, as_json: bool) -> None:
