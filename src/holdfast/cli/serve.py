@@ -6,6 +6,7 @@ import click
 
 if TYPE_CHECKING:
     from holdfast.events.records import Records
+    from holdfast.service.service import Service
 
 PORT = 8787
 
@@ -80,8 +81,6 @@ def command(
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skill_folders import usual_roots
     from holdfast.service.exporting import Exporter, headers_of
     from holdfast.service.hosts import is_loopback
     from holdfast.service.service import Service
@@ -95,13 +94,7 @@ def command(
         needed = require_keys or not is_loopback(host)
         # Where nothing but a sample is played, it is what the figures are of.
         service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated or simulate)
-        service.skill_roots = usual_roots(
-            load_config(os.environ, workspace=Path.cwd()), os.environ, workspace=Path.cwd()
-        )
-        if simulate:
-            from holdfast.service.sample import SamplePlayer
-
-            service.sample = SamplePlayer(log, service.models)
+        _furnish(service, simulate=simulate)
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
         gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
@@ -111,6 +104,22 @@ def command(
                 click.echo(url_of(bound, host))
                 run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)
+
+
+def _furnish(service: "Service", *, simulate: bool) -> None:
+    """What the page shows besides: the skills of this machine, and a sample that it may play."""
+    import os
+    from pathlib import Path
+
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skill_folders import usual_roots
+
+    here = Path.cwd()
+    service.skill_roots = usual_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
+    if simulate:
+        from holdfast.service.sample import SamplePlayer
+
+        service.sample = SamplePlayer(service.log, service.models)
 
 
 def _check_reach(host: str, records: "Records") -> None:
