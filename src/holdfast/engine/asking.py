@@ -107,6 +107,7 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
         moved=talk.draft.move(shared) if shared < len(state.links) else None,
     )
+    talk.draft.settle()
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):
         heard = Heard(listening=parts.completions is not None)
