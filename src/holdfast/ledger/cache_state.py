@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from holdfast.cachemodel.kept import kept_tokens
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model
-from holdfast.catalog.rows import CacheRules, Model
+from holdfast.catalog.rows import Model
 from holdfast.errors import UserError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -96,7 +97,7 @@ def _used(state: CacheState, usage: Usage, at: float, models: Models) -> CacheSt
         return _emptied(state)
     if state.kept_until is not None and state.kept_until > at:
         return state
-    tokens = _kept_tokens(usage, row.cache)
+    tokens = kept_tokens(usage, row.cache)
     if not tokens:
         return _emptied(state)
     lifetime = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
@@ -133,16 +134,6 @@ def _kept(state: CacheState, kept: CacheKept, at: float) -> CacheState:
 
 def _emptied(state: CacheState) -> CacheState:
     return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, kept_until=None)
-
-
-def _kept_tokens(usage: Usage, rules: CacheRules) -> int:
-    match rules.kind:
-        case "marks" | "breakpoints":
-            return usage.cache_read + usage.cache_write
-        case "implicit":
-            return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
-        case "none":
-            return 0
 
 
 class TokenStats(msgspec.Struct, frozen=True):
