@@ -136,7 +136,7 @@ def _emptied(state: CacheState) -> CacheState:
     return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, kept_until=None)
 
 
-class TokenStats(msgspec.Struct, frozen=True):
+class ProviderSummary(msgspec.Struct, frozen=True):
     """What the sessions of a provider have sent, and how much of it was read from its cache.
 
     `ttl_seconds` is what is left of the entry that lapses last; None where the provider manages that itself.
@@ -150,7 +150,7 @@ class TokenStats(msgspec.Struct, frozen=True):
     ttl_seconds: float | None
 
 
-def get_token_stats(states: Iterable[CacheState], at: float) -> tuple[TokenStats, ...]:
+def provider_summaries(states: Iterable[CacheState], at: float) -> tuple[ProviderSummary, ...]:
     """One row a provider, by name."""
     by_provider: dict[str, list[CacheState]] = {}
     for state in states:
@@ -159,12 +159,12 @@ def get_token_stats(states: Iterable[CacheState], at: float) -> tuple[TokenStats
     return tuple(_stats(provider, some, at) for provider, some in sorted(by_provider.items()))
 
 
-def _stats(provider: str, states: list[CacheState], at: float) -> TokenStats:
+def _stats(provider: str, states: list[CacheState], at: float) -> ProviderSummary:
     sent = sum(state.usage.tokens_sent for state in states)
     read = sum(state.usage.cache_read for state in states)
     left = [state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)]
     known = any(state.expires_at is not None for state in states)
-    return TokenStats(
+    return ProviderSummary(
         provider=provider,
         sessions=len(states),
         tokens_in=sent,

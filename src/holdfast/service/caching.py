@@ -9,7 +9,7 @@ import msgspec
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
 from holdfast.events.controls import HOUR_SECONDS, KEPT_SECONDS_MAX, CacheSettings, SessionControl, TtlSetting
-from holdfast.ledger.cache_state import CacheState, TokenStats, get_token_stats
+from holdfast.ledger.cache_state import CacheState, ProviderSummary, provider_summaries
 from holdfast.providers.giving_up import Way, ways_to_give_up
 from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.routes import Nothing, Route, route
@@ -44,7 +44,7 @@ class Discussion(msgspec.Struct, frozen=True):
 
 
 class Discussions(msgspec.Struct, frozen=True):
-    providers: tuple[TokenStats, ...]
+    providers: tuple[ProviderSummary, ...]
     discussions: tuple[Discussion, ...]
 
 
@@ -84,7 +84,7 @@ async def list_states(service: Service, request: Listing) -> Discussions:
             for state in states
             if state.model
         )
-        return Discussions(get_token_stats(states, service.clock()), tuple(told))
+        return Discussions(provider_summaries(states, service.clock()), tuple(told))
 
     return await asyncio.to_thread(read)
 
