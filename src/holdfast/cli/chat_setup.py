@@ -18,7 +18,6 @@ from holdfast.engine.state import State, fold
 from holdfast.errors import UserError
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionStarted
-from holdfast.ledger.simulated import is_simulated
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.registry import provider_named
 from holdfast.runtime.config import Config
@@ -71,7 +70,7 @@ def stored_chat(wishes: Wishes, log: Log) -> State | None:
         return None
     session_id = found_session(log, wishes.resume) if wishes.resume else _newest_here(wishes, log)
     state = fold(log.read(session_id), session_id)
-    if state.model and is_simulated(log, session_id) != wishes.simulate:
+    if state.model and state.simulated != wishes.simulate:
         way_out = "leave out --simulate" if wishes.simulate else "add --simulate"
         was = "was not simulated" if wishes.simulate else "was simulated"
         raise UserError(f"session {session_id} {was}; {way_out} to go on with it")

@@ -57,7 +57,7 @@ async def call_model(talk: Conversation, emit: Emit) -> Reply:
 async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
     await heed(talk)
-    talk.draft.update(assemble(sent_view(talk.state)))
+    # Whoever asks whether it is due brings the draft up to date.
     if await shorten_if_due(talk):
         await inject_news(talk)
         talk.draft.update(assemble(sent_view(talk.state)))
@@ -107,6 +107,7 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
         moved=talk.draft.move(shared) if shared < len(state.links) else None,
     )
+    talk.draft.settle()
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):
         heard = Heard(listening=parts.completions is not None)

@@ -23,7 +23,6 @@ class Draft:
         self._kept_pieces = 0
 
     def update(self, prompt: Prompt) -> None:
-        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
         head = tuple(segment for segment in prompt.segments if segment.place != "messages")
         if head != self._head:
             self._cut(0)
@@ -52,11 +51,17 @@ class Draft:
         return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
 
     def _cut(self, keep: int) -> None:
-        self._dropped, self._kept_pieces = tuple(self.scroll.pieces[keep:]), keep
+        if keep < self._kept_pieces:
+            self._dropped = (*self.scroll.pieces[keep : self._kept_pieces], *self._dropped)
+            self._kept_pieces = keep
         self.scroll.cut(keep)
 
+    def settle(self) -> None:
+        """The newest prompt is sent: from now on it is the one before."""
+        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
+
     def move(self, shared: int) -> Move:
-        """How the newest prompt differs from the one before, behind the `shared` pieces that both have."""
+        """How the newest prompt differs from the last that was settled, behind the `shared` pieces that both have."""
         before = self._dropped[max(0, shared - self._kept_pieces) :]
         links = self.scroll.links
         at = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")

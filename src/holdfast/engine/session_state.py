@@ -41,6 +41,7 @@ class State(msgspec.Struct, frozen=True):
     profile: Literal["default", "seed"] = "default"
     layout: Layout = "default"
     workspace_path: str | None = None
+    simulated: bool = False
     spend_max_usd: Decimal | None = None
     parameters: Parameters | None = None
     started_at: float = 0.0

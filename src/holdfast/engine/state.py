@@ -145,6 +145,7 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
         profile=started.profile,
         layout=started.layout,
         workspace_path=started.workspace_path,
+        simulated=started.simulated,
         spend_max_usd=started.spend_max_usd,
         parameters=started.parameters,
         started_at=at,

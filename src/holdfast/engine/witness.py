@@ -78,4 +78,6 @@ class Witness:
             del self._drafts[key]
             raise
         shared = shared_links(before, draft.scroll.links)
-        return draft.scroll, draft.move(shared) if shared < len(before) else None
+        move = draft.move(shared) if shared < len(before) else None
+        draft.settle()
+        return draft.scroll, move

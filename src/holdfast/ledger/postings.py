@@ -105,6 +105,9 @@ def postings(events: Iterable[Event], models: Models) -> Iterator[Posting]:
 
 
 def _call(books: Books, event: Event, entry: Entry) -> Posting:
+    if entry.completion_key or entry.completion_kept:
+        # Whether its reply was kept for equal requests is no amount, and not in the tables.
+        entry = msgspec.structs.replace(entry, completion_key="", completion_kept=False)
     call = entry.record
     usage = call.usage
     sums = Sums(

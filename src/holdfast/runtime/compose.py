@@ -29,7 +29,6 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, EpochOpened, SessionStarted, SkillLoaded
 from holdfast.layers.builder import sendable, split_at_boundary
 from holdfast.layers.render import render_instructions, render_settings
-from holdfast.ledger.simulated import is_simulated
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.providers.capabilities import capabilities_of
@@ -140,7 +139,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         account=account_of(speaks_through),
         asks_for_diagnosis=config.diagnostics == "auto",
         completions=completions_of(options),
-        simulated=is_simulated(log, state.session_id) if state.model else options.get("simulated", False),
+        simulated=state.simulated if state.model else options.get("simulated", False),
         controls=controls_of(log),
         compaction=compaction_of(options),
         overflow_steps=overflow_steps_of(options),

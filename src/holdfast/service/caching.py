@@ -9,7 +9,7 @@ import msgspec
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
 from holdfast.events.controls import HOUR_SECONDS, KEPT_SECONDS_MAX, CacheSettings, SessionControl, TtlSetting
-from holdfast.ledger.cache_state import CacheState, TokenStats, get_token_stats
+from holdfast.ledger.cache_state import CacheState, ProviderSummary, provider_summaries
 from holdfast.ledger.verdicts import VerdictKind
 from holdfast.providers.giving_up import Way, ways_to_give_up
 from holdfast.service.cache_states import KnownCache
@@ -51,7 +51,7 @@ class Discussion(msgspec.Struct, frozen=True):
 class Discussions(msgspec.Struct, frozen=True):
     """A page of all; `more` says whether others come behind. Providers are of the sessions on this page."""
 
-    providers: tuple[TokenStats, ...]
+    providers: tuple[ProviderSummary, ...]
     discussions: tuple[Discussion, ...]
     more: bool
 
@@ -95,7 +95,7 @@ async def list_states(service: Service, request: Listing) -> Discussions:
             for known in listed
             if known.state.model
         )
-        providers = get_token_stats((known.state for known in listed), service.clock())
+        providers = provider_summaries((known.state for known in listed), service.clock())
         return Discussions(providers, tuple(told), len(found) > len(listed))
 
     return await asyncio.to_thread(read)
