@@ -11,6 +11,7 @@ PORT = 8787
 @click.option("--db", metavar="URL", help="Store to serve instead of the configured one; made if it is not there.")
 @click.option("--require-keys", is_flag=True, help="Refuse requests without a key also before there is one.")
 @click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the service is reached by.")
+@click.option("--instructions", is_flag=True, help="Keep the instructions of agents here too; each needs a key.")
 @click.option(
     "--otlp", metavar="URL", help="Tell an OpenTelemetry collector there what happens, such as http://127.0.0.1:4318."
 )
@@ -22,6 +23,7 @@ def command(
     db: str | None,
     require_keys: bool,
     allowed: tuple[str, ...],
+    instructions: bool,
     otlp: str | None,
     otlp_content: bool,
 ) -> None:
@@ -41,6 +43,7 @@ def command(
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
+    from holdfast.cli.instructions import library_of
     from holdfast.clock import system_clock
     from holdfast.service.access import state_of
     from holdfast.service.exporting import Exporter, headers_of
@@ -56,7 +59,13 @@ def command(
                 f"{host!r} can be reached by others, and there is no key of scope admin: "
                 "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
             )
-        service = Service(log, records, configured_models(), require_keys=require_keys or not is_loopback(host))
+        service = Service(
+            log,
+            records,
+            configured_models(),
+            require_keys=require_keys or not is_loopback(host),
+            library=library_of(log, wanted=instructions),
+        )
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
         app = make_app(service, ROUTES, allowed_hosts=(host, *allowed))

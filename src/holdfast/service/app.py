@@ -14,7 +14,8 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import StoreError
-from holdfast.service.access import check_allowed, scope_of
+from holdfast.events.access import KeyRow
+from holdfast.service.access import check_allowed, key_of
 from holdfast.service.failures import RefusedError
 from holdfast.service.hosts import check_origin
 from holdfast.service.openapi import openapi
@@ -96,9 +97,9 @@ def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Reques
 async def _answered(service: Service, one: Route, request: Request) -> Response:
     try:
         # Who asks comes first: whoever may not learns nothing of what there is.
-        await _check_access(service, one, request)
+        key = await _admitted(service, one, request)
         fields = await fields_of(one, request)
-        asked = Asked(fields, one.method == "GET", request.headers.get("last-event-id"))
+        asked = Asked(fields, one.method == "GET", request.headers.get("last-event-id"), key)
         return _told(await _responded(service, one, asked))
     except RefusedError as refused:
         return _refusal(refused)
@@ -119,17 +120,20 @@ async def _responded(service: Service, one: Route, asked: Asked) -> Answer:
         raise unfit(error, is_text=asked.is_text) from error
 
 
-async def _check_access(service: Service, one: Route, request: Request) -> None:
+async def _admitted(service: Service, one: Route, request: Request) -> KeyRow | None:
+    """The key of a request that may go on; None where it needs none."""
     if one.rule == "open":
-        return
+        return None
     given = request.headers.getlist("authorization")
     if len(given) > 1:
         raise RefusedError(400, "invalid_key", "a request carries one key")
     # A key that is not good is refused even where none is needed: whoever sends one means it.
-    scope = await asyncio.to_thread(scope_of, given[0] if given else None, service.records.key, service.clock())
+    key = await asyncio.to_thread(key_of, given[0] if given else None, service.records.key, service.clock())
+    scope = key.scope if key else None
     if scope is None and one.keyless and not await service.needs_keys():
         scope = "admin"
-    check_allowed(one.rule, scope, request.path_params)
+    check_allowed(one.rule, scope, request.path_params, denied=one.denied)
+    return key
 
 
 def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
@@ -146,7 +150,7 @@ def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
 
 def _told(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
-        return _response(answer.status, answer.body, content_type=answer.content_type)
+        return _response(answer.status, answer.body, content_type=answer.content_type, more=answer.headers)
     headers = {**HEADERS, "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 

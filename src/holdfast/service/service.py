@@ -6,6 +6,7 @@ from holdfast.catalog.lookup import Models, pricing_version
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.events.log import Log
 from holdfast.events.records import Records
+from holdfast.instructions.library import Library
 from holdfast.service.cache_states import CacheStates
 from holdfast.service.counting import Counted
 from holdfast.service.figures import Figures, LogFigures
@@ -24,6 +25,7 @@ class Service:
         clock: Clock = system_clock,
         new_id: NewId = new_ulid,
         require_keys: bool = False,
+        library: Library | None = None,
     ) -> None:
         self.log = log
         self.records = records
@@ -32,6 +34,7 @@ class Service:
         self.clock = clock
         self.new_id = new_id
         self.require_keys = require_keys
+        self.library = library
         self.counted = Counted()
         self.figures: Figures = LogFigures(log, models)
         self.cache_states = CacheStates(log, models)

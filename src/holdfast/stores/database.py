@@ -11,6 +11,7 @@ from typing import Protocol, Self
 from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
+from holdfast.stores.instructions_records import DatabaseInstructions, InstructionTables
 from holdfast.stores.queries import Cell, Queries
 from holdfast.stores.record_queries import RecordQueries
 from holdfast.stores.records import Changes, DatabaseRecords
@@ -46,6 +47,7 @@ class DatabaseLog:
         event_bytes_max: int,
         beside: RecordQueries,
         changes: Changes,
+        tables: InstructionTables,
     ) -> None:
         self._name = name
         self._queries = queries
@@ -54,6 +56,7 @@ class DatabaseLog:
         self._event_bytes_max = event_bytes_max
         self._beside = beside
         self._changes = changes
+        self._tables = tables
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
         # Runs at `close`, when the store is forgotten, or at exit: what is queued then is still written.
@@ -72,6 +75,11 @@ class DatabaseLog:
         """What is kept beside the log."""
         # Made when asked for: a store that held it would hold itself, and never be forgotten.
         return DatabaseRecords(self._beside, self._fetch, self._changes)
+
+    @property
+    def instructions(self) -> DatabaseInstructions:
+        """What is kept about the instructions of agents."""
+        return DatabaseInstructions(self._tables, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
         """Waits only while too much is queued; an append that was handed over cannot be cancelled."""

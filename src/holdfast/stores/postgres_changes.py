@@ -1,4 +1,4 @@
-"""How a change beside the log is made in a PostgreSQL database: a connection of its own, one statement."""
+"""How a change beside the log is made in a PostgreSQL database: a connection of its own, one transaction."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,6 +9,7 @@ from holdfast.stores.postgres_server import Connection
 from holdfast.stores.postgres_text import escaped
 from holdfast.stores.queries import Cell
 from holdfast.stores.rows import is_text
+from holdfast.stores.steps import Step, TooFewRowsError
 
 
 class PostgresChanges:
@@ -24,3 +25,18 @@ class PostgresChanges:
                 return connection.execute(statement, [escaped(value) for value in parameters]).rowcount
         except psycopg.Error as error:
             raise explain(error, self._name) from error
+
+    def change_all(self, steps: Sequence[Step]) -> bool:
+        if not all(is_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
+            return False
+        try:
+            with self._connect() as connection, connection.transaction():
+                for step in steps:
+                    cells = [escaped(cell) for cell in step.cells]
+                    if connection.execute(step.statement, cells).rowcount < step.rows_min:
+                        raise TooFewRowsError
+        except (psycopg.errors.IntegrityError, TooFewRowsError):
+            return False
+        except psycopg.Error as error:
+            raise explain(error, self._name) from error
+        return True

@@ -1,4 +1,4 @@
-"""How a change beside the log is made in a SQLite file: a connection of its own, one statement, durable."""
+"""How a change beside the log is made in a SQLite file: a connection of its own, one transaction, durable."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.stores.queries import Cell
 from holdfast.stores.rows import is_text
 from holdfast.stores.sqlite_file import explain
+from holdfast.stores.steps import Step, TooFewRowsError
 
 
 class SqliteChanges:
@@ -24,3 +25,20 @@ class SqliteChanges:
                 return connection.execute(statement, parameters).rowcount
         except sqlite3.Error as error:
             raise explain(error, self._path) from error
+
+    def change_all(self, steps: Sequence[Step]) -> bool:
+        if not all(is_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
+            return False
+        try:
+            with closing(self._connect()) as connection:
+                connection.execute("PRAGMA synchronous = FULL")
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    for step in steps:
+                        if connection.execute(step.statement, step.cells).rowcount < step.rows_min:
+                            raise TooFewRowsError
+        except (sqlite3.IntegrityError, TooFewRowsError):
+            return False
+        except sqlite3.Error as error:
+            raise explain(error, self._path) from error
+        return True

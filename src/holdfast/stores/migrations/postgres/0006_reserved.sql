@@ -1,0 +1,2 @@
+-- Kept for what other parts of the same version add.
+SELECT 1;
