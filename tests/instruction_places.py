@@ -16,6 +16,7 @@ from holdfast.instructions.records import HasInstructions
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import DeploymentKey
 from holdfast.instructions.wake import WakeTrust
+from holdfast.stores.instructions_records import DatabaseInstructions
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from postgres_server import new_database
@@ -60,7 +61,7 @@ def uri(name: str, version: str = "v1", *, agent: str = AGENT) -> str:
     return f"instruction:local/{agent}/{name}/{version}"
 
 
-def entry(name: str, **more: object) -> dict[str, object]:
+def entry(name: str, /, **more: object) -> dict[str, object]:
     description, intents, _ = UNITS.get(name, (f"About {name}.", (), ""))
     return {
         "name": name,
@@ -79,9 +80,16 @@ class Place:
         self.clock = clock
         self.library = library
         self.root = root
+        self.warned: list[str] = []
+        library.warn = self.warned.append
         self.ann = client.key("admin", entity=ANN)
         self.ben = client.key("admin", entity=BEN)
         self.agent_key = client.key(f"agent:{AGENT}")
+
+    def lose(self, table: str) -> None:
+        """From now on whatever needs this table fails, as it does where a database is broken."""
+        assert isinstance(self.library.records, DatabaseInstructions)
+        self.library.records._changes.change(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
 
     def ask(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answered:
         return self.client.ask(method, path, body, key=key or self.ann)
@@ -159,7 +167,7 @@ def opened_store(kind: str, folder: Path) -> Iterator[Log]:
         yield kept
 
 
-def library_of(store: Log, clock: ManualClock, root: Path, **settings: Any) -> Library:
+def library_of(store: Log, clock: ManualClock, root: Path, *, ids: str = "id", **settings: Any) -> Library:
     assert isinstance(store, HasInstructions)
     told = {
         "wake": WakeTrust("control-plane", "holdfast", secret=SECRET, public_key=DEPLOYMENT_KEY.public_key),
@@ -172,7 +180,7 @@ def library_of(store: Log, clock: ManualClock, root: Path, **settings: Any) -> L
         InstructionSettings(**told),
         key=DEPLOYMENT_KEY,
         clock=clock,
-        new_id=CountedIds(),
+        new_id=CountedIds(ids),
         warn=lambda line: None,
     )
 

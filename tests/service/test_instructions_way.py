@@ -1,18 +1,8 @@
 """The way of instructions over HTTP: written, published, told, recalled, put on record, covered."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import yaml
 
-from instruction_places import AGENT, UNITS, Place, place, uri
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with place(request.param, tmp_path) as made:
-        yield made
+from instruction_places import AGENT, UNITS, Place, uri
 
 
 def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: Place) -> None:

@@ -138,14 +138,8 @@ def _attempt(
         units=units,
     )
     events = (_bypass(library, manifest, failing, provenance),) if skip else ()
-    done = library.records.publish(
-        manifest,
-        over=current.id if current else None,
-        registers=agent,
-        run=run,
-        approvals=added,
-        events=events,
-    )
+    over = current.id if current else None
+    done = library.records.publish(manifest, over=over, registers=agent, run=run, approvals=added, events=events)
     if not done:
         return None
     return Published(manifest, units, skip, _warnings(manifest, units, tuple(shelf.contents)))

@@ -7,7 +7,7 @@ from holdfast.instructions.callers import Caller, check_own
 from holdfast.instructions.certifying import certified, run_coverage
 from holdfast.instructions.coverage import run_probes, status_of
 from holdfast.instructions.failures import InstructionError
-from holdfast.instructions.library import Library, no_manifest
+from holdfast.instructions.library import Library, new_agent, no_manifest
 from holdfast.instructions.measures import Measures, measured
 from holdfast.instructions.publication import GivenApproval
 from holdfast.instructions.publishing import counted
@@ -66,7 +66,7 @@ def run_coverage_now(library: Library, caller: Caller, request: OneAgent) -> Cov
 
 
 def record_approval(library: Library, caller: Caller, request: ApprovalWrite) -> ApprovalRecorded:
-    agent = _known(library, request.agent_id)
+    agent = library.records.agent(request.agent_id) or new_agent(library, request.agent_id)
     fields = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
     try:
         given = msgspec.convert(fields, GivenApproval)
@@ -83,7 +83,7 @@ def record_approval(library: Library, caller: Caller, request: ApprovalWrite) ->
         raise InstructionError(
             "approval_invalid", "it is neither the approval of this key's holder nor signed by its author"
         )
-    library.records.add_approval(found[0])
+    library.records.add_approval(found[0], registers=agent)
     activated = activate_approved(library, agent, given.unit) if given.unit else ()
     return ApprovalRecorded(_approval_told(found[0]), activated)
 

@@ -29,7 +29,9 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shortname: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     supervisors: Names = ()
     heartbeat_contract: Annotated[str, msgspec.Meta(max_length=600)] | None = None
-    always_rules: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=2000)], ...], msgspec.Meta(max_length=50)] = ()
+    always_rules: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=20_000)], ...], msgspec.Meta(max_length=50)
+    ] = ()
     sensitive: bool = False
 
 

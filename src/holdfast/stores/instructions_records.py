@@ -214,8 +214,9 @@ class DatabaseInstructions:
         )
         return found[0].session_start if found else None
 
-    def add_approval(self, approval: Approval) -> None:
-        self._changes.change(self._tables.approvals.insert, self._tables.approvals.cells(approval))
+    def add_approval(self, approval: Approval, *, registers: Agent) -> None:
+        table = self._tables.approvals
+        self._done([self._registration(registers), Step(table.insert, table.cells(approval))])
 
     def approvals(self, agent_id: str) -> tuple[Approval, ...]:
         return self._rows(self._tables.approvals, "WHERE agent_id = ? ORDER BY id", agent_id)
@@ -232,7 +233,7 @@ class DatabaseInstructions:
 
     def add_coverage(self, run: CoverageRun) -> None:
         table = self._tables.coverage
-        self._changes.change_all([Step(table.insert, table.cells(run)), self._bump(run.agent_id)])
+        self._done([Step(table.insert, table.cells(run)), self._bump(run.agent_id)])
 
     def probes(self, agent_id: str) -> tuple[Probe, ...]:
         return self._rows(self._tables.probes, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
@@ -278,6 +279,11 @@ class DatabaseInstructions:
 
     def _said(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> Step:
         return Step(statement.replace("?", self._tables.mark), cells, rows_min)
+
+    def _done(self, steps: Sequence[Step]) -> None:
+        """Nothing of this kind stands in the way of anything: what is refused is a fault."""
+        if not self._changes.change_all(steps):
+            raise StoreError("what was to be written cannot be kept")
 
     def _takes_over(self, unit: UnitVersion, at: int) -> list[Step]:
         """Those before it end when it begins, and what was found about the manifest is stale."""
