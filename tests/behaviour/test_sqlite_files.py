@@ -99,7 +99,7 @@ def test_a_store_without_a_file_is_refused(path: str) -> None:
 
 
 def make_newer(path: Path) -> None:
-    change(written(path), "PRAGMA user_version = 7")
+    change(written(path), "PRAGMA user_version = 70")
 
 
 def make_foreign(path: Path) -> None:
@@ -133,7 +133,7 @@ def make_loop(path: Path) -> None:
 
 
 UNUSABLE: dict[Callable[[Path], None], tuple[type[HoldfastError], str]] = {
-    make_newer: (StoreError, "was written by a newer Holdfast (its version: 7, known here: 3): upgrade holdfast"),
+    make_newer: (StoreError, "was written by a newer Holdfast (its version: 70, known here: "),
     make_foreign: (StoreError, "is a database of another program: name another file"),
     make_foreign_by_its_mark: (StoreError, "is a database of another program: name another file"),
     make_text: (StoreError, "is not a database: name another file"),

@@ -60,7 +60,7 @@ class DatabaseLog:
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
         # Runs at `close`, when the store is forgotten, or at exit: what is queued then is still written.
-        self._let_go = weakref.finalize(self, _let_go, self._pid, writer, reads, self._closed)
+        self._let_go = weakref.finalize(self, _let_go, self._pid, (writer, reads, changes), self._closed)
 
     def __enter__(self) -> Self:
         return self
@@ -153,8 +153,10 @@ class DatabaseLog:
             raise StoreError(str(self._closed))
 
 
-def _let_go(pid: int, writer: Writer, reads: Reads, closed: StoreError) -> None:
+def _let_go(pid: int, held: tuple[Writer, Reads, Changes], closed: StoreError) -> None:
     if os.getpid() != pid:
         return  # A forked process has neither the thread nor a right to the connections.
+    writer, reads, changes = held
     writer.close(closed)
     reads.close()
+    changes.close()

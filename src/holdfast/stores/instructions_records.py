@@ -23,6 +23,7 @@ from holdfast.stores.instructions_tables import Table
 from holdfast.stores.queries import Cell
 from holdfast.stores.records import Changes, Fetch
 from holdfast.stores.steps import Step
+from holdfast.stores.together import Together
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
@@ -66,6 +67,7 @@ class DatabaseInstructions:
         self._tables = tables
         self._fetch = fetch
         self._changes = changes
+        self._together = Together(changes.change_all)
 
     def agent(self, name: str) -> Agent | None:
         found = self._rows(self._tables.agents, "WHERE id = ? OR shortname = ?", name, name)
@@ -185,7 +187,7 @@ class DatabaseInstructions:
 
     def add_audit(self, record: AuditRecord) -> None:
         table = self._tables.audit
-        if not self._changes.change(table.insert, table.cells(record)):
+        if not self._together.write(Step(table.insert, table.cells(record))):
             raise StoreError("the audit record holds text that no database can keep")
 
     def audit(self, token: str) -> AuditRecord | None:

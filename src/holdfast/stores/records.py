@@ -26,6 +26,8 @@ class Changes(Protocol):
     def change_all(self, steps: Sequence[Step]) -> bool:
         """Run all in one transaction; False, and nothing is changed, where one finds too little or may not be."""
 
+    def close(self) -> None: ...
+
 
 class DatabaseRecords:
     """Changes are few and made by people: each takes a connection of its own and waits until it is done."""

@@ -42,3 +42,6 @@ class SqliteChanges:
         except sqlite3.Error as error:
             raise explain(error, self._path) from error
         return True
+
+    def close(self) -> None:
+        """Nothing is held open: a file that was moved meanwhile is noticed at the next change."""
