@@ -25,8 +25,8 @@ from holdfast.stores.open import open_store
 RECALLS = 400
 WARM_UP = 30
 CLIENTS = 8
-KEYS = int(os.environ.get("X_AGENTS", "5")) * 10
-AGENTS = int(os.environ.get("X_AGENTS", "5"))
+KEYS = 10_000
+AGENTS = 1_000
 SECONDS = 3.0
 
 INTENTS: dict[str, tuple[str, ...]] = {

@@ -7,6 +7,7 @@ import pytest
 from holdfast.instructions.certifying import activate_encoder, run_due
 from holdfast.instructions.values import CoverageRun, UnitCoverage
 from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
+from served_service import serving_store
 
 COVERAGE = "/instruction-manifest/coverage"
 DAY_SECONDS = 86_400
@@ -60,6 +61,19 @@ def test_what_is_a_day_old_is_measured_again(furnished: Place) -> None:
     assert run_due(furnished.library) == (AGENT,)
     assert run_due(furnished.library) == ()
     assert furnished.of_agent("GET", COVERAGE).json["kind"] == "daily"
+
+
+def test_a_service_measures_what_is_due_without_being_asked(tmp_path: Path) -> None:
+    with place("sqlite", tmp_path) as at:
+        at.furnish()
+    at.clock.advance(DAY_SECONDS)
+    with opened_store("sqlite", tmp_path) as store:
+        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+        with serving_store(store, clock=at.clock, library=library):
+            pass
+        run = library.records.coverage(AGENT)
+        assert run is not None
+        assert run.kind == "daily"
 
 
 def test_a_skipped_gate_is_made_up_for_within_seven_days(at: Place) -> None:
