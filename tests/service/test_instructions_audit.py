@@ -1,5 +1,6 @@
 """Records of recalls: closed once and by their owner, measured, asked again."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -121,3 +122,11 @@ def test_a_record_is_asked_again_of_what_there_was_then(furnished: Place) -> Non
     assert again["same_order"]
     assert again["same_snapshot"]
     assert furnished.of_agent("POST", "/instruction-replay", {"audit_token": "audi_none"}).code == "audit_not_found"
+
+
+def test_those_who_ask_at_once_all_have_their_records(furnished: Place) -> None:
+    with ThreadPoolExecutor(8) as workers:
+        answers = list(workers.map(lambda number: furnished.recall(f"claim ticket {number}"), range(40)))
+    tokens = {one.json["audit_token"] for one in answers}
+    assert len(tokens) == 40
+    assert {one["audit_token"] for one in furnished.records("recall")} == tokens

@@ -1,5 +1,7 @@
 """Publishing: every check, the order in which they are made, and that nothing happens where one fails."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from holdfast.instructions.signatures import DeploymentKey, approval_message
@@ -229,3 +231,13 @@ def test_the_agent_segment_is_taken_and_left_out(at: Place) -> None:
     assert at.ask("PUT", "/v1/instruction/units", body).json["fact_uri"] == uri("code-review")
     assert at.publish([entry("code-review", fact_uri=spelled)]).status == 200
     assert at.recalled("review a pull request") == ["code-review"]
+
+
+def test_of_those_who_publish_at_once_one_succeeds_and_the_others_conflict(furnished: Place) -> None:
+    listed = [entry(name) for name in UNITS]
+    with ThreadPoolExecutor(4) as workers:
+        answers = list(workers.map(lambda _: furnished.publish(listed, "v2"), range(4)))
+    assert sorted(one.status for one in answers) == [200, 409, 409, 409]
+    assert {one.code for one in answers if one.status == 409} == {"manifest_version_conflict"}
+    assert furnished.of_agent("GET", "/instruction-manifest").json["manifest_version"] == "v2"
+    assert furnished.recalled("claim a ticket")[0] == "checkout-procedure"

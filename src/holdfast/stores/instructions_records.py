@@ -1,7 +1,7 @@
 """Agents, units, manifests, audit and coverage in a database, whatever the engine."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -67,7 +67,7 @@ class DatabaseInstructions:
         self._tables = tables
         self._fetch = fetch
         self._changes = changes
-        self._together = Together(changes.change_all)
+        self._together = Together(partial(changes.change_all, synced=False))
 
     def agent(self, name: str) -> Agent | None:
         found = self._rows(self._tables.agents, "WHERE id = ? OR shortname = ?", name, name)

@@ -28,13 +28,15 @@ class PostgresChanges:
         except psycopg.Error as error:
             raise explain(error, self._name) from error
 
-    def change_all(self, steps: Sequence[Step]) -> bool:
+    def change_all(self, steps: Sequence[Step], *, synced: bool = True) -> bool:
         if not all(is_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
             return False
         try:
             connection = self._live()
             try:
                 with connection.transaction():
+                    if not synced:
+                        connection.execute("SET LOCAL synchronous_commit = off")
                     for step in steps:
                         cells = [escaped(cell) for cell in step.cells]
                         if connection.execute(step.statement, cells).rowcount < step.rows_min:

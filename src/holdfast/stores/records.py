@@ -23,8 +23,11 @@ class Changes(Protocol):
     def change(self, statement: str, parameters: Sequence[Cell]) -> int:
         """Run one statement, durable once this returns; how many rows it touched."""
 
-    def change_all(self, steps: Sequence[Step]) -> bool:
-        """Run all in one transaction; False, and nothing is changed, where one finds too little or may not be."""
+    def change_all(self, steps: Sequence[Step], *, synced: bool = True) -> bool:
+        """Run all in one transaction; False, and nothing is changed, where one finds too little or may not be.
+
+        What is not `synced` outlives the process, and not the power.
+        """
 
     def close(self) -> None: ...
 

@@ -25,7 +25,7 @@ class Together:
         self._queue: list[_Waiting] = []
 
     def write(self, step: Step) -> bool:
-        """Durable once this returns; False where the row may not be. Raises StoreError."""
+        """Written once this returns; False where the row may not be. Raises StoreError."""
         mine = _Waiting(step, Future())
         with self._lock:
             self._queue.append(mine)
