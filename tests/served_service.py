@@ -12,6 +12,7 @@ from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, system_clock
 from holdfast.events.log import Log
 from holdfast.events.records import HasRecords
+from holdfast.instructions.library import Library
 from holdfast.service.access import make_key
 from holdfast.service.app import REQUESTS_MAX, make_app
 from holdfast.service.routes import Route
@@ -76,14 +77,15 @@ class Client:
         assert answered.status == 200, answered.body
         return answered.json
 
-    def key(self, scope: str, *, expires_at: float | None = None) -> str:
+    def key(self, scope: str, *, expires_at: float | None = None, entity: str | None = None) -> str:
         """A key of this scope, which is on the store from now on."""
         numbers = iter(range(1, 10_000))
         made = make_key(
             scope,
             at=0.0,
-            random_bytes=lambda size: (hash((scope, expires_at, next(numbers))) % 2**60).to_bytes(size, "big"),
+            random_bytes=lambda size: (hash((scope, expires_at, entity, next(numbers))) % 2**60).to_bytes(size, "big"),
             expires_at=expires_at,
+            entity=entity,
         )
         self.service.records.add_key(made.row)
         return made.key
@@ -100,6 +102,7 @@ def serving_store(
     simulated: bool = False,
     allowed_hosts: Sequence[str] = (),
     requests_max: int = REQUESTS_MAX,
+    library: Library | None = None,
 ) -> Iterator[Client]:
     assert isinstance(store, HasRecords)
 
@@ -111,6 +114,7 @@ def serving_store(
             clock=clock,
             require_keys=require_keys,
             simulated=simulated,
+            library=library,
         )
         stop = asyncio.Event()
         app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)

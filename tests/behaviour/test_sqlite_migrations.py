@@ -44,6 +44,7 @@ def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
         (3, "parents"),
         (4, "calls"),
         (5, "service"),
+        (6, "instructions"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 
@@ -85,6 +86,7 @@ def test_an_empty_database_gets_every_migration_in_order(tmp_path: Path) -> None
         bring_forward(connection, [*load("sqlite"), MOOD])
         assert version_of(connection) == SHIPPED + 1
         assert {"api_keys", "cache_controls", "events", "sessions", "calls", "days", "settings"} <= tables(connection)
+        assert {"instruction_manifests", "instruction_audit", "boot_stubs"} < tables(connection)
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite3.Connection, path: Path) -> None:

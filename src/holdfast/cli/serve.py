@@ -1,11 +1,15 @@
 """`holdfast serve`: the HTTP service over a store."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from holdfast.events.log import Log
     from holdfast.events.records import Records
+    from holdfast.service.exporting import Exporter
     from holdfast.service.service import Service
 
 PORT = 8787
@@ -18,6 +22,7 @@ PORT = 8787
 @click.option("--require-keys", is_flag=True, help="Refuse requests without a key also before there is one.")
 @click.option("--simulated", is_flag=True, help="Count simulated sessions among the figures too.")
 @click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the service is reached by.")
+@click.option("--instructions", is_flag=True, help="Keep the instructions of agents here too; each needs a key.")
 @click.option(
     "--otlp", metavar="URL", help="Tell an OpenTelemetry collector there what happens, such as http://127.0.0.1:4318."
 )
@@ -50,6 +55,7 @@ def command(
     require_keys: bool,
     simulated: bool,
     allowed: tuple[str, ...],
+    instructions: bool,
     otlp: str | None,
     otlp_content: bool,
     upstreams: tuple[str, ...],
@@ -67,12 +73,7 @@ def command(
     The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
     goes through: a client with a base URL setting needs no other change.
     """
-    import contextlib
-    import os
-    import tempfile
-    from pathlib import Path
-
-    from holdfast.cli.stores import configured_models, open_records
+    from holdfast.cli.stores import configured_models
     from holdfast.errors import UserError
 
     try:
@@ -81,22 +82,24 @@ def command(
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
-    from holdfast.service.exporting import Exporter, headers_of
+    from holdfast.cli.instructions import library_of
     from holdfast.service.hosts import is_loopback
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
-    with contextlib.ExitStack() as opened:
-        if simulate and db is None:
-            db = str(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-"))) / "log.db")
-        log, records = opened.enter_context(open_records(db))
+    with _opened(db, passing=simulate) as (log, records):
         _check_reach(host, records)
-        needed = require_keys or not is_loopback(host)
-        # Where nothing but a sample is played, it is what the figures are of.
-        service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated or simulate)
+        service = Service(
+            log,
+            records,
+            configured_models(),
+            require_keys=require_keys or not is_loopback(host),
+            # Where nothing but a sample is played, it is what the figures are of.
+            simulated=simulated or simulate,
+            library=library_of(log, wanted=instructions),
+        )
         _furnish(service, simulate=simulate)
-        headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-        exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
+        exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
         with gateway as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
@@ -104,6 +107,28 @@ def command(
                 click.echo(url_of(bound, host))
                 run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)
+
+
+@contextlib.contextmanager
+def _opened(db: str | None, *, passing: bool) -> Iterator[tuple["Log", "Records"]]:
+    """The store to serve; `passing`: one that is gone at the end, unless another is named."""
+    import tempfile
+
+    from holdfast.cli.stores import open_records
+
+    with contextlib.ExitStack() as opened:
+        if passing and db is None:
+            db = opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-")) + "/log.db"
+        yield opened.enter_context(open_records(db))
+
+
+def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
+    import os
+
+    from holdfast.service.exporting import Exporter, headers_of
+
+    headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    return Exporter(service.hub, url, headers=headers, content=content)
 
 
 def _furnish(service: "Service", *, simulate: bool) -> None:

@@ -61,6 +61,19 @@ from holdfast.planning.truths import Belief
 from holdfast.recovery.ledger import recorded
 from holdfast.recovery.passages import chosen, mended, without_ephemeral
 
+# What is on record for readers of the log alone: no call depends on it.
+ToldOnly = (
+    ToolCompleted
+    | ToolFailed
+    | ToolInputInvalid
+    | ToolConfirmationRequested
+    | ToolConfirmationResolved
+    | RouteDecided
+    | GatewayForwarded
+    | MemoryUpdated
+    | MemoryEviction
+)
+
 
 def fold(events: Iterable[Event], session_id: str) -> State:
     state = State(session_id)
@@ -76,6 +89,8 @@ def apply(state: State, event: Event) -> State:
 
 def _apply(state: State, event: Event) -> State:
     change = msgspec.structs.replace
+    if isinstance(event.payload, ToldOnly):
+        return state
     match event.payload:
         case SessionStarted() as it:
             return _begin_session(state, it, event.at)
@@ -123,18 +138,6 @@ def _apply(state: State, event: Event) -> State:
             return change(state, ended=True)
         case Recovery() | ProviderLimited() | Mending() as it:
             return _recover(state, it, event.at)
-        case (
-            ToolCompleted()
-            | ToolFailed()
-            | ToolInputInvalid()
-            | ToolConfirmationRequested()
-            | ToolConfirmationResolved()
-            | RouteDecided()
-            | GatewayForwarded()
-            | MemoryUpdated()
-            | MemoryEviction()
-        ):
-            return state
 
 
 def _begin_session(state: State, started: SessionStarted, at: float) -> State:

@@ -205,6 +205,8 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
         raise UserError(f"{file} is not valid TOML: {error}") from error
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    # Read by whoever serves them, from the home file alone.
+    found.pop("instructions", None)
     models = found.pop("models", {})
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')

@@ -68,12 +68,6 @@ def state_of(row: KeyRow, at: float) -> State:
     return "expired" if row.expires_at is not None and row.expires_at <= at else "usable"
 
 
-def scope_of(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> str | None:
-    """The scope of the key that a request carries; None where it carries none. Raises RefusedError for a bad one."""
-    row = holder_of(authorization, find, at)
-    return None if row is None else row.scope
-
-
 def holder_of(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> KeyRow | None:
     """The row of the key that a request carries; None where it carries none. Raises RefusedError for a bad one."""
     if authorization is None:
@@ -89,7 +83,7 @@ def holder_of(authorization: str | None, find: Callable[[str], KeyRow | None], a
     return row
 
 
-def check_allowed(rule: Rule, scope: str | None, path: Mapping[str, str]) -> None:
+def check_allowed(rule: Rule, scope: str | None, path: Mapping[str, str], *, denied: str = "not_allowed") -> None:
     """Raises RefusedError unless a key of this scope may use a route of this rule; None is no key."""
     if rule == "open" or scope == "admin":
         return
@@ -97,6 +91,8 @@ def check_allowed(rule: Rule, scope: str | None, path: Mapping[str, str]) -> Non
         raise RefusedError(401, "key_required", "send a key as `Authorization: Bearer KEY`")
     if rule == "read" and scope == "read":
         return
+    if rule == "caller":
+        return
     if rule == "agent" and scope == f"agent:{path.get('agent_id', '')}":
         return
-    raise RefusedError(403, "not_allowed", f"a key of scope {scope} may not do this")
+    raise RefusedError(403, denied, f"a key of scope {scope} may not do this")

@@ -16,7 +16,8 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import StoreError
-from holdfast.service.access import check_allowed, scope_of
+from holdfast.events.access import KeyRow
+from holdfast.service.access import check_allowed, holder_of
 from holdfast.service.dashboard.sending import page_routes
 from holdfast.service.failures import RefusedError
 from holdfast.service.hosts import check_origin
@@ -128,9 +129,16 @@ def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Reques
 async def _answered(service: Service, one: Route, request: Request) -> Response:
     try:
         # Who asks comes first: whoever may not learns nothing of what there is.
-        scope, key = await _check_access(service, one, request)
+        admitted = await _admitted(service, one, request)
         fields = await fields_of(one, request)
-        asked = Asked(fields, one.method == "GET", request.headers.get("last-event-id"), scope=scope, key=key)
+        asked = Asked(
+            fields,
+            one.method == "GET",
+            request.headers.get("last-event-id"),
+            scope=admitted.scope,
+            key=admitted.key,
+            secret=admitted.secret,
+        )
         return _told(await _responded(service, one, asked))
     except RefusedError as refused:
         return _refusal(refused)
@@ -151,20 +159,28 @@ async def _responded(service: Service, one: Route, asked: Asked) -> Answer:
         raise unfit(error, is_text=asked.is_text) from error
 
 
-async def _check_access(service: Service, one: Route, request: Request) -> tuple[str | None, str | None]:
-    """The scope that a request acts with, and the key it was given."""
+class _Admitted(msgspec.Struct, frozen=True):
+    """Who asks: the scope a request acts with, and the key it carries, as it is kept and as it was given."""
+
+    scope: str | None = None
+    key: KeyRow | None = None
+    secret: str | None = None
+
+
+async def _admitted(service: Service, one: Route, request: Request) -> _Admitted:
     if one.rule == "open":
-        return None, None
+        return _Admitted()
     given = request.headers.getlist("authorization")
     if len(given) > 1:
         raise RefusedError(400, "invalid_key", "a request carries one key")
     # A key that is not good is refused even where none is needed: whoever sends one means it.
     said = carried(given[0] if given else None, request.cookies)
-    scope = await asyncio.to_thread(scope_of, said, service.records.key, service.clock())
+    key = await asyncio.to_thread(holder_of, said, service.records.key, service.clock())
+    scope = key.scope if key else None
     if scope is None and one.keyless and not await service.needs_keys():
         scope = "admin"
-    check_allowed(one.rule, scope, request.path_params)
-    return scope, None if said is None else said.partition(" ")[2].strip()
+    check_allowed(one.rule, scope, request.path_params, denied=one.denied)
+    return _Admitted(scope, key, None if said is None else said.partition(" ")[2].strip())
 
 
 def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
@@ -181,7 +197,7 @@ def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
 
 def _told(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
-        return _response(answer.status, answer.body, content_type=answer.content_type, more=dict(answer.headers))
+        return _response(answer.status, answer.body, content_type=answer.content_type, more=answer.headers)
     headers = {**_headers(), "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 

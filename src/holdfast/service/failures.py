@@ -12,7 +12,7 @@ MESSAGE_CHARS_MAX = 400
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     message: str
-    details: dict[str, str] | None = None
+    details: dict[str, object] | None = None
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class ErrorReply(msgspec.Struct, frozen=True):
 class RefusedError(Exception):
     """Raised anywhere behind a route, answered at the rim; the message is one line without credentials."""
 
-    def __init__(self, status: int, code: str, message: str, *, details: Mapping[str, str] | None = None) -> None:
+    def __init__(self, status: int, code: str, message: str, *, details: Mapping[str, object] | None = None) -> None:
         # It may quote what was sent, and that may be anything.
         shown = " ".join(redacted(message).split())[:MESSAGE_CHARS_MAX]
         super().__init__(shown)

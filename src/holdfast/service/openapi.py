@@ -19,7 +19,7 @@ _MEANINGS = {
     401: "A key is missing or not valid.",
     403: "The key does not allow this, or a page of another origin asks.",
     404: "There is no such thing.",
-    409: "The service was not started for this.",
+    409: "It stands against what is there.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     421: "The service is not known under that name.",
@@ -34,7 +34,9 @@ Json = dict[str, object]
 def openapi(routes: Sequence[Route]) -> Json:
     replies = tuple(one.reply for one in routes if one.reply is not NoReply)
     requests = tuple(one.request for one in routes)
-    _, parts = msgspec.json.schema_components((*replies, *requests, ErrorReply), ref_template=REF)
+    _, parts = msgspec.json.schema_components(
+        (*replies, *requests, ErrorReply), ref_template=REF, schema_hook=_any_json
+    )
     paths: dict[str, Json] = {}
     for one in routes:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, parts)
@@ -67,7 +69,10 @@ def _operation(one: Route, parts: dict[str, Json]) -> Json:
     if one.reply is not NoReply:
         schema = {"$ref": REF.format(name=_name(one.reply))}
     content = {one.content_type if one.reply is NoReply else JSON: {"schema": schema}}
-    responses: Json = {"200": {"description": "As asked.", "content": content}}
+    responses: Json = {
+        str(status): {"description": "As asked.", **({"content": content} if status != 204 else {})}
+        for status in one.successes
+    }
     for status in statuses_of(one):
         responses[str(status)] = {"description": _MEANINGS[status], "content": {JSON: {"schema": ERROR}}}
     made: Json = {
@@ -126,6 +131,12 @@ def _reachable(wanted: set[str], parts: dict[str, Json]) -> dict[str, Json]:
             text = msgspec.json.encode(parts[name]).decode()
             left += [other for other in parts if f'"{REF.format(name=other)}"' in text]
     return dict(sorted(found.items()))
+
+
+def _any_json(kind: type) -> Json:
+    if kind is object:
+        return {"description": "Any JSON."}
+    raise NotImplementedError
 
 
 def _name(kind: type[msgspec.Struct]) -> str:

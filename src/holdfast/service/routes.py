@@ -5,12 +5,13 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from holdfast.events.access import KeyRow
 from holdfast.service.service import Service
 
 Method = Literal["GET", "POST", "PUT"]
 
-Rule = Literal["open", "read", "admin", "agent"]
-"""Who may: anybody; keys that may read; admins; admins, and the agent that the path names."""
+Rule = Literal["open", "read", "admin", "agent", "caller"]
+"""Who may: anybody; keys that may read; admins; admins, and the agent that the path names; whom the route allows."""
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -27,26 +28,28 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes | AsyncIterator[bytes]
     content_type: str = JSON
     status: int = 200
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = {}
 
 
 class Asked(msgspec.Struct, frozen=True):
     """What came in: fields by name from path and query, which are text, or from path and body; a header; who asks.
 
-    `key` is None where none was sent because none is needed.
+    `key` is None where none was sent because none is needed; `secret` is that key as it was given.
     """
 
     fields: Mapping[str, object]
     is_text: bool
     last_event_id: str | None = None
     scope: str | None = None
-    key: str | None = None
+    key: KeyRow | None = None
+    secret: str | None = None
 
 
 class Route(msgspec.Struct, frozen=True):
     """`keyless`: without a key a request from this machine acts as an admin's, until a key exists.
 
-    `refusals` are the statuses that this route may answer with, beside those that every route may.
+    `refusals` are the statuses that this route may answer with, beside those that every route may; `successes` those
+    of what was done. `denied` is the code for a key that may not. `body_optional`: the route says what is missing.
     """
 
     method: Method
@@ -59,6 +62,9 @@ class Route(msgspec.Struct, frozen=True):
     keyless: bool = True
     content_type: str = JSON
     refusals: tuple[int, ...] = ()
+    successes: tuple[int, ...] = (200,)
+    denied: str = "not_allowed"
+    body_optional: bool = False
 
     @property
     def path_names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from holdfast.catalog.lookup import Models, pricing_version
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.events.log import Log
 from holdfast.events.records import Records
+from holdfast.instructions.library import Library
 from holdfast.service.cache_states import CacheStates
 from holdfast.service.counting import Counted
 from holdfast.service.figures import Figures, LogFigures
@@ -38,6 +39,7 @@ class Service:
         new_id: NewId = new_ulid,
         require_keys: bool = False,
         simulated: bool = False,
+        library: Library | None = None,
     ) -> None:
         self.log = log
         self.records = records
@@ -46,6 +48,7 @@ class Service:
         self.clock = clock
         self.new_id = new_id
         self.require_keys = require_keys
+        self.library = library
         self.counted = Counted()
         self.figures: Figures = LogFigures(log, models, simulated=simulated)
         self.cache_states = CacheStates(log, models)

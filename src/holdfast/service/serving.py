@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from holdfast.errors import UserError
 from holdfast.service.exporting import Exporter
 from holdfast.service.hosts import is_address
+from holdfast.service.measuring import measure_when_due
 from holdfast.service.protocol import BoundedProtocol
 from holdfast.service.service import Service
 
@@ -72,6 +73,7 @@ async def serve(
     running = asyncio.ensure_future(server.serve(sockets=[bound]))
     stopping = asyncio.ensure_future(stop.wait())
     exporting = asyncio.ensure_future(exporter.run()) if exporter else None
+    measuring = asyncio.ensure_future(measure_when_due(service.library, stop)) if service.library else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         await service.hub.close()
@@ -79,6 +81,9 @@ async def serve(
         await running
         if exporting is not None:
             await exporting
+        if measuring is not None:
+            stop.set()
+            await measuring
     finally:
         stopping.cancel()
 

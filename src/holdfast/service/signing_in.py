@@ -36,16 +36,16 @@ async def who(service: Service, asked: Asked) -> Answer:
 
 async def sign_in(service: Service, asked: Asked) -> Answer:
     convert(asked, Nothing)
-    if asked.key is None:
+    if asked.secret is None:
         # Nothing to keep: this machine needs no key yet.
         return Answer(_encode(_visitor(service, asked)))
-    return Answer(_encode(_visitor(service, asked)), headers=(("set-cookie", f"{COOKIE}={asked.key}; {_RULES}"),))
+    return Answer(_encode(_visitor(service, asked)), headers={"set-cookie": f"{COOKIE}={asked.secret}; {_RULES}"})
 
 
 async def sign_out(service: Service, asked: Asked) -> Answer:
     convert(asked, Nothing)
     forgotten = f"{COOKIE}=; {_RULES}; Max-Age=0"
-    return Answer(_encode(Visitor("", False, _sample(service))), headers=(("set-cookie", forgotten),))
+    return Answer(_encode(Visitor("", False, _sample(service))), headers={"set-cookie": forgotten})
 
 
 def _visitor(service: Service, asked: Asked) -> Visitor:

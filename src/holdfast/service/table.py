@@ -5,6 +5,7 @@ from holdfast.service import (
     broken_calls,
     caching,
     health,
+    instructions,
     session_routes,
     signing_in,
     skill_library,
@@ -23,4 +24,5 @@ ROUTES: tuple[Route, ...] = (
     *broken_calls.ROUTES,
     *skill_library.ROUTES,
     *trying.ROUTES,
+    *instructions.ROUTES,
 )

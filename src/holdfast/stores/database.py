@@ -16,6 +16,7 @@ from holdfast.events.log import SessionRow
 from holdfast.ledger.answers import Answers
 from holdfast.ledger.postings import matters
 from holdfast.ledger.tables import Tables
+from holdfast.stores.instructions_records import DatabaseInstructions, InstructionTables
 from holdfast.stores.queries import Cell, Queries
 from holdfast.stores.record_queries import RecordQueries
 from holdfast.stores.records import Changes, DatabaseRecords
@@ -77,6 +78,7 @@ class DatabaseLog:
         event_bytes_max: int,
         beside: RecordQueries,
         changes: Changes,
+        tables: InstructionTables,
     ) -> None:
         self._name = name
         self._asked = asked
@@ -87,10 +89,11 @@ class DatabaseLog:
         self._event_bytes_max = event_bytes_max
         self._beside = beside
         self._changes = changes
+        self._tables = tables
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
         # Runs at `close`, when the store is forgotten, or at exit: what is queued then is still written.
-        self._let_go = weakref.finalize(self, _let_go, self._pid, writer, reads, self._closed)
+        self._let_go = weakref.finalize(self, _let_go, self._pid, (writer, reads, changes), self._closed)
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +108,11 @@ class DatabaseLog:
         """What is kept beside the log."""
         # Made when asked for: a store that held it would hold itself, and never be forgotten.
         return DatabaseRecords(self._beside, self._fetch, self._changes)
+
+    @property
+    def instructions(self) -> DatabaseInstructions:
+        """What is kept about the instructions of agents."""
+        return DatabaseInstructions(self._tables, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
         """Waits only while too much is queued; an append that was handed over cannot be cancelled."""
@@ -227,8 +235,10 @@ class DatabaseLog:
             raise StoreError(str(self._closed))
 
 
-def _let_go(pid: int, writer: Writer, reads: Reads, closed: StoreError) -> None:
+def _let_go(pid: int, held: tuple[Writer, Reads, Changes], closed: StoreError) -> None:
     if os.getpid() != pid:
         return  # A forked process has neither the thread nor a right to the connections.
+    writer, reads, changes = held
     writer.close(closed)
     reads.close()
+    changes.close()

@@ -4,6 +4,7 @@ from functools import partial
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.stores.database import DatabaseLog
+from holdfast.stores.instructions_records import instruction_tables
 from holdfast.stores.migrate import load
 from holdfast.stores.postgres_address import read_address
 from holdfast.stores.postgres_changes import PostgresChanges
@@ -59,4 +60,5 @@ class PostgresStore(DatabaseLog):
             event_bytes_max=event_bytes_max,
             beside=record_queries("%s", schema=SCHEMA),
             changes=PostgresChanges(again, address.name),
+            tables=instruction_tables("%s", schema=SCHEMA),
         )

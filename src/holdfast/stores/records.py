@@ -14,6 +14,7 @@ from holdfast.events.records import Placed
 from holdfast.stores.queries import Cell
 from holdfast.stores.record_queries import KEY_COLUMNS, RecordQueries
 from holdfast.stores.rows import event_of
+from holdfast.stores.steps import Step
 
 Fetch = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 
@@ -21,6 +22,14 @@ Fetch = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 class Changes(Protocol):
     def change(self, statement: str, parameters: Sequence[Cell]) -> int:
         """Run one statement, durable once this returns; how many rows it touched."""
+
+    def change_all(self, steps: Sequence[Step], *, synced: bool = True) -> bool:
+        """Run all in one transaction; False, and nothing is changed, where one finds too little or may not be.
+
+        What is not `synced` outlives the process, and not the power.
+        """
+
+    def close(self) -> None: ...
 
 
 class DatabaseRecords:

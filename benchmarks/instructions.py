@@ -1,0 +1,160 @@
+"""How fast instructions are recalled over HTTP, keys and records included, and how long the gate takes."""
+
+import http.client
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.events.records import HasRecords, Records
+from holdfast.instructions.records import HasInstructions, InstructionRecords
+from holdfast.service.access import make_key
+from holdfast.stores.open import open_store
+
+RECALLS = 400
+WARM_UP = 30
+CLIENTS = 8
+KEYS = 10_000
+AGENTS = 1_000
+SECONDS = 3.0
+
+INTENTS: dict[str, tuple[str, ...]] = {
+    "security-posture": ("what am I not allowed to do", "security escalation threshold", "handle a leaked credential"),
+    "checkout-procedure": ("check out an issue", "claim a ticket before work", "start work on a task"),
+    "code-review": ("review a pull request", "leave comments on a change"),
+    "budget-rules": ("approve a purchase", "spending limit for invoices"),
+    "release-notes": ("write release notes", "announce a new version"),
+    "incident-response": ("respond to an outage", "write a postmortem of an incident", "page the person on call"),
+    "data-retention": ("delete customer records", "how long to keep backups"),
+    "hiring-loop": ("schedule an interview", "give feedback on a candidate"),
+}
+"""Eight units, nineteen intents, and so ninety-five paraphrases."""
+
+
+def run() -> Iterator[tuple[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.db")
+        with closing(open_store(path)) as store:
+            assert isinstance(store, HasRecords)
+            admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
+        with _served(folder, path) as url:
+            yield "gate of 8 units, 95 paraphrases", f"{1000 * _furnish(url, admin):.0f} ms, publishing included"
+            few = _latencies(url, agent)
+            yield "recall", _told(few)
+            yield f"recalls a second, {CLIENTS} clients", f"{_throughput(url, agent):.0f}"
+        with closing(open_store(path)) as store:
+            assert isinstance(store, HasRecords)
+            assert isinstance(store, HasInstructions)
+            _fill(store.records, store.instructions)
+        with _served(folder, path) as url:
+            many = _latencies(url, agent)
+            share = statistics.median(many) / statistics.median(few)
+            yield f"recall, {KEYS} keys and {AGENTS} agents", f"{_told(many)}, {share:.2f} times the median above"
+
+
+def _told(seconds: list[float]) -> str:
+    cuts = statistics.quantiles(seconds, n=100)
+    return f"p50 {1000 * cuts[49]:.1f} ms, p99 {1000 * cuts[98]:.1f} ms"
+
+
+def _key(records: Records, scope: str) -> str:
+    made = make_key(scope, at=time.time(), random_bytes=secrets.token_bytes)
+    records.add_key(made.row)
+    return made.key
+
+
+def _fill(records: Records, instructions: InstructionRecords) -> None:
+    """Ten times as many keys as agents; every agent has the units and the manifest of the first."""
+    first, manifest, run = instructions.agent("a0"), instructions.manifest("a0"), instructions.coverage("a0")
+    assert first is not None
+    assert manifest is not None
+    assert run is not None
+    for number in range(1, AGENTS):
+        name = f"a{number}"
+        theirs = msgspec.structs.replace(
+            manifest, id=f"m{number}", agent_id=name, fact_uri=f"instruction:local/{name}/manifest/v1"
+        )
+        agent = msgspec.structs.replace(first, id=name, shortname=None)
+        covered = msgspec.structs.replace(run, id=f"c{number}", agent_id=name)
+        instructions.publish(theirs, over=None, registers=agent, run=covered, approvals=(), events=())
+    for number in range(KEYS):
+        _key(records, f"agent:a{number % AGENTS}")
+
+
+@contextmanager
+def _served(folder: str, path: Path) -> Iterator[str]:
+    words = [sys.executable, "-m", "holdfast", "serve", "--instructions", "--port", "0", "--db", str(path)]
+    environ = {**os.environ, "HOLDFAST_HOME": folder}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
+def _asked(connection: http.client.HTTPConnection, key: str, method: str, path: str, body: object) -> bytes:
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    connection.request(method, path, body=json.dumps(body).encode(), headers=headers)
+    response = connection.getresponse()
+    told = response.read()
+    assert response.status in (200, 201), told
+    return told
+
+
+def _furnish(url: str, admin: str) -> float:
+    """Seconds of the publication."""
+    entries = []
+    with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        for name, intents in INTENTS.items():
+            address = f"instruction:local/a0/{name}/v1"
+            content = f"How to {intents[0]}. {' '.join(intents)}. " * 8
+            _asked(connection, admin, "PUT", "/v1/instruction/units", {"fact_uri": address, "content": content})
+            triggers = {"intents": list(intents)}
+            described = f"How we {intents[0]}."
+            entries.append({"name": name, "description": described, "load_triggers": triggers, "fact_uri": address})
+        started = time.perf_counter()
+        body = {"version": "v1", "entries": entries}
+        _asked(connection, admin, "PUT", "/v1/agents/a0/instruction-manifest", body)
+        return time.perf_counter() - started
+
+
+def _latencies(url: str, key: str) -> list[float]:
+    taken = []
+    intents = [intent for some in INTENTS.values() for intent in some]
+    with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        for number in range(WARM_UP + RECALLS):
+            started = time.perf_counter()
+            body = {"intent": f"I need to {intents[number % len(intents)]}"}
+            _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", body)
+            taken.append(time.perf_counter() - started)
+    return taken[WARM_UP:]
+
+
+def _throughput(url: str, key: str) -> float:
+    counts: list[int] = []
+    until = time.perf_counter() + SECONDS
+
+    def ask() -> None:
+        count = 0
+        with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+            while time.perf_counter() < until:
+                _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": "claim a ticket"})
+                count += 1
+        counts.append(count)
+
+    threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / SECONDS

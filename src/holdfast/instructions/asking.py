@@ -1,0 +1,124 @@
+"""How a recall is answered and put on record, and how a record is asked again."""
+
+import msgspec
+
+from holdfast.errors import StoreError, UserError
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.library import Library, no_manifest
+from holdfast.instructions.recall import Picked, Question, Recalled, Shelf, names_of
+from holdfast.instructions.values import Agent, AuditRecord, ChunkSource, Loaded
+
+TOKEN_MS_MAX = 24 * 3_600_000
+INTENT_CHARACTERS_KEPT = 8_000
+
+
+class Answered(msgspec.Struct, frozen=True):
+    recalled: Recalled
+    audit_token: str
+    snapshot_id: str
+    embedding_model_version: str
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """`same_snapshot`: the texts, the model and the lifts are those of then."""
+
+    loaded_then: tuple[str, ...]
+    loaded_now: tuple[str, ...]
+    same_order: bool
+    same_snapshot: bool
+
+
+def ask(
+    library: Library, agent: Agent, shelf: Shelf, question: Question, *, caller: Caller, heartbeat_id: str | None
+) -> Answered:
+    """Raises InstructionError `recall_backend_unavailable`. A record that cannot be written blocks nothing."""
+    now = library.now()
+    start = library.records.heartbeat_start(agent.id, heartbeat_id) if heartbeat_id else None
+    if start is not None:
+        # A heartbeat sees what held when it began, however long it takes.
+        shelf = shelf_at(library, agent, start, lifted=tuple(shelf.lifted), otherwise=shelf)
+    try:
+        recalled = shelf.recall(question)
+    except (UserError, ArithmeticError, RuntimeError, LookupError) as error:
+        raise InstructionError("recall_backend_unavailable", "recall cannot be used now; try again") from error
+    token = library.new_id("audi")
+    record = AuditRecord(
+        id=library.new_id("audevent"),
+        agent_id=agent.id,
+        heartbeat_id=heartbeat_id or library.new_id("run"),
+        session_start=start if start is not None else now,
+        intent=question.intent[:INTENT_CHARACTERS_KEPT],
+        loaded_chunks=loaded(recalled.chunks),
+        audit_token=token,
+        created_at=now,
+        detail={
+            "principal": caller.scope,
+            "key_id": caller.key_id,
+            "snapshot_id": shelf.snapshot_id,
+            "manifest_version": shelf.manifest.version,
+            "lifted": sorted(shelf.lifted),
+            "as_of": start if start is not None else now,
+            "question": msgspec.to_builtins(question),
+        },
+    )
+    put_on_record(library, record)
+    return Answered(recalled, token, shelf.snapshot_id, shelf.index.embedding_model_version)
+
+
+def put_on_record(library: Library, record: AuditRecord) -> None:
+    try:
+        library.records.add_audit(record)
+    except StoreError as error:
+        library.warn(f"audit_write_failed: {type(error).__name__}")
+
+
+def shelf_at(library: Library, agent: Agent, at: int, *, lifted: tuple[str, ...], otherwise: Shelf | None) -> Shelf:
+    manifest = library.records.manifest_at(agent.id, at)
+    if manifest is None:
+        if otherwise is None:
+            raise no_manifest(agent.id)
+        return otherwise
+    made = library.shelves.made(agent, manifest, at=at, lifted=lifted)
+    # What was found ready is as good, if it is the same.
+    return otherwise if otherwise is not None and otherwise.snapshot_id == made.snapshot_id else made
+
+
+def loaded(chunks: tuple[Picked, ...], source: ChunkSource | None = None) -> tuple[Loaded, ...]:
+    return tuple(
+        Loaded(one.name, one.content.version, source or one.content.source, rank, one.score, one.content.tokens)
+        for rank, one in enumerate(chunks, start=1)
+    )
+
+
+def close(library: Library, token: str, caller: Caller, *, used: tuple[str, ...], missed: tuple[str, ...]) -> None:
+    """The first to close a record does so; whoever comes later changes nothing. Raises InstructionError."""
+    record = library.records.audit(token)
+    if record is None or not _is_owner(library, record, caller):
+        raise InstructionError("audit_token_invalid", "there is no such audit token")
+    if record.audit_closed is not None:
+        return
+    if library.now() - record.created_at > TOKEN_MS_MAX:
+        raise InstructionError("audit_token_expired", "this audit token is older than 24 hours")
+    library.records.close_audit(token, used=used, missed=missed, at=library.now())
+
+
+def _is_owner(library: Library, record: AuditRecord, caller: Caller) -> bool:
+    if caller.is_admin or caller.scope == record.detail.get("principal"):
+        return True
+    agent = library.records.agent(record.agent_id)
+    names = (record.agent_id, agent.shortname if agent else None)
+    return caller.agent_name is not None and caller.agent_name in names
+
+
+def replay(library: Library, agent: Agent, record: AuditRecord) -> Replayed:
+    """Ask what was asked, of what there was then."""
+    as_of, told, lifted = (record.detail.get(name) for name in ("as_of", "question", "lifted"))
+    if record.event_type != "recall" or not isinstance(as_of, int):
+        raise InstructionError("replay_not_possible", "only a recall can be asked again")
+    question = msgspec.convert(told, Question)
+    names = tuple(str(name) for name in lifted) if isinstance(lifted, list | tuple) else ()
+    shelf = shelf_at(library, agent, as_of, lifted=names, otherwise=None)
+    now = names_of(shelf.recall(question).chunks)
+    then = tuple(one.name for one in record.loaded_chunks)
+    return Replayed(then, now, then == now, shelf.snapshot_id == record.detail.get("snapshot_id"))

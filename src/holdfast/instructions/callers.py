@@ -1,0 +1,49 @@
+"""Who asks, and whose instructions that one may see."""
+
+import msgspec
+
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.values import Agent
+
+
+class Caller(msgspec.Struct, frozen=True):
+    scope: str
+    key_id: str
+    entity: str | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        return self.scope == "admin"
+
+    @property
+    def author(self) -> str:
+        """As whom the caller writes."""
+        return self.entity or f"key:{self.key_id}"
+
+    @property
+    def agent_name(self) -> str | None:
+        kind, _, name = self.scope.partition(":")
+        return name if kind == "agent" and name else None
+
+
+def is_self(caller: Caller, said: str, agent: Agent | None) -> bool:
+    """Whether the path, or the agent it means, is the one of the key; names are compared whole."""
+    names = {said} if agent is None else {said, agent.id, agent.shortname}
+    return caller.agent_name is not None and caller.agent_name in names
+
+
+def check_own(caller: Caller, said: str, agent: Agent | None) -> None:
+    """Raises InstructionError for all but admins and the agent itself, whether the agent exists or not."""
+    if not (caller.is_admin or is_self(caller, said, agent)):
+        raise denied()
+
+
+def check_may_recall(caller: Caller, said: str, agent: Agent | None) -> None:
+    """Supervisors too may ask what an agent would be told."""
+    is_supervisor = agent is not None and caller.agent_name in agent.supervisors
+    if not (caller.is_admin or is_self(caller, said, agent) or is_supervisor):
+        raise denied()
+
+
+def denied() -> InstructionError:
+    return InstructionError("instruction_scope_denied", "this key may not see or change the instructions of that agent")

@@ -1,0 +1,109 @@
+"""When coverage is measured again: daily, after a skipped gate, and before another encoder is used."""
+
+from typing import Literal
+
+from holdfast.errors import UserError
+from holdfast.instructions.asking import put_on_record
+from holdfast.instructions.coverage import measure_all
+from holdfast.instructions.library import Library
+from holdfast.instructions.values import Agent, AuditRecord, CoverageRun, Manifest
+from holdfast.retrieval.meaning import EncoderName
+
+DAY_MS = 86_400_000
+NO_ENCODER = "none"
+
+
+def run_coverage(
+    library: Library,
+    agent: Agent,
+    manifest: Manifest,
+    *,
+    kind: Literal["daily", "recert"],
+) -> CoverageRun:
+    """Measured on the texts there are, by the encoder in use."""
+    started = library.now()
+    shelf = library.shelves.made(agent, manifest, at=started)
+    settings = library.settings
+    units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+    return CoverageRun(
+        id=library.new_id("coverage"),
+        agent_id=agent.id,
+        manifest_version=manifest.version,
+        model_id=shelf.index.embedding_model_version,
+        kind=kind,
+        started_at=started,
+        finished_at=library.now(),
+        units=units,
+    )
+
+
+def run_due(library: Library) -> tuple[str, ...]:
+    """Measure each agent whose last run is a day old or stale, or whose skipped gate is to be made up for."""
+    ran = []
+    for agent in library.records.agents():
+        manifest = library.records.manifest(agent.id)
+        last = library.records.coverage(agent.id)
+        if manifest is None:
+            continue
+        is_old = last is None or last.stale or library.now() - last.finished_at >= DAY_MS
+        is_owed = last is not None and last.recert_due is not None and last.recert_due - 6 * DAY_MS <= library.now()
+        if is_old or is_owed:
+            library.records.add_coverage(
+                certified(library, agent, manifest) if is_owed else run_coverage(library, agent, manifest, kind="daily")
+            )
+            ran.append(agent.id)
+    return tuple(ran)
+
+
+def certified(library: Library, agent: Agent, manifest: Manifest) -> CoverageRun:
+    """The gate once more, after it was skipped; what fails is put on record."""
+    run = run_coverage(library, agent, manifest, kind="recert")
+    put_on_record(
+        library,
+        AuditRecord(
+            id=library.new_id("audevent"),
+            agent_id=agent.id,
+            heartbeat_id=run.id,
+            session_start=run.started_at,
+            intent=f"recert:{manifest.version}",
+            loaded_chunks=(),
+            audit_token=library.new_id("audi"),
+            created_at=run.started_at,
+            event_type="recert",
+            detail={
+                "units": [{"unit": one.unit, "coverage_pct": one.coverage_pct} for one in run.units if not one.passed]
+            },
+        ),
+    )
+    return run
+
+
+def activate_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
+    """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not."""
+    wanted = library.settings.encoder
+    before = library.records.encoder()
+    if before is None or before == (wanted or NO_ENCODER):
+        library.records.set_encoder(wanted or NO_ENCODER)
+        return ()
+    failed, runs = [], []
+    library.shelves.encoder = wanted
+    for agent in library.records.agents():
+        manifest = library.records.manifest(agent.id)
+        if manifest is not None:
+            run = run_coverage(library, agent, manifest, kind="recert")
+            runs.append(run)
+            if not all(one.passed for one in run.units):
+                failed.append(agent.id)
+    if failed:
+        kept = next((one for one in known if one == before), None)
+        if kept is None and before != NO_ENCODER:
+            raise UserError(
+                f"the encoder {before!r} is in use and cannot be had: install it, or re-certify all manifests"
+            )
+        library.shelves.encoder = kept
+        library.shelves.forget()
+        return tuple(failed)
+    for run in runs:
+        library.records.add_coverage(run)
+    library.records.set_encoder(wanted or NO_ENCODER)
+    return ()

@@ -1,0 +1,69 @@
+"""What all that is done with instructions works with, and who may do it."""
+
+from collections.abc import Callable
+
+from holdfast.clock import Clock, NewId
+from holdfast.instructions.addresses import SEGMENT
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.publication import is_reserved
+from holdfast.instructions.recall import Shelf
+from holdfast.instructions.records import InstructionRecords
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.shelves import Shelves
+from holdfast.instructions.signatures import DeploymentKey
+from holdfast.instructions.values import Agent, Signer
+
+DEPLOYMENT_SIGNER = "deployment"
+
+
+class Library:
+    """One a process; what it keeps in memory can be made anew from the records at any time."""
+
+    def __init__(
+        self,
+        records: InstructionRecords,
+        settings: InstructionSettings,
+        *,
+        key: DeploymentKey | None,
+        clock: Clock,
+        new_id: NewId,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.records = records
+        self.settings = settings
+        self.key = key
+        self.shelves = Shelves(records, settings)
+        self.warn = warn
+        self._clock = clock
+        self._new_id = new_id
+
+    def now(self) -> int:
+        """Milliseconds."""
+        return int(self._clock() * 1000)
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._new_id(self._clock())}"
+
+    def signers(self) -> tuple[Signer, ...]:
+        own = (Signer(DEPLOYMENT_SIGNER, self.key.public_key, 0),) if self.key else ()
+        return (*own, *self.records.signers())
+
+    def shelf(self, said: str, agent: Agent | None) -> tuple[Agent, Shelf]:
+        """Raises InstructionError `manifest_not_found`."""
+        shelf = None if agent is None else self.shelves.current(agent, at=self.now())
+        if agent is None or shelf is None:
+            raise no_manifest(said)
+        return agent, shelf
+
+
+def no_manifest(said: str) -> InstructionError:
+    return InstructionError("manifest_not_found", f"agent {said[:80]!a} has no instruction manifest")
+
+
+def new_agent(library: Library, agent_id: str) -> Agent:
+    """Raises InstructionError `agent_id_invalid` for an id that no agent can have."""
+    if not SEGMENT.fullmatch(agent_id) or is_reserved(agent_id):
+        raise InstructionError(
+            "agent_id_invalid", "an agent's id is letters, digits and . _ @ + -, and not shared, skill or agent"
+        )
+    return Agent(agent_id, library.settings.deployment, library.now())

@@ -1,0 +1,45 @@
+"""What the file of a path entry holds; nothing outside of the agent's own folder is ever read."""
+
+import os
+from pathlib import Path
+
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.values import Entry
+from holdfast.sources.confined import EscapeError, PathError, check_inside, locate, opened_place, read_regular, roots_of
+
+FILE_BYTES_MAX = 200_000
+
+
+def check_path(root: Path | None, agent_id: str, entry: Entry) -> None:
+    """Raises InstructionError `manifest_entry_invalid` for what leads out, by its spelling or by a link."""
+    assert entry.path is not None
+    refused = InstructionError(
+        "manifest_entry_invalid",
+        f"entry {entry.name[:80]!a}: its path leads out of the agent's instruction root",
+        details={"unit": entry.name[:200]},
+    )
+    if root is None:
+        raise InstructionError(
+            "manifest_entry_invalid", "path entries need an instruction root, and none is configured"
+        )
+    if not entry.path or os.path.isabs(entry.path):
+        raise refused
+    try:
+        check_inside(roots_of(root / agent_id), entry.path)
+    except (EscapeError, PathError) as error:
+        raise refused from error
+
+
+def read_path(root: Path | None, agent_id: str, path: str) -> str | None:
+    """None where there is no such file below the root, or no text in it."""
+    if root is None or os.path.isabs(path):
+        return None
+    try:
+        with opened_place(locate(roots_of(root / agent_id), path)) as (folder, name):
+            raw = read_regular(folder, name, FILE_BYTES_MAX + 1)
+    except (EscapeError, PathError, OSError):
+        return None
+    try:
+        return raw.decode("utf-8") if len(raw) <= FILE_BYTES_MAX else None
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,251 @@
+"""How a manifest is published: judged from cheap to dear, and committed only over what it was judged against."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.instructions.addresses import read_address
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.coverage import GATE_K, measure_all, scaled_k
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.library import Library, new_agent
+from holdfast.instructions.paths import check_path
+from holdfast.instructions.publication import (
+    Draft,
+    GivenApproval,
+    check_approvals,
+    check_caps,
+    check_manifest_version,
+    check_names,
+    check_pointers,
+    check_shape,
+    check_size,
+    check_skip,
+    check_task_types,
+    manifest_address,
+    mode_of,
+)
+from holdfast.instructions.signatures import approval_message, signed_by
+from holdfast.instructions.stub import check_stub
+from holdfast.instructions.values import (
+    Agent,
+    Approval,
+    AuditRecord,
+    CoverageRun,
+    Manifest,
+    Provenance,
+    UnitCoverage,
+)
+
+ATTEMPTS_MAX = 3
+RECERT_MS = 7 * 86_400_000
+
+
+class Published(msgspec.Struct, frozen=True):
+    manifest: Manifest
+    coverage: tuple[UnitCoverage, ...]
+    skipped: bool
+    warnings: tuple[str, ...]
+
+
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    agent_id: str
+    draft: Draft
+    skip_coverage_gate: bool = False
+    approvals: tuple[GivenApproval, ...] = ()
+
+
+def publish(library: Library, publication: Publication, caller: Caller) -> Published:
+    """Raises InstructionError for the first check that fails; then nothing was changed."""
+    draft = publication.draft
+    known = library.records.agent(publication.agent_id)
+    agent = known or new_agent(library, publication.agent_id)
+    check_shape(draft)
+    check_names(draft)
+    check_pointers(draft, deployment=library.settings.deployment, agent_names=_names(agent))
+    for entry in draft.entries:
+        if entry.path is not None:
+            check_path(library.settings.root, agent.id, entry)
+    check_task_types(draft, library.settings.wake_reasons)
+    added = counted(library, agent, publication.approvals, caller)
+    approvals = (*_applicable(draft, library.records.approvals(agent.id)), *added)
+    check_approvals(draft, approvals)
+    cosigners = _cosigners(draft, approvals, caller)
+    if publication.skip_coverage_gate:
+        check_skip(draft, cosigners)
+    check_caps(draft)
+    tokens = check_size(draft)
+    provenance = Provenance(
+        caller.author,
+        tuple(one.id for one in approvals),
+        publication.skip_coverage_gate,
+        cosigners if publication.skip_coverage_gate else (),
+    )
+    for _ in range(ATTEMPTS_MAX):
+        done = _attempt(library, publication, agent, added=added, tokens=tokens, provenance=provenance)
+        if done is not None:
+            return done
+    raise InstructionError("manifest_version_conflict", "others publish for this agent all the time; try again")
+
+
+def _attempt(
+    library: Library,
+    publication: Publication,
+    agent: Agent,
+    *,
+    added: Sequence[Approval],
+    tokens: int,
+    provenance: Provenance,
+) -> Published | None:
+    """None where another manifest was published meanwhile."""
+    draft, skip = publication.draft, publication.skip_coverage_gate
+    current = library.records.manifest(agent.id)
+    check_manifest_version(
+        draft.version,
+        current.version if current else None,
+        is_known=library.records.has_manifest_version(agent.id, draft.version),
+    )
+    now = library.now()
+    manifest = Manifest(
+        library.new_id("manifest"),
+        agent.id,
+        draft.version,
+        manifest_address(agent.deployment, agent.id, draft.version).uri,
+        tokens,
+        draft.entries,
+        # One that follows another within a millisecond still begins behind it.
+        max(now, current.created_at + 1) if current else now,
+        mode_of(draft.entries),
+        provenance,
+    )
+    check_stub(agent, manifest)
+    shelf = library.shelves.made(agent, manifest, at=now)
+    settings = library.settings
+    units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+    failing = tuple(one for one in units if not one.passed)
+    if failing and not skip:
+        raise coverage_failure(failing)
+    run = CoverageRun(
+        id=library.new_id("coverage"),
+        agent_id=agent.id,
+        manifest_version=draft.version,
+        model_id=shelf.index.embedding_model_version,
+        kind="gate",
+        started_at=now,
+        finished_at=library.now(),
+        skipped=skip,
+        recert_due=now + RECERT_MS if skip else None,
+        units=units,
+    )
+    events = (_bypass(library, manifest, failing, provenance),) if skip else ()
+    over = current.id if current else None
+    done = library.records.publish(manifest, over=over, registers=agent, run=run, approvals=added, events=events)
+    if not done:
+        return None
+    return Published(manifest, units, skip, _warnings(manifest, units, tuple(shelf.contents)))
+
+
+def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], caller: Caller) -> tuple[Approval, ...]:
+    """The approvals that count: the caller's own, and those that their authors have signed."""
+    found = []
+    for one in given:
+        approval = Approval(
+            id=library.new_id("approval"),
+            agent_id=agent.id,
+            kind=one.kind,
+            unit=one.unit,
+            version=one.version,
+            authored_by=one.authored_by or caller.author,
+            authored_at=library.now(),
+            reason=one.reason,
+            signature=one.signature,
+        )
+        own = approval.authored_by == caller.author
+        signed = one.signature is not None and any(
+            signed_by(approval_message(approval), one.signature, (signer,)) is not None
+            for signer in library.records.signers()
+            if signer.entity == approval.authored_by
+        )
+        if own or signed:
+            found.append(approval)
+    return tuple(found)
+
+
+def coverage_failure(failing: Sequence[UnitCoverage]) -> InstructionError:
+    told = [
+        {
+            "unit": one.unit,
+            "coverage_pct": one.coverage_pct,
+            "scaled_pct": one.scaled_pct,
+            "failures": [{"query": probe.query, "taken_by": probe.taken_by} for probe in one.failures],
+        }
+        for one in failing
+    ]
+    names = ", ".join(one.unit for one in failing)
+    return InstructionError(
+        "manifest_coverage_failure",
+        f"too few paraphrases of their intents find these units: {names}",
+        details={"units": told},
+    )
+
+
+def _names(agent: Agent) -> tuple[str, ...]:
+    return (agent.id, agent.shortname) if agent.shortname else (agent.id,)
+
+
+def _applicable(draft: Draft, recorded: Sequence[Approval]) -> tuple[Approval, ...]:
+    """An approval of one version of a unit says nothing of another."""
+    versions = {
+        entry.name: read_address(entry.fact_uri).version for entry in draft.entries if entry.fact_uri is not None
+    }
+    return tuple(
+        one
+        for one in recorded
+        if one.version is None
+        or one.version == (draft.version if one.kind == "skip_gate" else versions.get(one.unit or ""))
+    )
+
+
+def _cosigners(draft: Draft, approvals: Sequence[Approval], caller: Caller) -> tuple[str, ...]:
+    """People with URIs: two keys of one person are one."""
+    said = {one.authored_by for one in approvals if one.kind == "skip_gate" and one.version == draft.version}
+    said |= {caller.entity} if caller.entity else set()
+    return tuple(sorted(one for one in said if not one.startswith("key:")))
+
+
+def _bypass(
+    library: Library, manifest: Manifest, failing: Sequence[UnitCoverage], provenance: Provenance
+) -> AuditRecord:
+    now = library.now()
+    return AuditRecord(
+        id=library.new_id("audevent"),
+        agent_id=manifest.agent_id,
+        heartbeat_id=manifest.id,
+        session_start=now,
+        intent=f"coverage_bypass:{manifest.version}",
+        loaded_chunks=(),
+        audit_token=library.new_id("audi"),
+        created_at=now,
+        event_type="coverage_bypass",
+        detail={
+            "units": [{"unit": one.unit, "coverage_pct": one.coverage_pct} for one in failing],
+            "published_by": provenance.published_by,
+            "cosigned_by": provenance.cosigned_by,
+        },
+    )
+
+
+def _warnings(manifest: Manifest, units: Sequence[UnitCoverage], available: Sequence[str]) -> tuple[str, ...]:
+    told = []
+    k = scaled_k(len(manifest.body))
+    for one in units:
+        if one.status == "no_probes":
+            told.append(f"{one.unit}: it has no intents, and so its coverage is not known")
+        elif k < GATE_K and one.scaled_pct is not None and one.scaled_pct < 0.8 <= (one.coverage_pct or 0.0):
+            told.append(f"{one.unit}: among the first {k} it is found by {one.scaled_pct:.0%} only")
+    told += [
+        f"{entry.name}: unit_unavailable; there is no text behind it that can be recalled"
+        for entry in manifest.body
+        if entry.name not in available
+    ]
+    return tuple(told)

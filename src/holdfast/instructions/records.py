@@ -1,0 +1,110 @@
+"""What a store keeps about instructions; every method is one step that happens whole or not at all."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from holdfast.instructions.values import (
+    Agent,
+    Approval,
+    AuditRecord,
+    CoverageRun,
+    Manifest,
+    Probe,
+    Signer,
+    Stub,
+    UnitVersion,
+)
+
+
+class InstructionRecords(Protocol):
+    def agent(self, name: str) -> Agent | None:
+        """By id, or by shortname."""
+
+    def agents(self) -> tuple[Agent, ...]: ...
+
+    def put_agent(self, agent: Agent) -> bool:
+        """False where the shortname is taken, or is another's id; the revision rises."""
+
+    def unit(self, uri: str) -> UnitVersion | None: ...
+
+    def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]: ...
+
+    def units_at(self, owners: Sequence[str], at: int) -> tuple[UnitVersion, ...]:
+        """Active versions of these owners that hold at a time."""
+
+    def add_unit(self, unit: UnitVersion, registers: Agent | None) -> bool:
+        """An active one ends those before it. False where the address is taken."""
+
+    def activate_unit(self, unit: UnitVersion, *, at: int) -> bool:
+        """A pending one is active from now on, and those before it end."""
+
+    def quarantine_unit(self, unit: UnitVersion, *, at: int) -> bool: ...
+
+    def manifest(self, agent_id: str) -> Manifest | None: ...
+
+    def manifest_at(self, agent_id: str, at: int) -> Manifest | None: ...
+
+    def has_manifest_version(self, agent_id: str, version: str) -> bool: ...
+
+    def publish(
+        self,
+        manifest: Manifest,
+        *,
+        over: str | None,
+        registers: Agent | None,
+        run: CoverageRun,
+        approvals: Sequence[Approval],
+        events: Sequence[AuditRecord],
+    ) -> bool:
+        """False, and nothing done, unless the current manifest is `over` and the version new. Stubs are forgotten."""
+
+    def stub(self, agent_id: str, profile: str) -> Stub | None: ...
+
+    def keep_stub(self, stub: Stub) -> None:
+        """The first of those with the same key stays."""
+
+    def add_audit(self, record: AuditRecord) -> None: ...
+
+    def audit(self, token: str) -> AuditRecord | None: ...
+
+    def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
+        """Once; False where it was closed already."""
+
+    def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
+        """Oldest first."""
+
+    def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:
+        """When a heartbeat that was woken here began."""
+
+    def add_approval(self, approval: Approval, *, registers: Agent) -> None: ...
+
+    def approvals(self, agent_id: str) -> tuple[Approval, ...]: ...
+
+    def coverage(self, agent_id: str) -> CoverageRun | None:
+        """The newest run for the current manifest."""
+
+    def add_coverage(self, run: CoverageRun) -> None: ...
+
+    def probes(self, agent_id: str) -> tuple[Probe, ...]: ...
+
+    def put_probe(self, probe: Probe) -> None: ...
+
+    def signers(self) -> tuple[Signer, ...]: ...
+
+    def add_signer(self, signer: Signer) -> None: ...
+
+    def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
+        """Whether nobody used it before."""
+
+    def encoder(self) -> str | None:
+        """The encoder that all manifests were last certified for."""
+
+    def set_encoder(self, encoder: str) -> None: ...
+
+
+@runtime_checkable
+class HasInstructions(Protocol):
+    """A store that can keep instructions."""
+
+    @property
+    def instructions(self) -> InstructionRecords: ...

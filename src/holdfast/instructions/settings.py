@@ -1,0 +1,21 @@
+"""How a deployment keeps its instructions."""
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.instructions.values import WAKE_REASONS
+from holdfast.instructions.wake import WakeTrust
+from holdfast.retrieval.meaning import EncoderName
+
+
+class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`root` has a folder for each agent; below it, and nowhere else, are the files of its path entries."""
+
+    deployment: str = "local"
+    root: Path | None = None
+    wake: WakeTrust | None = None
+    wake_reasons: tuple[str, ...] = WAKE_REASONS
+    encoder: EncoderName | None = None
+    use_floor: bool = True
+    scaled_is_binding: bool = False

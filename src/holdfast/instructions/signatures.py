@@ -1,0 +1,87 @@
+"""Who vouches for a text: Ed25519 signatures over what is said, in base64url."""
+
+import base64
+import binascii
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from holdfast.errors import UserError
+from holdfast.instructions.values import Approval, Signer
+
+KEY_BYTES = 32
+SIGNATURE_CHARACTERS_MAX = 100
+
+
+class DeploymentKey(msgspec.Struct, frozen=True):
+    """The key that signs what nobody else has signed."""
+
+    secret: bytes
+
+    @property
+    def public_key(self) -> str:
+        return encoded(Ed25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw())
+
+    def sign(self, message: str) -> str:
+        return encoded(Ed25519PrivateKey.from_private_bytes(self.secret).sign(message.encode()))
+
+
+def deployment_key(path: Path) -> DeploymentKey:
+    """The key in a file that only its owner may read; made where there is none. Raises UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            secret = path.read_bytes()
+        else:
+            secret = os.urandom(KEY_BYTES)
+            with os.fdopen(opened, "wb") as file:
+                file.write(secret)
+    except OSError as error:
+        raise UserError(f"the key {path} can be neither read nor made: {error.strerror}") from error
+    if len(secret) != KEY_BYTES:
+        raise UserError(f"{path} is no key of this deployment: restore it, or remove it to have a new one made")
+    return DeploymentKey(secret)
+
+
+def unit_message(uri: str, content_sha256: str) -> str:
+    return f"{uri}\n{content_sha256}"
+
+
+def approval_message(approval: Approval) -> str:
+    parts = (approval.agent_id, approval.kind, approval.unit or "", approval.version or "", approval.authored_by)
+    return "\n".join(("approval", *parts))
+
+
+def signed_by(message: str, signature: str, signers: Iterable[Signer]) -> str | None:
+    """The entity whose key made the signature; None where no known key did."""
+    raw = decoded(signature)
+    for signer in signers:
+        key = decoded(signer.public_key)
+        if raw is not None and key is not None and verifies(key, raw, message.encode()):
+            return signer.entity
+    return None
+
+
+def verifies(public_key: bytes, signature: bytes, message: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def encoded(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def decoded(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,140 @@
+"""What an agent is told before anything else: who it is, where its instructions are, how to ask for them."""
+
+import hashlib
+
+import msgspec
+
+from holdfast.instructions.counting import count_cl100k
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.recall import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
+from holdfast.instructions.times import told_time
+from holdfast.instructions.values import Agent, Manifest, Stub
+
+STUB_VERSION = 1
+BODY_TOKENS_MAX = 500
+BODY_TOKENS_WARN = 450
+GENERIC = "generic"
+PROFILES = {
+    GENERIC: "",
+    "paperclip-claude-code": (
+        "\n## Heartbeat\n\nYou run in heartbeats. At each, follow the heartbeat procedure, act through the tools of "
+        "Paperclip, and end by reporting which units you used.\n"
+    ),
+    "openai-assistants": (
+        "\n## Tool\n\nTo load instructions, call the function `recall_instruction` with a JSON object "
+        'such as `{"intent": "..."}`; its reply is a list of chunks to follow.\n'
+    ),
+}
+
+RECALL_TOOL_SCHEMA = {
+    "name": "recall_instruction",
+    "description": "Load the instruction units that fit what you are about to do.",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "intent": {"type": "string", "description": "What you are about to do or need help with."},
+            "max_chunks": {"type": "integer", "minimum": 1, "maximum": 20, "default": DEFAULT_CHUNKS_MAX},
+            "token_budget": {"type": "integer", "minimum": 1, "maximum": 100000, "default": DEFAULT_TOKEN_BUDGET},
+            "manifest_hint": {"type": "array", "items": {"type": "string"}, "default": []},
+        },
+        "required": ["intent"],
+    },
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def known_profile(profile: str) -> str:
+    return profile if profile in PROFILES else GENERIC
+
+
+def stub_key(agent: Agent, manifest: Manifest, profile: str) -> str:
+    """The same as long as a stub would be the same, but for its time."""
+    made_of = (
+        STUB_VERSION,
+        profile,
+        manifest.version,
+        manifest.fact_uri,
+        manifest.migration_mode,
+        agent.id,
+        agent.role,
+        contract_of(agent),
+        agent.always_rules,
+        tuple((entry.name, entry.path) for entry in manifest.body),
+    )
+    return hashlib.sha256(_encode(made_of)).hexdigest()
+
+
+def contract_of(agent: Agent) -> str:
+    return agent.heartbeat_contract or f"instruction:{agent.deployment}/shared/heartbeat-contract/v1"
+
+
+def render_stub(agent: Agent, manifest: Manifest, profile: str, *, at: int) -> Stub:
+    body = stub_body(agent, manifest, profile)
+    document = f"{_frontmatter(agent, manifest, profile, at)}{body}"
+    return Stub(
+        agent_id=agent.id,
+        adapter_profile=profile,
+        stub_version=STUB_VERSION,
+        body=document,
+        token_count=count_cl100k(document),
+        body_token_count=count_cl100k(body),
+        generated_at=at,
+        manifest_version=manifest.version,
+        cache_key=stub_key(agent, manifest, profile),
+    )
+
+
+def check_stub(agent: Agent, manifest: Manifest | None) -> int:
+    """The tokens of the longest body that the agent can have. Raises InstructionError `boot_stub_too_large`."""
+    bodies = (stub_body(agent, manifest, profile) for profile in PROFILES)
+    tokens = max(map(count_cl100k, bodies))
+    if tokens > BODY_TOKENS_MAX:
+        raise InstructionError(
+            "boot_stub_too_large",
+            f"the boot stub would have {tokens} tokens, at most {BODY_TOKENS_MAX} are allowed: shorten always_rules",
+            details={"token_count": tokens, "token_max": BODY_TOKENS_MAX},
+        )
+    return tokens
+
+
+def stub_body(agent: Agent, manifest: Manifest | None, profile: str) -> str:
+    role = agent.role or agent.id
+    lines = [
+        "# Agent Boot Stub",
+        "",
+        f"You are **{role}** (id: `{agent.id}`).",
+        f"Your heartbeat procedure is at `{contract_of(agent)}`.",
+    ]
+    if manifest is not None and manifest.migration_mode == "file":
+        lines += ["Your instructions are in files below your instruction root:"]
+        lines += [f"- {entry.name}: `{entry.path}`" for entry in manifest.body]
+    elif manifest is not None:
+        lines += [
+            f"Your instruction manifest is at `{manifest.fact_uri}`.",
+            "It lists the sections there are and what should make you load them.",
+        ]
+    lines += [
+        "Call `recall_instruction(intent)` to load relevant instruction sections before",
+        "performing any non-trivial task.",
+    ]
+    if agent.always_rules:
+        lines += ["", "## Always", "", *(f"- {rule}" for rule in agent.always_rules)]
+    return "\n".join(lines) + "\n" + PROFILES[profile]
+
+
+def _frontmatter(agent: Agent, manifest: Manifest, profile: str, at: int) -> str:
+    fields: dict[str, object] = {
+        "agent_id": agent.id,
+        "agent_role": agent.role or agent.id,
+        "heartbeat_contract": contract_of(agent),
+        "manifest_uri": None if manifest.migration_mode == "file" else manifest.fact_uri,
+        "stub_version": STUB_VERSION,
+        "generated_at": told_time(at),
+        "adapter_profile": profile,
+        "migration_mode": manifest.migration_mode,
+        "recall_tool_schema": RECALL_TOOL_SCHEMA,
+    }
+    # JSON on one line is YAML, and no text can break out of it.
+    lines = (f"{name}: {_encode(value).decode()}" for name, value in fields.items())
+    return "\n".join(("---", *lines, "---", "")) + "\n"

@@ -1,0 +1,206 @@
+"""What there is: agents, units in versions, manifests, approvals, audit records, coverage. Times are milliseconds."""
+
+from typing import Literal
+
+import msgspec
+
+MigrationMode = Literal["file", "coexistence", "stigmem"]
+UnitStatus = Literal["active", "pending", "quarantined"]
+ApprovalKind = Literal["guarantee_load", "force_prepend", "task_types", "skip_gate"]
+EventType = Literal["recall", "preload", "preload_error", "coverage_bypass", "recert"]
+ChunkSource = Literal["stigmem", "fallback_path", "task_type_preload"]
+
+WAKE_REASONS = (
+    "issue_assigned",
+    "issue_commented",
+    "issue_blockers_resolved",
+    "issue_children_completed",
+    "issue_comment_mentioned",
+    "routine_fired",
+    "approval_resolved",
+    "manual",
+)
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """`revision` rises with every change of what the agent can be told."""
+
+    id: str
+    deployment: str
+    created_at: int
+    role: str = ""
+    shortname: str | None = None
+    supervisors: tuple[str, ...] = ()
+    heartbeat_contract: str | None = None
+    always_rules: tuple[str, ...] = ()
+    sensitive: bool = False
+    revision: int = 0
+
+
+class UnitVersion(msgspec.Struct, frozen=True):
+    """Never changed but for its end and its status. `signed_by` is whose key the signature was made with."""
+
+    uri: str
+    agent_id: str
+    name: str
+    version: str
+    content: str
+    content_sha256: str
+    token_count: int
+    created_at: int
+    authored_by: str
+    authored_at: int
+    source_trust: float
+    status: UnitStatus
+    valid_until: int | None = None
+    derived_from: str | None = None
+    signature: str | None = None
+    signed_by: str | None = None
+
+
+class Triggers(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    intents: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    task_types: tuple[str, ...] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One unit as a manifest lists it."""
+
+    name: str
+    description: str
+    required_by_task_types: tuple[str, ...] = ()
+    guarantee_load: bool = False
+    force_position: Literal["prepend"] | None = None
+    load_triggers: Triggers = Triggers()
+    fact_uri: str | None = None
+    path: str | None = None
+    token_estimate: int | None = None
+
+
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who published, by which approvals, and what the gate would have said where it was skipped."""
+
+    published_by: str
+    approvals: tuple[str, ...] = ()
+    skipped_gate: bool = False
+    cosigned_by: tuple[str, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    id: str
+    agent_id: str
+    version: str
+    fact_uri: str
+    token_count: int
+    body: tuple[Entry, ...]
+    created_at: int
+    migration_mode: MigrationMode
+    provenance: Provenance
+    superseded_at: int | None = None
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` is that of the unit, or for `skip_gate` that of the manifest."""
+
+    id: str
+    agent_id: str
+    kind: ApprovalKind
+    unit: str | None = None
+    version: str | None = None
+    authored_by: str
+    authored_at: int
+    reason: str = ""
+    signature: str | None = None
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """One unit as it was handed out."""
+
+    name: str
+    version: str | None
+    source: ChunkSource
+    rank: int
+    score: float
+    tokens: int
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`detail` holds what the kind of event needs: who acted, the snapshot, parameters, warnings."""
+
+    id: str
+    agent_id: str
+    heartbeat_id: str
+    session_start: int
+    intent: str
+    loaded_chunks: tuple[Loaded, ...]
+    used_chunks: tuple[str, ...] = ()
+    missed_chunks: tuple[str, ...] = ()
+    audit_token: str
+    audit_closed: int | None = None
+    created_at: int
+    event_type: EventType = "recall"
+    detail: dict[str, object] = {}
+
+
+class Stub(msgspec.Struct, frozen=True, kw_only=True):
+    agent_id: str
+    adapter_profile: str
+    stub_version: int
+    body: str
+    token_count: int
+    body_token_count: int
+    generated_at: int
+    manifest_version: str
+    cache_key: str
+
+
+class FailedProbe(msgspec.Struct, frozen=True):
+    """A query that did not find its unit, and the unit that stood in its place."""
+
+    query: str
+    taken_by: str | None
+
+
+class UnitCoverage(msgspec.Struct, frozen=True, kw_only=True):
+    """`scaled_pct` is the share at a k that fits a small manifest; `chance` that of picking by lot."""
+
+    unit: str
+    coverage_pct: float | None
+    passed: bool
+    scaled_pct: float | None = None
+    chance: float = 0.0
+    hit_at_10: float | None = None
+    probe_count: int = 0
+    failures: tuple[FailedProbe, ...] = ()
+    status: Literal["evaluated", "no_probes"] = "evaluated"
+
+
+class CoverageRun(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    agent_id: str
+    manifest_version: str
+    model_id: str
+    kind: Literal["gate", "daily", "recert"]
+    started_at: int
+    finished_at: int
+    skipped: bool = False
+    stale: bool = False
+    recert_due: int | None = None
+    units: tuple[UnitCoverage, ...] = ()
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What an admin says must be found."""
+
+    probe_id: str
+    agent_id: str
+    intent: str
+    required_units: tuple[str, ...]
+    k: int = 3
+
+
+class Signer(msgspec.Struct, frozen=True):
+    entity: str
+    public_key: str
+    created_at: int

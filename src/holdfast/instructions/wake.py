@@ -1,0 +1,81 @@
+"""Why a heartbeat was started, as only its signed trigger can say: a JWT, HS256 or EdDSA, used once."""
+
+import hashlib
+import hmac
+from typing import Literal
+
+import msgspec
+
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.signatures import decoded, verifies
+
+TOKEN_CHARACTERS_MAX = 8_000
+SKEW_SECONDS = 30
+LIFE_SECONDS_MAX = 3_600
+
+
+class WakeTrust(msgspec.Struct, frozen=True):
+    """Whose triggers are believed: the secret of HS256, or the raw Ed25519 key of EdDSA in base64url, or both."""
+
+    issuer: str
+    audience: str
+    secret: str | None = None
+    public_key: str | None = None
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """The claims of a trigger; `sub` is the agent."""
+
+    iss: str
+    aud: str | tuple[str, ...]
+    sub: str
+    wake_reason: str
+    heartbeat_id: str
+    iat: float
+    exp: float
+    jti: str
+
+
+class _Header(msgspec.Struct, frozen=True):
+    alg: Literal["HS256", "EdDSA"]
+
+
+def read_wake(token: str, trust: WakeTrust, *, now: float) -> Wake:
+    """Raises InstructionError `wake_token_invalid`; whose heartbeat it is must be looked at by the caller."""
+    parts = token.split(".")
+    raw = [decoded(part) for part in parts] if len(token) <= TOKEN_CHARACTERS_MAX and token.isascii() else []
+    if len(raw) != 3 or any(part is None for part in raw):
+        raise _refused("it is no JWT")
+    header, claims, signature = (part or b"" for part in raw)
+    try:
+        algorithm = msgspec.json.decode(header, type=_Header).alg
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refused("it is signed by neither HS256 nor EdDSA") from error
+    if not _is_signed(algorithm, f"{parts[0]}.{parts[1]}".encode(), signature, trust):
+        raise _refused("its signature is not the trigger's")
+    try:
+        wake = msgspec.json.decode(claims, type=Wake)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refused("it lacks a claim: iss, aud, sub, wake_reason, heartbeat_id, iat, exp, jti") from error
+    audiences = (wake.aud,) if isinstance(wake.aud, str) else wake.aud
+    if wake.iss != trust.issuer or trust.audience not in audiences:
+        raise _refused("its issuer or audience is another")
+    if not wake.iat - SKEW_SECONDS <= now < wake.exp + SKEW_SECONDS:
+        raise _refused("it is not valid now")
+    if not 0 < wake.exp - wake.iat <= LIFE_SECONDS_MAX:
+        raise _refused(f"it is valid for more than {LIFE_SECONDS_MAX} seconds")
+    if not (0 < len(wake.jti) <= 200 and 0 < len(wake.heartbeat_id) <= 200):
+        raise _refused("jti and heartbeat_id are texts of at most 200 characters")
+    return wake
+
+
+def _is_signed(algorithm: str, message: bytes, signature: bytes, trust: WakeTrust) -> bool:
+    if algorithm == "HS256":
+        expected = hmac.digest((trust.secret or "").encode(), message, hashlib.sha256)
+        return bool(trust.secret) and hmac.compare_digest(expected, signature)
+    key = decoded(trust.public_key) if trust.public_key else None
+    return key is not None and verifies(key, signature, message)
+
+
+def _refused(reason: str) -> InstructionError:
+    return InstructionError("wake_token_invalid", f"the wake token is refused: {reason}")

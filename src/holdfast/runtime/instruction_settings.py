@@ -1,0 +1,95 @@
+"""What the home file says about instructions: whether they are kept here, and how."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.instructions.addresses import SEGMENT
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.signatures import KEY_BYTES, decoded
+from holdfast.instructions.values import WAKE_REASONS
+from holdfast.instructions.wake import WakeTrust
+from holdfast.retrieval.meaning import EncoderName, check_installed, missing_packages
+from holdfast.sources.home import holdfast_home
+
+WAKE_SECRET = "HOLDFAST_WAKE_SECRET"
+SECRET_BYTES_MIN = 32
+KEY_FILE = "instructions.key"
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[instructions]` as it is written. What is secret stands in the environment."""
+
+    enabled: bool = False
+    deployment: str = "local"
+    root: str | None = None
+    wake_issuer: str | None = None
+    wake_audience: str = "holdfast"
+    wake_public_key: str | None = None
+    also_wake_reasons: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...] = ()
+    encoder: EncoderName | Literal["none"] | None = None
+    floor: bool = True
+    coverage_k: Literal["specified", "scaled"] = "specified"
+
+
+class _File(msgspec.Struct, frozen=True):
+    instructions: _Table = _Table()
+
+
+class Instructions(msgspec.Struct, frozen=True):
+    enabled: bool
+    settings: InstructionSettings
+    key_path: Path
+
+
+def load_instructions(environ: Mapping[str, str]) -> Instructions:
+    """Raises UserError for what is set wrongly."""
+    home = holdfast_home(environ)
+    table = _read(home / "config.toml")
+    if not SEGMENT.fullmatch(table.deployment):
+        raise UserError(f"instructions.deployment must be letters, digits and . _ @ + -, not {table.deployment[:80]!r}")
+    encoder: EncoderName | None = None
+    if table.encoder is None:
+        encoder = None if missing_packages("wordllama") else "wordllama"
+    elif table.encoder != "none":
+        check_installed(table.encoder)
+        encoder = table.encoder
+    settings = InstructionSettings(
+        deployment=table.deployment,
+        root=Path(table.root).expanduser() if table.root else home / "instructions",
+        wake=_trust(table, environ.get(WAKE_SECRET)),
+        wake_reasons=(*WAKE_REASONS, *table.also_wake_reasons),
+        encoder=encoder,
+        use_floor=table.floor,
+        scaled_is_binding=table.coverage_k == "scaled",
+    )
+    return Instructions(table.enabled, settings, home / KEY_FILE)
+
+
+def _trust(table: _Table, secret: str | None) -> WakeTrust | None:
+    """None where nobody is believed."""
+    if secret and len(secret.encode()) < SECRET_BYTES_MIN:
+        raise UserError(f"{WAKE_SECRET} must have at least {SECRET_BYTES_MIN} bytes, or it could be guessed")
+    raw = decoded(table.wake_public_key) if table.wake_public_key else None
+    if table.wake_public_key and (raw is None or len(raw) != KEY_BYTES):
+        raise UserError("instructions.wake_public_key must be a raw Ed25519 key in base64url")
+    if not (secret or table.wake_public_key):
+        return None
+    if not table.wake_issuer:
+        raise UserError("wake tokens need instructions.wake_issuer: whose they are")
+    return WakeTrust(table.wake_issuer, table.wake_audience, secret or None, table.wake_public_key)
+
+
+def _read(file: Path) -> _Table:
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        return msgspec.convert(found, _File).instructions
+    except FileNotFoundError:
+        return _Table()
+    except (OSError, ValueError) as error:
+        reason = str(error) if isinstance(error, msgspec.ValidationError) else "it cannot be read"
+        raise UserError(f"{file}: {reason}") from error

@@ -1,0 +1,338 @@
+"""What is said and told about instructions over HTTP."""
+
+from typing import Annotated
+
+import msgspec
+
+from holdfast.instructions.publication import GivenApproval
+from holdfast.instructions.values import Entry, MigrationMode
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(max_length=400)]
+Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=200)]
+
+
+class OneAgent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+
+
+class StubQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    profile: str = "generic"
+
+
+class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left out is as it was at first."""
+
+    agent_id: str
+    role: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    shortname: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    supervisors: Names = ()
+    heartbeat_contract: Annotated[str, msgspec.Meta(max_length=600)] | None = None
+    always_rules: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=20_000)], ...], msgspec.Meta(max_length=50)
+    ] = ()
+    sensitive: bool = False
+
+
+class AgentTold(msgspec.Struct, frozen=True):
+    agent_id: str
+    deployment: str
+    role: str
+    shortname: str | None
+    supervisors: tuple[str, ...]
+    heartbeat_contract: str
+    always_rules: tuple[str, ...]
+    sensitive: bool
+    warnings: tuple[str, ...]
+
+
+class UnitWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fact_uri: str
+    content: str
+    authored_by: str | None = None
+    derived_from: Annotated[str, msgspec.Meta(max_length=600)] | None = None
+    signature: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+
+
+class CoverageLine(msgspec.Struct, frozen=True, kw_only=True):
+    unit: str
+    coverage_pct: float | None
+    passed: bool
+    status: str
+    scaled_pct: float | None
+    chance: float
+    skipped: bool
+    failures: tuple[dict[str, str | None], ...]
+
+
+class UnitTold(msgspec.Struct, frozen=True):
+    fact_uri: str
+    content_sha256: str
+    tokens: int
+    status: str
+    coverage: CoverageLine | None = None
+
+
+class ManifestWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    version: Name
+    entries: tuple[Entry, ...]
+    skip_coverage_gate: bool = False
+    migration_mode: MigrationMode | None = None
+    approvals: Annotated[tuple[GivenApproval, ...], msgspec.Meta(max_length=200)] = ()
+
+
+class ManifestPublished(msgspec.Struct, frozen=True):
+    fact_uri: str
+    token_count: int
+    coverage_report: tuple[CoverageLine, ...]
+    warnings: tuple[str, ...]
+
+
+class ManifestTold(msgspec.Struct, frozen=True):
+    manifest_version: str
+    fact_uri: str
+    token_count: int
+    entries: tuple[dict[str, object], ...]
+    last_updated_at: str
+    embedding_model_version: str
+    migration_mode: str
+
+
+class RecallAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    intent: str = ""
+    max_chunks: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
+    token_budget: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2000
+    manifest_hint: Names = ()
+    heartbeat_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    explain: bool = False
+    floor: bool | None = None
+
+
+class Weighting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`vector` is another name for `semantic`."""
+
+    lexical: float = 0.0
+    semantic: float | None = None
+    vector: float | None = None
+    graph: float = 0.0
+
+
+class ScopeRecall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`query` is another name for `intent`."""
+
+    scope: str
+    intent: str | None = None
+    query: str | None = None
+    max_facts: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
+    token_budget: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2000
+    weights: Weighting | None = None
+    require_garden_ids: Names = ()
+    explain: bool = False
+    floor: bool | None = None
+
+
+class StageTold(msgspec.Struct, frozen=True):
+    stage: str
+    fit: float
+    added: float
+
+
+class WhyTold(msgspec.Struct, frozen=True):
+    picked_as: str
+    relevance: float
+    stages: tuple[StageTold, ...]
+    matched_terms: tuple[str, ...]
+    links: tuple[str, ...]
+    lifted: bool
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    fact_uri: str | None
+    content: str
+    tokens: int
+    valid_until: str | None
+    version: str | None
+    score: float
+    source: str
+    why: WhyTold | None = None
+
+
+class DroppedTold(msgspec.Struct, frozen=True):
+    name: str
+    reason: str
+    score: float
+
+
+class RecallTold(msgspec.Struct, frozen=True, kw_only=True):
+    chunks: tuple[Chunk, ...]
+    total_tokens: int
+    truncated: bool
+    missed_hints: tuple[str, ...]
+    dropped_hints: tuple[str, ...]
+    unavailable: tuple[str, ...]
+    audit_token: str
+    snapshot_id: str
+    embedding_model_version: str
+    dropped: tuple[DroppedTold, ...] | None = None
+
+
+class AuditClose(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    audit_token: str = ""
+    used_chunks: Names = ()
+    missed_chunks: Names = ()
+
+
+class CoverageUnitTold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`coverage_status` is for admins."""
+
+    name: str
+    coverage_pct: float | None
+    hit_at_10: float | None
+    probe_count: int
+    last_evaluated_at: str
+    coverage_status: str | None = None
+
+
+class CoverageTold(msgspec.Struct, frozen=True, kw_only=True):
+    manifest_version: str
+    embedding_model_version: str
+    evaluated_at: str
+    kind: str
+    skipped: bool
+    stale: bool
+    recert_due: str | None
+    units: tuple[CoverageUnitTold, ...]
+
+
+class ApprovalTold(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    unit: str | None
+    version: str | None
+    authored_by: str
+    authored_at: str
+    reason: str
+
+
+class ApprovalRecorded(msgspec.Struct, frozen=True):
+    approval: ApprovalTold
+    activated: tuple[str, ...]
+
+
+class ApprovalWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    agent_id: str
+    kind: str
+    unit: Name | None = None
+    version: Name | None = None
+    authored_by: Name | None = None
+    authored_at: Name | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=4000)] = ""
+    signature: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+
+
+class ApprovalsTold(msgspec.Struct, frozen=True):
+    approvals: tuple[ApprovalTold, ...]
+
+
+class SignerWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    public_key: Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class SignerTold(msgspec.Struct, frozen=True):
+    entity: str
+    public_key: str
+
+
+class HeartbeatAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    wake_token: str = ""
+    profile: str = "generic"
+
+
+class PreloadTold(msgspec.Struct, frozen=True):
+    name: str
+    fact_uri: str | None
+    content: str
+    tokens: int
+    version: str | None
+    source: str
+
+
+class WarningTold(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    unit: str | None
+
+
+class HeartbeatTold(msgspec.Struct, frozen=True, kw_only=True):
+    heartbeat_id: str
+    session_start: str
+    stub: str
+    preloads: tuple[PreloadTold, ...]
+    warnings: tuple[WarningTold, ...]
+    total_tokens: int
+    audit_token: str
+
+
+class AuditQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 7
+
+
+class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    agent_id: str
+    heartbeat_id: str
+    session_start: str
+    intent: str
+    loaded_chunks: tuple[str, ...]
+    used_chunks: tuple[str, ...]
+    missed_chunks: tuple[str, ...]
+    audit_token: str
+    audit_closed: str | None
+    created_at: str
+    event_type: str
+    loaded: tuple[dict[str, object], ...]
+    detail: dict[str, object]
+
+
+class AuditTold(msgspec.Struct, frozen=True):
+    records: tuple[AuditLine, ...]
+
+
+class MeasureQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    k: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
+    days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 7
+
+
+class ReplayAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    audit_token: str
+
+
+class ProbeWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    probe_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    intent: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
+    required_units: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=50)]
+    k: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
+
+
+class ProbeTold(msgspec.Struct, frozen=True):
+    probe_id: str
+    intent: str
+    required_units: tuple[str, ...]
+    k: int
+    coverage_at_k: float | None
+    hit: bool | None
+
+
+class ProbesTold(msgspec.Struct, frozen=True):
+    probes: tuple[ProbeTold, ...]
+    coverage_at_k: float | None
+    hit_at_k: float | None

@@ -1,0 +1,389 @@
+"""The routes about instructions: agents, units, manifests, stubs, recall, heartbeats, audit, coverage."""
+
+import msgspec
+
+from holdfast.errors import StoreError, UserError
+from holdfast.instructions.addresses import garden_of
+from holdfast.instructions.asking import Answered, ask, close
+from holdfast.instructions.callers import Caller, check_may_recall, check_own, denied
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.heartbeat import boot_stub, wake
+from holdfast.instructions.library import Library, new_agent
+from holdfast.instructions.publication import Draft
+from holdfast.instructions.publishing import Publication, publish
+from holdfast.instructions.recall import Picked, Question
+from holdfast.instructions.stub import BODY_TOKENS_WARN, check_stub, contract_of
+from holdfast.instructions.times import maybe_told_time, told_time
+from holdfast.instructions.values import Entry, UnitCoverage
+from holdfast.instructions.writing import GivenUnit, write_unit
+from holdfast.retrieval.fusion import Weights
+from holdfast.service import instruction_reviews
+from holdfast.service.instruction_routes import instruction_route
+from holdfast.service.instruction_values import (
+    AgentSettings,
+    AgentTold,
+    AuditClose,
+    Chunk,
+    CoverageLine,
+    DroppedTold,
+    HeartbeatAsk,
+    HeartbeatTold,
+    ManifestPublished,
+    ManifestTold,
+    ManifestWrite,
+    OneAgent,
+    PreloadTold,
+    RecallAsk,
+    RecallTold,
+    ScopeRecall,
+    StageTold,
+    StubQuery,
+    UnitTold,
+    UnitWrite,
+    WarningTold,
+    Weighting,
+    WhyTold,
+)
+from holdfast.service.routes import Answer, Route
+
+MARKDOWN = "text/markdown; charset=utf-8"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def put_agent(library: Library, caller: Caller, request: AgentSettings) -> AgentTold:
+    known = library.records.agent(request.agent_id)
+    agent = known or new_agent(library, request.agent_id)
+    if request.shortname is not None:
+        new_agent(library, request.shortname)
+    agent = msgspec.structs.replace(
+        agent,
+        role=request.role,
+        shortname=request.shortname,
+        supervisors=request.supervisors,
+        heartbeat_contract=request.heartbeat_contract,
+        always_rules=request.always_rules,
+        sensitive=request.sensitive,
+    )
+    tokens = check_stub(agent, library.records.manifest(agent.id))
+    if not library.records.put_agent(agent):
+        raise InstructionError("shortname_taken", "another agent has this name")
+    warnings = (f"the boot stub has {tokens} tokens, over {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
+    return AgentTold(
+        agent.id,
+        agent.deployment,
+        agent.role,
+        agent.shortname,
+        agent.supervisors,
+        contract_of(agent),
+        agent.always_rules,
+        agent.sensitive,
+        warnings,
+    )
+
+
+def put_unit(library: Library, caller: Caller, request: UnitWrite) -> Answer:
+    given = GivenUnit(request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature)
+    done = write_unit(library, given, caller)
+    coverage = _line(done.coverage) if done.coverage else None
+    told = UnitTold(done.fact_uri, done.content_sha256, done.tokens, done.status, coverage)
+    return Answer(_encode(told), status=201 if done.is_new else 200)
+
+
+def get_stub(library: Library, caller: Caller, request: StubQuery) -> Answer:
+    agent = library.records.agent(request.agent_id)
+    check_own(caller, request.agent_id, agent)
+    stub = boot_stub(library, request.agent_id, agent, request.profile)
+    headers = {
+        "x-stub-version": str(stub.stub_version),
+        "x-manifest-version": stub.manifest_version,
+        "x-token-count": str(stub.token_count),
+        "x-body-token-count": str(stub.body_token_count),
+    }
+    return Answer(stub.body.encode(), MARKDOWN, headers=headers)
+
+
+def get_manifest(library: Library, caller: Caller, request: OneAgent) -> ManifestTold:
+    agent = library.records.agent(request.agent_id)
+    check_own(caller, request.agent_id, agent)
+    agent, shelf = library.shelf(request.agent_id, agent)
+    manifest = shelf.manifest
+    return ManifestTold(
+        manifest.version,
+        manifest.fact_uri,
+        manifest.token_count,
+        tuple(map(_entry_told, manifest.body)),
+        told_time(manifest.created_at),
+        shelf.index.embedding_model_version,
+        manifest.migration_mode,
+    )
+
+
+def put_manifest(library: Library, caller: Caller, request: ManifestWrite) -> ManifestPublished:
+    draft = Draft(request.version, request.entries, request.migration_mode)
+    publication = Publication(
+        agent_id=request.agent_id,
+        draft=draft,
+        skip_coverage_gate=request.skip_coverage_gate,
+        approvals=request.approvals,
+    )
+    done = publish(library, publication, caller)
+    lines = tuple(_line(one, skipped=done.skipped) for one in done.coverage)
+    return ManifestPublished(done.manifest.fact_uri, done.manifest.token_count, lines, done.warnings)
+
+
+def recall_instruction(library: Library, caller: Caller, request: RecallAsk) -> RecallTold:
+    question = Question(
+        intent=request.intent,
+        max_chunks=request.max_chunks,
+        token_budget=request.token_budget,
+        manifest_hint=request.manifest_hint,
+        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+    )
+    return _recalled(
+        library, caller, request.agent_id, question, heartbeat_id=request.heartbeat_id, explain=request.explain
+    )
+
+
+def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> RecallTold:
+    scheme, _, rest = request.scope.partition(":")
+    parts = rest.split("/")
+    if len(parts) == 3 and parts[1] == "agent":
+        del parts[1]
+    if scheme != "instruction" or len(parts) != 2 or not all(parts):
+        raise InstructionError("invalid_scope", "this recall is for scopes such as instruction:{deployment}/{agent}")
+    deployment, said = parts
+    agent = library.records.agent(said)
+    check_may_recall(caller, said, agent)
+    gardens = {garden_of(library.settings.deployment, name) for name in (said, agent.id if agent else said)}
+    if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
+        raise denied()
+    question = Question(
+        intent=request.intent if request.intent is not None else request.query or "",
+        max_chunks=request.max_facts,
+        token_budget=request.token_budget,
+        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+        weights=_weights(request.weights),
+    )
+    return _recalled(library, caller, said, question, heartbeat_id=None, explain=request.explain)
+
+
+def _recalled(
+    library: Library, caller: Caller, said: str, question: Question, *, heartbeat_id: str | None, explain: bool
+) -> RecallTold:
+    try:
+        agent = library.records.agent(said)
+        check_may_recall(caller, said, agent)
+        if not question.intent.strip():
+            raise InstructionError("intent_required", "say in `intent` what you are about to do")
+        agent, shelf = library.shelf(said, agent)
+        answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id)
+    except StoreError as error:
+        raise InstructionError("recall_backend_unavailable", "the store cannot be used now; try again") from error
+    return _recall_told(answered, explain=explain)
+
+
+def close_audit(library: Library, caller: Caller, request: AuditClose) -> Answer:
+    if not caller.is_admin and caller.agent_name is None:
+        raise denied()
+    close(library, request.audit_token, caller, used=request.used_chunks, missed=request.missed_chunks)
+    return Answer(b"", status=204)
+
+
+def begin_heartbeat(library: Library, caller: Caller, request: HeartbeatAsk) -> HeartbeatTold:
+    agent = library.records.agent(request.agent_id)
+    check_own(caller, request.agent_id, agent)
+    done = wake(library, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile)
+    return HeartbeatTold(
+        heartbeat_id=done.heartbeat_id,
+        session_start=told_time(done.session_start),
+        stub=done.stub.body,
+        preloads=tuple(
+            PreloadTold(
+                one.name,
+                one.content.fact_uri,
+                one.content.text,
+                one.content.tokens,
+                one.content.version,
+                "task_type_preload" if one.content.source == "stigmem" else one.content.source,
+            )
+            for one in done.preloads
+        ),
+        warnings=tuple(WarningTold(one.code, one.message, one.unit) for one in done.warnings),
+        total_tokens=done.total_tokens,
+        audit_token=done.audit_token,
+    )
+
+
+def _weights(given: Weighting | None) -> Weights:
+    if given is None:
+        return Weights()
+    semantic = given.semantic if given.semantic is not None else given.vector
+    try:
+        return Weights(given.lexical, semantic or 0.0, given.graph)
+    except UserError as error:
+        raise InstructionError("invalid_weights", str(error)) from error
+
+
+def _line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageLine:
+    return CoverageLine(
+        unit=unit.unit,
+        coverage_pct=unit.coverage_pct,
+        passed=unit.passed,
+        status=unit.status,
+        scaled_pct=unit.scaled_pct,
+        chance=unit.chance,
+        skipped=skipped,
+        failures=tuple({"query": one.query, "taken_by": one.taken_by} for one in unit.failures),
+    )
+
+
+def _entry_told(entry: Entry) -> dict[str, object]:
+    """All fields of the contract, those that were left out too."""
+    triggers = entry.load_triggers
+    told: dict[str, object] = {
+        "name": entry.name,
+        "description": entry.description,
+        "required_by_task_types": entry.required_by_task_types,
+        "guarantee_load": entry.guarantee_load,
+        "load_triggers": {
+            "intents": triggers.intents,
+            "keywords": triggers.keywords,
+            "task_types": triggers.task_types,
+        },
+        "fact_uri": entry.fact_uri,
+        "path": entry.path,
+        "token_estimate": entry.token_estimate,
+    }
+    return told | ({"force_position": entry.force_position} if entry.force_position else {})
+
+
+def _recall_told(answered: Answered, *, explain: bool) -> RecallTold:
+    recalled = answered.recalled
+    dropped = tuple(DroppedTold(one.name, one.reason, one.score) for one in recalled.dropped)
+    return RecallTold(
+        chunks=tuple(_chunk(one, explain=explain) for one in recalled.chunks),
+        total_tokens=recalled.total_tokens,
+        truncated=recalled.truncated,
+        missed_hints=recalled.missed_hints,
+        dropped_hints=recalled.dropped_hints,
+        unavailable=recalled.unavailable,
+        audit_token=answered.audit_token,
+        snapshot_id=answered.snapshot_id,
+        embedding_model_version=answered.embedding_model_version,
+        dropped=dropped if explain else None,
+    )
+
+
+def _chunk(picked: Picked, *, explain: bool) -> Chunk:
+    why = picked.why
+    told = None
+    if explain and why is not None:
+        stages = tuple(StageTold(one.stage, one.fit, one.added) for one in why.stages)
+        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, why.lifted)
+    content = picked.content
+    return Chunk(
+        name=picked.name,
+        fact_uri=content.fact_uri,
+        content=content.text,
+        tokens=content.tokens,
+        valid_until=maybe_told_time(content.valid_until),
+        version=content.version,
+        score=picked.score,
+        source=content.source,
+        why=told,
+    )
+
+
+_AGENT = "/v1/agents/{agent_id}"
+
+ROUTES: tuple[Route, ...] = (
+    instruction_route(
+        "PUT",
+        _AGENT,
+        put_agent,
+        request=AgentSettings,
+        reply=AgentTold,
+        rule="admin",
+        summary="Say who an agent is, who supervises it, and what always holds for it.",
+        refusals=(409,),
+    ),
+    instruction_route(
+        "PUT",
+        "/v1/instruction/units",
+        put_unit,
+        request=UnitWrite,
+        reply=UnitTold,
+        rule="admin",
+        summary="Write a version of a unit; once.",
+        refusals=(409,),
+        successes=(200, 201),
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/boot-stub",
+        get_stub,
+        request=StubQuery,
+        summary="What the agent is told before anything else.",
+        content_type=MARKDOWN,
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-manifest",
+        get_manifest,
+        request=OneAgent,
+        reply=ManifestTold,
+        summary="The units that the agent can load.",
+    ),
+    instruction_route(
+        "PUT",
+        f"{_AGENT}/instruction-manifest",
+        put_manifest,
+        request=ManifestWrite,
+        reply=ManifestPublished,
+        rule="admin",
+        summary="Publish a manifest, if it passes every check.",
+        unfit=lambda field: "manifest_entry_invalid",
+        refusals=(409,),
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/recall-instruction",
+        recall_instruction,
+        request=RecallAsk,
+        reply=RecallTold,
+        summary="Load the units that fit an intent.",
+        unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
+        refusals=(503,),
+    ),
+    instruction_route(
+        "POST",
+        "/v1/recall",
+        recall_scope,
+        request=ScopeRecall,
+        reply=RecallTold,
+        summary="The same, for a scope and with weights.",
+        unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
+        refusals=(503,),
+    ),
+    instruction_route(
+        "POST",
+        "/v1/instruction/audit",
+        close_audit,
+        request=AuditClose,
+        summary="Say which of the loaded units were used, and which were missed.",
+        unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
+        successes=(204,),
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/heartbeat",
+        begin_heartbeat,
+        request=HeartbeatAsk,
+        reply=HeartbeatTold,
+        summary="Begin a heartbeat by the signed token of its trigger.",
+        unfit=lambda field: "wake_token_required",
+        refusals=(409, 503),
+    ),
+    *instruction_reviews.ROUTES,
+)

@@ -1,0 +1,313 @@
+"""Agents, units, manifests, audit and coverage in a database, whatever the engine."""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import StoreError
+from holdfast.instructions.addresses import SHARED, SKILL
+from holdfast.instructions.values import (
+    Agent,
+    Approval,
+    AuditRecord,
+    CoverageRun,
+    Manifest,
+    Probe,
+    Signer,
+    Stub,
+    UnitVersion,
+)
+from holdfast.stores.instructions_tables import Table
+from holdfast.stores.queries import Cell
+from holdfast.stores.records import Changes, Fetch
+from holdfast.stores.steps import Step
+from holdfast.stores.together import Together
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+class InstructionTables(msgspec.Struct, frozen=True):
+    mark: str
+    schema: str
+    agents: Table[Agent]
+    units: Table[UnitVersion]
+    manifests: Table[Manifest]
+    audit: Table[AuditRecord]
+    stubs: Table[Stub]
+    approvals: Table[Approval]
+    coverage: Table[CoverageRun]
+    probes: Table[Probe]
+    signers: Table[Signer]
+
+
+@cache
+def instruction_tables(mark: str, *, schema: str = "") -> InstructionTables:
+    def table(name: str, row: type[Row], *nested: str) -> Table[Row]:
+        return Table(name, row, nested=nested, mark=mark, schema=schema)
+
+    return InstructionTables(
+        mark,
+        schema,
+        agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
+        units=table("instruction_units", UnitVersion),
+        manifests=table("instruction_manifests", Manifest, "body", "provenance"),
+        audit=table("instruction_audit", AuditRecord, "loaded_chunks", "used_chunks", "missed_chunks", "detail"),
+        stubs=table("boot_stubs", Stub),
+        approvals=table("instruction_approvals", Approval),
+        coverage=table("instruction_coverage", CoverageRun, "units"),
+        probes=table("instruction_probes", Probe, "required_units"),
+        signers=table("instruction_signers", Signer),
+    )
+
+
+class DatabaseInstructions:
+    def __init__(self, tables: InstructionTables, fetch: Fetch, changes: Changes) -> None:
+        self._tables = tables
+        self._fetch = fetch
+        self._changes = changes
+        self._together = Together(partial(changes.change_all, synced=False))
+
+    def agent(self, name: str) -> Agent | None:
+        found = self._rows(self._tables.agents, "WHERE id = ? OR shortname = ?", name, name)
+        return next((one for one in found if one.id == name), found[0] if found else None)
+
+    def agents(self) -> tuple[Agent, ...]:
+        return self._rows(self._tables.agents, "ORDER BY id")
+
+    def put_agent(self, agent: Agent) -> bool:
+        table = self._tables.agents
+        # An id and a shortname are one space of names: neither may be taken for the other.
+        for one in self._rows(
+            table,
+            "WHERE id <> ? AND (id = ? OR shortname = ? OR shortname = ?)",
+            agent.id,
+            agent.shortname or "",
+            agent.shortname,
+            agent.id,
+        ):
+            del one
+            return False
+        changed = ", ".join(
+            f"{name} = excluded.{name}" for name in table.columns if name not in ("id", "created_at", "revision")
+        )
+        statement = f"{table.insert} ON CONFLICT (id) DO UPDATE SET {changed}"
+        return self._changes.change_all(
+            [Step(statement, table.cells(agent)), self._bump(agent.id), self._forget_stubs(agent.id)]
+        )
+
+    def unit(self, uri: str) -> UnitVersion | None:
+        return next(iter(self._rows(self._tables.units, "WHERE uri = ?", uri)), None)
+
+    def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
+        return self._rows(self._tables.units, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
+
+    def units_at(self, owners: Sequence[str], at: int) -> tuple[UnitVersion, ...]:
+        if not owners:
+            return ()
+        marks = ", ".join("?" * len(owners))
+        held = "status = 'active' AND created_at <= ? AND (valid_until IS NULL OR valid_until > ?)"
+        return self._rows(self._tables.units, f"WHERE agent_id IN ({marks}) AND {held} ORDER BY uri", *owners, at, at)
+
+    def add_unit(self, unit: UnitVersion, registers: Agent | None) -> bool:
+        table = self._tables.units
+        steps = [self._registration(registers)] if registers else []
+        steps.append(Step(table.insert, table.cells(unit)))
+        if unit.status == "active":
+            steps += self._takes_over(unit, unit.created_at)
+        return self._changes.change_all(steps)
+
+    def activate_unit(self, unit: UnitVersion, *, at: int) -> bool:
+        # It holds from now on, and not from when it was written.
+        active = self._said(
+            f"UPDATE {self._tables.units.name} SET status = 'active', created_at = ? "
+            "WHERE uri = ? AND status = 'pending'",
+            (at, unit.uri),
+            rows_min=1,
+        )
+        return self._changes.change_all([active, *self._takes_over(unit, at)])
+
+    def quarantine_unit(self, unit: UnitVersion, *, at: int) -> bool:
+        gone = self._said(
+            f"UPDATE {self._tables.units.name} SET status = 'quarantined' WHERE uri = ? AND status <> 'quarantined'",
+            (unit.uri,),
+            rows_min=1,
+        )
+        return self._changes.change_all([gone, self._bump(unit.agent_id)])
+
+    def manifest(self, agent_id: str) -> Manifest | None:
+        found = self._rows(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
+        return next(iter(found), None)
+
+    def manifest_at(self, agent_id: str, at: int) -> Manifest | None:
+        held = "created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)"
+        found = self._rows(
+            self._tables.manifests, f"WHERE agent_id = ? AND {held} ORDER BY created_at DESC LIMIT 1", agent_id, at, at
+        )
+        return next(iter(found), None)
+
+    def has_manifest_version(self, agent_id: str, version: str) -> bool:
+        return bool(self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version))
+
+    def publish(
+        self,
+        manifest: Manifest,
+        *,
+        over: str | None,
+        registers: Agent | None,
+        run: CoverageRun,
+        approvals: Sequence[Approval],
+        events: Sequence[AuditRecord],
+    ) -> bool:
+        tables = self._tables
+        steps = [self._registration(registers)] if registers else []
+        if over is not None:
+            ended = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
+            steps.append(self._said(ended, (manifest.created_at, over), rows_min=1))
+        steps.append(Step(tables.manifests.insert, tables.manifests.cells(manifest)))
+        steps.append(Step(tables.coverage.insert, tables.coverage.cells(run)))
+        steps += [Step(tables.approvals.insert, tables.approvals.cells(one)) for one in approvals]
+        steps += [Step(tables.audit.insert, tables.audit.cells(one)) for one in events]
+        steps += [self._bump(manifest.agent_id), self._forget_stubs(manifest.agent_id)]
+        return self._changes.change_all(steps)
+
+    def stub(self, agent_id: str, profile: str) -> Stub | None:
+        found = self._rows(self._tables.stubs, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
+        return next(iter(found), None)
+
+    def keep_stub(self, stub: Stub) -> None:
+        table = self._tables.stubs
+        changed = ", ".join(f"{name} = excluded.{name}" for name in table.columns)
+        self._changes.change(
+            f"{table.insert} ON CONFLICT (agent_id, adapter_profile) DO UPDATE SET {changed} "
+            f"WHERE {table.name}.cache_key <> excluded.cache_key",
+            table.cells(stub),
+        )
+
+    def add_audit(self, record: AuditRecord) -> None:
+        table = self._tables.audit
+        if not self._together.write(Step(table.insert, table.cells(record))):
+            raise StoreError("the audit record holds text that no database can keep")
+
+    def audit(self, token: str) -> AuditRecord | None:
+        return next(iter(self._rows(self._tables.audit, "WHERE audit_token = ?", token)), None)
+
+    def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
+        closed = self._said(
+            f"UPDATE {self._tables.audit.name} SET used_chunks = ?, missed_chunks = ?, audit_closed = ? "
+            "WHERE audit_token = ? AND audit_closed IS NULL",
+            (msgspec.json.encode(used).decode(), msgspec.json.encode(missed).decode(), at, token),
+            rows_min=1,
+        )
+        return self._changes.change_all([closed])
+
+    def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
+        return self._rows(
+            self._tables.audit, "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id", agent_id, since
+        )
+
+    def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:
+        found = self._rows(
+            self._tables.audit,
+            "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload' ORDER BY created_at LIMIT 1",
+            agent_id,
+            heartbeat_id,
+        )
+        return found[0].session_start if found else None
+
+    def add_approval(self, approval: Approval, *, registers: Agent) -> None:
+        table = self._tables.approvals
+        self._done([self._registration(registers), Step(table.insert, table.cells(approval))])
+
+    def approvals(self, agent_id: str) -> tuple[Approval, ...]:
+        return self._rows(self._tables.approvals, "WHERE agent_id = ? ORDER BY id", agent_id)
+
+    def coverage(self, agent_id: str) -> CoverageRun | None:
+        current = f"(SELECT version FROM {self._tables.manifests.name} WHERE agent_id = ? AND superseded_at IS NULL)"
+        found = self._rows(
+            self._tables.coverage,
+            f"WHERE agent_id = ? AND manifest_version = {current} ORDER BY finished_at DESC, id DESC LIMIT 1",
+            agent_id,
+            agent_id,
+        )
+        return next(iter(found), None)
+
+    def add_coverage(self, run: CoverageRun) -> None:
+        table = self._tables.coverage
+        self._done([Step(table.insert, table.cells(run)), self._bump(run.agent_id)])
+
+    def probes(self, agent_id: str) -> tuple[Probe, ...]:
+        return self._rows(self._tables.probes, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
+
+    def put_probe(self, probe: Probe) -> None:
+        table = self._tables.probes
+        changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
+        self._changes.change(
+            f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.cells(probe)
+        )
+
+    def signers(self) -> tuple[Signer, ...]:
+        return self._rows(self._tables.signers, "ORDER BY entity, public_key")
+
+    def add_signer(self, signer: Signer) -> None:
+        table = self._tables.signers
+        self._changes.change(f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.cells(signer))
+
+    def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
+        table = f"{self._tables.schema}instruction_wakes"
+        return self._changes.change_all(
+            [
+                self._said(f"DELETE FROM {table} WHERE expires_at < ?", (at,)),
+                self._said(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
+            ]
+        )
+
+    def encoder(self) -> str | None:
+        query = f"SELECT value FROM {self._tables.schema}settings WHERE name = 'instruction_encoder'"
+        return next((str(value) for (value,) in self._fetch(query, ())), None)
+
+    def set_encoder(self, encoder: str) -> None:
+        said = self._said(
+            f"INSERT INTO {self._tables.schema}settings (name, value) VALUES ('instruction_encoder', ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (encoder,),
+        )
+        self._changes.change(said.statement, said.cells)
+
+    def _rows(self, table: Table[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
+        found = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
+        return tuple(map(table.row, found))
+
+    def _said(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> Step:
+        return Step(statement.replace("?", self._tables.mark), cells, rows_min)
+
+    def _done(self, steps: Sequence[Step]) -> None:
+        """Nothing of this kind stands in the way of anything: what is refused is a fault."""
+        if not self._changes.change_all(steps):
+            raise StoreError("what was to be written cannot be kept")
+
+    def _takes_over(self, unit: UnitVersion, at: int) -> list[Step]:
+        """Those before it end when it begins, and what was found about the manifest is stale."""
+        ended = (
+            f"UPDATE {self._tables.units.name} SET valid_until = ? "
+            "WHERE agent_id = ? AND name = ? AND uri <> ? AND status = 'active' AND valid_until IS NULL"
+        )
+        stale = f"UPDATE {self._tables.coverage.name} SET stale = 1 WHERE agent_id = ?"
+        return [
+            self._said(ended, (at, unit.agent_id, unit.name, unit.uri)),
+            self._said(stale, (unit.agent_id,)),
+            self._bump(unit.agent_id),
+        ]
+
+    def _registration(self, agent: Agent) -> Step:
+        return Step(f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.cells(agent))
+
+    def _bump(self, owner: str) -> Step:
+        """What many share changes for all of them."""
+        for_all = owner == SHARED or owner.startswith(f"{SKILL}/")
+        raised = f"UPDATE {self._tables.agents.name} SET revision = revision + 1"
+        return Step(raised, ()) if for_all else self._said(f"{raised} WHERE id = ?", (owner,))
+
+    def _forget_stubs(self, agent_id: str) -> Step:
+        return self._said(f"DELETE FROM {self._tables.stubs.name} WHERE agent_id = ?", (agent_id,))

@@ -1,0 +1,1 @@
+"""The service as its clients see it, over HTTP and on each store."""

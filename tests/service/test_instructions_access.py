@@ -1,0 +1,132 @@
+"""Who may do what with the instructions of whom: every route, every kind of key, each store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.service.table import ROUTES
+from holdfast.stores.memory import MemoryStore
+from instruction_places import AGENT, Place, place
+from served_service import serving_store
+
+ABOUT = tuple(one for one in ROUTES if one.path.startswith("/v1/"))
+
+HOLDERS = ("nobody", "itself", "prefixed", "peer", "supervisor", "read", "admin", "revoked")
+
+ADMINS = ("admin",)
+OWN = ("itself", "admin")
+RECALL = ("itself", "supervisor", "admin")
+AGENTS = ("itself", "prefixed", "peer", "supervisor", "admin")
+
+A = "/v1/agents/{agent_id}"
+MAY: dict[tuple[str, str], tuple[str, ...]] = {
+    ("PUT", A): ADMINS,
+    ("PUT", "/v1/instruction/units"): ADMINS,
+    ("PUT", "/v1/instruction/signer"): ADMINS,
+    ("GET", f"{A}/boot-stub"): OWN,
+    ("GET", f"{A}/instruction-manifest"): OWN,
+    ("PUT", f"{A}/instruction-manifest"): ADMINS,
+    ("POST", f"{A}/recall-instruction"): RECALL,
+    ("POST", "/v1/recall"): RECALL,
+    ("POST", f"{A}/heartbeat"): OWN,
+    # Whose record it is is judged by the token; those of others are unknown.
+    ("POST", "/v1/instruction/audit"): AGENTS,
+    ("GET", f"{A}/instruction-manifest/coverage"): OWN,
+    ("POST", f"{A}/instruction-manifest/coverage"): ADMINS,
+    ("GET", f"{A}/approvals"): ADMINS,
+    ("POST", f"{A}/approvals"): ADMINS,
+    ("GET", f"{A}/instruction-audit"): ADMINS,
+    ("GET", f"{A}/instruction-measures"): ADMINS,
+    ("POST", f"{A}/instruction-replay"): ADMINS,
+    ("GET", f"{A}/instruction-probes"): ADMINS,
+    ("PUT", f"{A}/instruction-probes"): ADMINS,
+}
+
+BODIES: dict[str, dict[str, object]] = {
+    A: {"role": "CTO", "supervisors": ["boss"]},
+    "/v1/recall": {"scope": f"instruction:local/{AGENT}", "intent": "claim a ticket"},
+    f"{A}/recall-instruction": {"intent": "claim a ticket"},
+    "/v1/instruction/audit": {"audit_token": "audi_none"},
+}
+
+
+class Held:
+    def __init__(self, at: Place) -> None:
+        self.at = at
+        at.furnish()
+        assert at.of_agent("PUT", "", {"role": "CTO", "supervisors": ["boss"]}).status == 200
+        revoked = at.client.key("admin", expires_at=at.clock() + 1_000_000)
+        at.client.service.records.revoke_key(revoked.split("_")[1], at=1.0)
+        self.keys = {
+            "nobody": None,
+            "itself": at.agent_key,
+            "prefixed": at.client.key(f"agent:{AGENT[:-1]}"),
+            "peer": at.client.key("agent:other"),
+            "supervisor": at.client.key("agent:boss"),
+            "read": at.client.key("read"),
+            "admin": at.ann,
+            "revoked": revoked,
+        }
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    with place(request.param, tmp_path_factory.mktemp("held")) as at:
+        yield Held(at)
+
+
+def test_the_matrix_has_every_route_about_instructions() -> None:
+    assert {(one.method, one.path) for one in ABOUT} == MAY.keys()
+    assert not any(one.keyless for one in ABOUT)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize(("method", "path"), MAY, ids=lambda part: str(part))
+def test_only_those_who_may_get_past_the_door(held: Held, method: str, path: str, holder: str) -> None:
+    key = held.keys[holder]
+    body = None if method == "GET" else BODIES.get(path, {})
+    answered = held.at.client.ask(method, path.replace("{agent_id}", AGENT), body, key=key)
+    if holder in ("nobody", "revoked"):
+        assert (answered.status, answered.code) == (401, "key_required" if key is None else "invalid_key")
+    elif holder in MAY[method, path]:
+        assert answered.status in (200, 204, 400)
+    else:
+        assert (answered.status, answered.code) == (403, "instruction_scope_denied")
+
+
+@pytest.mark.parametrize(("method", "path"), [key for key in MAY if "{agent_id}" in key[1]], ids=str)
+def test_whoever_may_not_cannot_learn_which_agents_there_are(held: Held, method: str, path: str) -> None:
+    body = None if method == "GET" else BODIES.get(path, {})
+    peer = held.keys["peer"]
+    there, nowhere = (
+        held.at.client.ask(method, path.replace("{agent_id}", agent), body, key=peer)
+        for agent in (AGENT, "nobody-such")
+    )
+    assert (there.status, there.body) == (nowhere.status, nowhere.body)
+
+
+def test_a_shortname_is_the_agent_itself_and_is_nobody_elses(held: Held) -> None:
+    settings = {"role": "CTO", "shortname": "cto", "supervisors": ["boss"]}
+    assert held.at.of_agent("PUT", "", settings).status == 200
+    cto = held.at.client.key("agent:cto")
+    assert held.at.of_agent("GET", "/instruction-manifest", key=cto).status == 200
+    assert held.at.ask("GET", "/v1/agents/cto/boot-stub", key=held.at.agent_key).status == 200
+    assert held.at.ask("PUT", "/v1/agents/other", {"shortname": "cto"}).code == "shortname_taken"
+    assert held.at.ask("PUT", "/v1/agents/other", {"shortname": AGENT}).code == "shortname_taken"
+
+
+def test_where_instructions_are_switched_off_the_answer_says_so() -> None:
+    with serving_store(MemoryStore()) as client:
+        admin = client.key("admin")
+        for one in ABOUT:
+            body: object = None if one.method == "GET" else {}
+            answered = client.ask(one.method, one.path.replace("{agent_id}", "a1"), body, key=admin)
+            assert (answered.status, answered.code) == (404, "instructions_disabled")
+
+
+def test_no_key_is_needed_nowhere_not_even_before_there_is_one(tmp_path: Path) -> None:
+    with place("sqlite", tmp_path) as at:
+        for one in ABOUT:
+            body: object = None if one.method == "GET" else {}
+            assert at.client.ask(one.method, one.path.replace("{agent_id}", "a1"), body).code == "key_required"

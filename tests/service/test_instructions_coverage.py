@@ -1,0 +1,158 @@
+"""Coverage: who sees what of it, when it is measured, curated probes, and the encoder that must pass first."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.instructions.certifying import activate_encoder, run_due
+from holdfast.instructions.values import CoverageRun, UnitCoverage
+from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
+from served_service import serving_store
+
+COVERAGE = "/instruction-manifest/coverage"
+DAY_SECONDS = 86_400
+
+
+def test_only_admins_see_the_label(furnished: Place) -> None:
+    own = furnished.of_agent("GET", COVERAGE, key=furnished.agent_key).json
+    told = furnished.of_agent("GET", COVERAGE).json
+    assert own["manifest_version"] == told["manifest_version"] == "v1"
+    assert own["embedding_model_version"].startswith("wordllama-")
+    assert {unit["name"] for unit in own["units"]} == set(UNITS)
+    assert all("coverage_status" not in unit for unit in own["units"])
+    assert {unit["coverage_status"] for unit in told["units"]} == {"ok"}
+
+
+def test_there_is_no_report_before_there_is_a_manifest(at: Place) -> None:
+    answered = at.of_agent("GET", COVERAGE, key=at.agent_key)
+    assert (answered.status, answered.code) == (404, "manifest_not_found")
+
+
+def test_a_unit_that_is_seldom_found_is_critical_and_lifted(furnished: Place) -> None:
+    before = furnished.recall("claim a ticket", floor=False, max_chunks=5, explain=True).json["chunks"]
+    low = UnitCoverage(unit="code-review", coverage_pct=0.5, passed=False, hit_at_10=0.3, probe_count=20)
+    none = UnitCoverage(unit="budget-rules", coverage_pct=None, passed=True)
+    furnished.clock.advance(60)
+    now = furnished.library.now()
+    furnished.library.records.add_coverage(
+        CoverageRun(
+            id="coverage_x",
+            agent_id=AGENT,
+            manifest_version="v1",
+            model_id="m",
+            kind="daily",
+            started_at=now,
+            finished_at=now,
+            units=(low, none),
+        )
+    )
+    told = {unit["name"]: unit["coverage_status"] for unit in furnished.of_agent("GET", COVERAGE).json["units"]}
+    assert told == {"code-review": "coverage_critical", "budget-rules": "not_evaluated"}
+    after = furnished.recall("claim a ticket", floor=False, max_chunks=5, explain=True).json["chunks"]
+    scores = {chunk["name"]: chunk["score"] for chunk in before}
+    lifted = {chunk["name"]: (chunk["score"] - scores[chunk["name"]], chunk["why"]["lifted"]) for chunk in after}
+    assert lifted["code-review"] == (pytest.approx(0.139762, abs=1e-5), True)
+    assert lifted["checkout-procedure"] == (0, False)
+
+
+def test_what_is_a_day_old_is_measured_again(furnished: Place) -> None:
+    assert run_due(furnished.library) == ()
+    furnished.clock.advance(DAY_SECONDS)
+    assert run_due(furnished.library) == (AGENT,)
+    assert run_due(furnished.library) == ()
+    assert furnished.of_agent("GET", COVERAGE).json["kind"] == "daily"
+
+
+def test_a_service_measures_what_is_due_without_being_asked(tmp_path: Path) -> None:
+    with place("sqlite", tmp_path) as at:
+        at.furnish()
+    at.clock.advance(DAY_SECONDS)
+    with opened_store("sqlite", tmp_path) as store:
+        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+        with serving_store(store, clock=at.clock, library=library):
+            pass
+        run = library.records.coverage(AGENT)
+        assert run is not None
+        assert run.kind == "daily"
+
+
+def test_a_skipped_gate_is_made_up_for_within_seven_days(at: Place) -> None:
+    for name in UNITS:
+        at.write(name)
+    assert at.publish(skip_coverage_gate=True).status == 200
+    at.clock.advance(2 * DAY_SECONDS)
+    assert run_due(at.library) == (AGENT,)
+    report = at.of_agent("GET", COVERAGE).json
+    assert (report["kind"], report["skipped"], report["recert_due"]) == ("recert", False, None)
+    assert at.records("recert")[0]["detail"]["units"] == []
+
+
+def test_curated_probes_say_whether_they_find_what_they_must(furnished: Place) -> None:
+    good = {"probe_id": "p1", "intent": "claim a ticket", "required_units": ["checkout-procedure"], "k": 1}
+    bad = {"probe_id": "p2", "intent": "claim a ticket", "required_units": ["checkout-procedure", "none"], "k": 3}
+    worse = {"probe_id": "p3", "intent": "claim a ticket", "required_units": ["none"]}
+    for probe in (good, bad, worse):
+        assert furnished.of_agent("PUT", "/instruction-probes", probe).status == 200
+    told = furnished.of_agent("GET", "/instruction-probes").json
+    assert [(one["coverage_at_k"], one["hit"]) for one in told["probes"]] == [(1.0, True), (0.5, True), (0.0, False)]
+    assert told["coverage_at_k"] == pytest.approx(0.5)
+    assert told["hit_at_k"] == pytest.approx(2 / 3)
+    assert furnished.of_agent("PUT", "/instruction-probes", {**good, "required_units": []}).code == "invalid_body"
+
+
+def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path: Path) -> None:
+    listed = [
+        entry("code-review", load_triggers={"intents": ["write release notes", "announce a new version"]}),
+        entry("release-notes"),
+        entry("budget-rules"),
+    ]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with place("sqlite", tmp_path / "a") as at:
+        for name in UNITS:
+            at.write(name)
+        published = at.publish(listed)
+        assert published.status == 200
+        line = published.json["coverage_report"][0]
+        assert line["coverage_pct"] >= 0.8 > line["scaled_pct"]
+        assert line["chance"] == 1.0
+        assert any("code-review: among the first 1" in one for one in published.json["warnings"])
+    with place("sqlite", tmp_path / "b", scaled_is_binding=True) as at:
+        for name in UNITS:
+            at.write(name)
+        assert at.publish(listed).code == "manifest_coverage_failure"
+
+
+def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> None:
+    with place("sqlite", tmp_path, encoder=None) as at:
+        assert activate_encoder(at.library, ("wordllama",)) == ()
+        at.furnish()
+        told = at.of_agent("GET", "/instruction-manifest").json
+        assert told["embedding_model_version"] == "none (lexical and graph only)"
+    with opened_store("sqlite", tmp_path) as store:
+        at.clock.advance(60)
+        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+        assert activate_encoder(library, ("wordllama",)) == ()
+        assert library.records.encoder() == library.shelves.encoder == "wordllama"
+        run = library.records.coverage(AGENT)
+        assert run is not None
+        assert run.kind == "recert"
+        assert run.model_id.startswith("wordllama-")
+
+
+def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
+    stray = [
+        entry(
+            "code-review", load_triggers={"intents": ["approve a purchase", "claim a ticket", "write release notes"]}
+        ),
+        *(entry(name) for name in UNITS if name != "code-review"),
+    ]
+    with place("sqlite", tmp_path, encoder=None) as at:
+        activate_encoder(at.library, ("wordllama",))
+        for name in UNITS:
+            at.write(name)
+        assert at.publish(stray, skip_coverage_gate=True).status == 200
+    with opened_store("sqlite", tmp_path) as store:
+        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+        assert activate_encoder(library, ("wordllama",)) == (AGENT,)
+        assert (library.records.encoder(), library.shelves.encoder) == ("none", None)
