@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.instructions.values import AuditRecord
 from instruction_places import AGENT, UNITS, Place, entry
 
 CLAIM = "claim a ticket"
@@ -98,6 +99,35 @@ def test_measures_are_counted_over_closed_records_of_the_window(furnished: Place
     furnished.clock.advance(8 * DAY_SECONDS)
     assert furnished.of_agent("GET", measures).json["recalls"] == 0
     assert furnished.of_agent("GET", f"{measures}?days=30").json["recalls"] == 4
+
+
+@pytest.mark.parametrize(
+    ("closed_count", "missed_count", "alerts"), [(99, 99, False), (100, 15, False), (100, 18, True)]
+)
+def test_many_misses_are_an_alert_once_there_are_enough_records(
+    furnished: Place, closed_count: int, missed_count: int, alerts: bool
+) -> None:
+    used = ("checkout-procedure",)
+    for number in range(closed_count):
+        missed = ("budget-rules",) if number < missed_count else ()
+        furnished.library.records.add_audit(
+            AuditRecord(
+                id=f"audevent_{number}",
+                agent_id=AGENT,
+                heartbeat_id="run_1",
+                session_start=0,
+                intent="claim",
+                loaded_chunks=(),
+                used_chunks=used,
+                missed_chunks=missed,
+                audit_token=f"audi_{number}",
+                audit_closed=furnished.library.now(),
+                created_at=furnished.library.now(),
+            )
+        )
+    told = furnished.of_agent("GET", "/instruction-measures").json
+    assert told["miss_rate"] == pytest.approx(missed_count / (closed_count + missed_count))
+    assert told["alert"] is alerts
 
 
 def test_a_guaranteed_unit_that_is_seldom_used_is_warned_of(at: Place) -> None:

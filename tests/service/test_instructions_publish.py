@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from holdfast.instructions.signatures import DeploymentKey, approval_message
@@ -241,3 +242,27 @@ def test_of_those_who_publish_at_once_one_succeeds_and_the_others_conflict(furni
     assert {one.code for one in answers if one.status == 409} == {"manifest_version_conflict"}
     assert furnished.of_agent("GET", "/instruction-manifest").json["manifest_version"] == "v2"
     assert furnished.recalled("claim a ticket")[0] == "checkout-procedure"
+
+
+@pytest.mark.parametrize("exposing", [{"guarantee_load": True}, {"required_by_task_types": ["manual"]}])
+def test_a_credential_in_a_unit_that_is_always_loaded_is_warned_of(at: Place, exposing: dict[str, object]) -> None:
+    key = "sk-ant-0123456789abcdef"
+    at.write("code-review", content=f"Sign in with {key} before a review of a pull request.")
+    approvals = [{"kind": "guarantee_load", "unit": "code-review"}]
+    warned = at.publish([entry("code-review", **exposing)], approvals=approvals)
+    assert "code-review" in (told := "".join(warned.json["warnings"]))
+    assert "credential" in told
+    assert key not in told
+    assert "credential" not in "".join(at.publish([entry("code-review")], "v2").json["warnings"])
+
+
+def test_many_guaranteed_units_of_all_agents_together_are_warned_of_and_not_refused(at: Place) -> None:
+    at.library.settings = msgspec.structs.replace(at.library.settings, guaranteed_units_soft_max=1)
+    approvals = [{"kind": "guarantee_load", "unit": name} for name in ("code-review", "budget-rules")]
+    first, other = entry("code-review", guarantee_load=True), entry("budget-rules", guarantee_load=True)
+    at.furnish()
+    assert "all agents" not in "".join(at.publish([first], "v2", approvals=approvals).json["warnings"])
+    crowded = at.publish([first, other], "v3", approvals=approvals)
+    assert crowded.status == 200
+    assert "2 units of all agents" in "".join(crowded.json["warnings"])
+    assert "all agents" not in "".join(at.publish([entry("code-review")], "v4").json["warnings"])

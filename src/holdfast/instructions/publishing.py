@@ -7,6 +7,7 @@ import msgspec
 from holdfast.instructions.addresses import read_address
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.coverage import GATE_K, measure_all, scaled_k
+from holdfast.instructions.exposure import crowded, exposed
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, new_agent
 from holdfast.instructions.paths import check_path
@@ -142,7 +143,12 @@ def _attempt(
     done = library.records.publish(manifest, over=over, registers=agent, run=run, approvals=added, events=events)
     if not done:
         return None
-    return Published(manifest, units, skip, _warnings(manifest, units, tuple(shelf.contents)))
+    warnings = (
+        *_warnings(manifest, units, tuple(shelf.contents)),
+        *exposed(draft.entries, {name: content.text for name, content in shelf.contents.items()}),
+        *crowded(draft.entries, library.records.guaranteed_count(), settings.guaranteed_units_soft_max),
+    )
+    return Published(manifest, units, skip, warnings)
 
 
 def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], caller: Caller) -> tuple[Approval, ...]:

@@ -46,6 +46,9 @@ class InstructionRecords(Protocol):
 
     def has_manifest_version(self, agent_id: str, version: str) -> bool: ...
 
+    def guaranteed_count(self) -> int:
+        """Units with guarantee_load in the current manifests of all agents."""
+
     def publish(
         self,
         manifest: Manifest,

@@ -10,7 +10,10 @@ from holdfast.retrieval.meaning import EncoderName
 
 
 class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`root` has a folder for each agent; below it, and nowhere else, are the files of its path entries."""
+    """`root` has a folder for each agent; below it, and nowhere else, are the files of its path entries.
+
+    Above `guaranteed_units_soft_max` of all agents together, publishing warns.
+    """
 
     deployment: str = "local"
     root: Path | None = None
@@ -19,3 +22,4 @@ class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
     encoder: EncoderName | None = None
     use_floor: bool = True
     scaled_is_binding: bool = False
+    guaranteed_units_soft_max: int = 50

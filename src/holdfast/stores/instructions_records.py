@@ -150,6 +150,10 @@ class DatabaseInstructions:
     def has_manifest_version(self, agent_id: str, version: str) -> bool:
         return bool(self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version))
 
+    def guaranteed_count(self) -> int:
+        current = self._rows(self._tables.manifests, "WHERE superseded_at IS NULL")
+        return sum(entry.guarantee_load for manifest in current for entry in manifest.body)
+
     def publish(
         self,
         manifest: Manifest,
