@@ -122,12 +122,13 @@ def _draw(made: "Sequence[Entry]", events: "Sequence[Event]") -> None:
         click.echo(line)
     for one in made:
         verdict = one.verdict
-        if verdict is None or not verdict.detail or verdict.kind in ("held", "first_use"):
+        if verdict is None or (verdict.kind in ("held", "first_use") and not verdict.disagreement):
             continue
         cause = f"; likely cause: {verdict.cause}" if verdict.cause not in (None, "unknown") else ""
         at = f" at byte {verdict.byte}" if verdict.byte is not None else ""
-        click.echo(f"call {one.record.number}: {verdict.kind}{at}: {verdict.detail}{cause}")
-        for line in (*verdict.diff, *([verdict.disagreement] if verdict.disagreement else [])):
+        detail = f": {verdict.detail}" if verdict.detail else ""
+        click.echo(f"call {one.record.number}: {verdict.kind}{at}{detail}{cause}")
+        for line in (*verdict.diff, *([f"but {verdict.disagreement}"] if verdict.disagreement else [])):
             click.echo(f"    {line}")
 
 
