@@ -1,11 +1,19 @@
-"""How many events a second SQLite and PostgreSQL take: in group commits, and when each is waited for."""
+"""How many events a second SQLite and PostgreSQL take: in group commits, and when each is waited for.
 
+Beside them stands what SQLite itself does with the same rows, encoded already, in a table with the same indexes, synced
+as often: how far the store is from it says more than a figure of a busy machine.
+"""
+
+import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import astuple
 
 from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
 from holdfast.canonical.blocks import user
@@ -13,21 +21,23 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import MessageAppended
 from holdfast.stores.open import open_store
+from holdfast.stores.rows import COLUMNS, rows_of
+from holdfast.stores.writer import GROUP_JOBS_MAX
 
 GROUPED_EVENTS = 20_000
 SINGLE_EVENTS = 500
-ROUNDS = 3
+ROUNDS = 5
 EVENTS_AT_ONCE = 10
 TEXT = "A message of the length that most have in a session with many tool calls. " * 3
 
-
+T = TypeVar("T")
 Appends = Sequence[tuple[Event, ...]]
 Opens = Callable[[], AbstractContextManager[Log]]
 
 
 def run() -> list[tuple[str, str]]:
     """Rows of name and figure; of each measurement the best round counts."""
-    rows = _measured("SQLite", _in_a_file)
+    rows = [*_measured("SQLite", _in_a_file), *_compared()]
     try:
         return rows + _measured("PostgreSQL", on_a_server)
     except ImportError as error:
@@ -48,6 +58,36 @@ def _measured(engine: str, opened: Opens) -> list[tuple[str, str]]:
         (f"{engine}, the same, every fifth event a call that is entered into the tables, events/s", f"{called:,.0f}"),
         (f"{engine}, group commit / commit each", f"{singly / each:.1f}x"),
     ]
+
+
+def _compared() -> list[tuple[str, str]]:
+    """Round by round in turn, so that whatever else the machine does is in both."""
+    rows = []
+    for what, events in (("messages", _events(GROUPED_EVENTS)), ("calls among them", _calls(GROUPED_EVENTS))):
+        appends = [tuple(batch) for batch in _split(events, EVENTS_AT_ONCE)]
+        rounds = [(_seconds(_in_a_file, _append_then_wait, appends), _bare_seconds(events)) for _ in range(ROUNDS)]
+        ours, bare = (min(seconds) for seconds in zip(*rounds, strict=True))
+        rows += [
+            (f"SQLite, bare executemany of the same rows, {what}, events/s", f"{len(events) / bare:,.0f}"),
+            (f"SQLite, group commit / bare executemany, {what}", f"{bare / ours:.2f}x"),
+        ]
+    return rows
+
+
+def _bare_seconds(events: Sequence[Event]) -> float:
+    rows = [astuple(row) for row in rows_of(events)]
+    insert = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.db"
+        open_store(path).close()
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            started = time.perf_counter()
+            for group in _split(rows, EVENTS_AT_ONCE * GROUP_JOBS_MAX):
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(insert, group)
+                connection.execute("COMMIT")
+            return time.perf_counter() - started
 
 
 @contextmanager
@@ -102,8 +142,8 @@ def _calls(count: int) -> list[Event]:
     return [event for number in range(sessions) for event in session_of_calls(number, at=START)]
 
 
-def _split(events: Sequence[Event], size: int) -> list[Sequence[Event]]:
-    return [events[start : start + size] for start in range(0, len(events), size)]
+def _split(many: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [many[start : start + size] for start in range(0, len(many), size)]
 
 
 if __name__ == "__main__":

@@ -80,14 +80,16 @@ def test_a_rebuild_makes_the_tables_anew(db: str) -> None:
 
 def test_a_migration_enters_what_is_not_entered(db: str) -> None:
     change(db, "UPDATE sessions SET entered_events = 0 WHERE id = 's'")
-    assert "and 1 sessions to enter" in ran("info", "--db", db)
-    assert "1 sessions entered into the tables" in ran("migrate", "--db", db)
+    assert "and 1 session to enter" in ran("info", "--db", db)
+    assert "1 session entered into the tables" in ran("migrate", "--db", db)
     assert "to enter" not in ran("info", "--db", db)
 
 
 def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
     asked = ("prune", "--db", db, "--older-than", "2030-01-01")
-    assert ran(*asked, "--dry-run").startswith("would remove 17 events of 2 sessions without an event since 2030-01-01")
+    warning, would = ran(*asked, "--dry-run").splitlines()
+    assert warning == "What they cost stays; what was said goes, and with it how their calls were judged."
+    assert would.startswith("would remove 17 events of 2 sessions without an event since 2030-01-01")
     assert run(*asked, told="n\n").exit_code == 1
     assert "events    23" in ran("info", "--db", db)
     assert ran(*asked, told="y\n").endswith("removed 17 events of 2 sessions\n")
@@ -95,14 +97,14 @@ def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
     assert "sessions  1\nevents    6\ncalls     5\n" in left
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in Path(db).parent.glob("log.db*"))
     assert ran(*asked).startswith("nothing to remove")
-    assert ran(*asked, "--audit-too", "--yes") == "removed 6 events of 1 sessions\n"
+    assert ran(*asked, "--audit-too", "--yes") == "removed 6 events of 1 session\n"
     assert "sessions  0" in ran("info", "--db", db)
 
 
 def test_how_old_is_old_may_be_configured(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing says how old is old: give --older-than 90d" in refusal("prune", "--db", db)
     monkeypatch.setenv("HOLDFAST_RETENTION_DAYS", "30")
-    assert "would remove 2 events of 1 sessions" in ran("prune", "--db", db, "--dry-run")
+    assert "would remove 2 events of 1 session " in ran("prune", "--db", db, "--dry-run")
 
 
 def test_a_time_that_is_none_is_refused_by_its_option(db: str) -> None:

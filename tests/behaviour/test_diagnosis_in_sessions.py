@@ -1,6 +1,8 @@
 """Sessions that ask their provider why its cache did not hold: what is sent, what is recorded, what stays the same."""
 
 import json
+import os
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -80,6 +82,18 @@ async def test_asking_changes_neither_what_is_recorded_of_a_request_nor_what_it_
     assert diagnoses(store) == [None, None]
     assert "diagnos" not in str([request.body for request in provider.requests])
     assert "comparison" not in str([request.body for request in provider.requests])
+
+
+async def test_where_nothing_is_cached_nothing_is_diagnosed() -> None:
+    home = Path(os.environ["HOLDFAST_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(f'[models."{SONNET}"]\nsupports_prompt_caching = false\n')
+    provider, store = SimulatedProvider(), MemoryStore()
+    async with Session.create(**options_for(provider, store, allow_uncached=True)) as session:
+        await session.send("one")
+        await session.send("two")
+    assert asked(provider) == ["nothing", "nothing"]
+    assert diagnoses(store) == [None, None]
 
 
 async def test_what_asks_for_nothing_asks_for_no_diagnosis() -> None:

@@ -71,6 +71,15 @@ def test_what_the_client_is_in_the_habit_of_changing_speaks_for_the_provider_beh
     assert TELLING.tell
 
 
+@pytest.mark.parametrize(("lost", "kind"), [(2, "provider_side"), (3, "prefix_changed")])
+def test_a_habit_shows_in_three_losses_and_not_in_two(lost: int, kind: str) -> None:
+    second = call(10, read=9_000, sent=31_000, by="person")
+    known = Habits(person=4, person_lost=lost, tool=1_000)
+    _, verdict = recorded_verdicts(Recording("one", "", (), (FIRST, second)), ROW, known)
+    assert verdict is not None
+    assert verdict.kind == kind
+
+
 def test_calls_without_usage_are_not_judged() -> None:
     silent = RecordedCall(10, 10, "tool", ())
     third = call(20, read=30_000, sent=31_000)

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from holdfast.cli.main import command
 from holdfast.cli.report import seconds_of, sparkline
+from holdfast.cli.tables import fitted
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.runtime.options import Options
@@ -109,6 +110,19 @@ def test_a_time_may_be_a_day() -> None:
 def test_any_other_time_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--since takes"):
         seconds_of(text, 0.0)
+
+
+def test_a_table_that_is_too_wide_does_without_its_spare_columns_until_it_fits() -> None:
+    headings, rows = ("session", "name", "model"), [("01M7", "日本語", "sonnet"), ("01M8", "", "opus")]
+    whole = (list(headings), rows)
+    assert fitted(headings, rows, ("model", "name"), width=23) == whole
+    assert fitted(headings, rows, ("model", "name"), width=22) == (
+        ["session", "name"],
+        [("01M7", "日本語"), ("01M8", "")],
+    )
+    assert fitted(headings, rows, ("model", "name"), width=12) == (["session"], [("01M7",), ("01M8",)])
+    assert fitted(headings, rows, (), width=1) == whole
+    assert fitted(headings, [], ("model",), width=19) == (["session", "name"], [])
 
 
 def test_the_highest_bar_is_full() -> None:

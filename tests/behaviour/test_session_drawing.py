@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner
+from msgspec.structs import replace
 
+from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.pieces import Link
 from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.main import command
 from holdfast.cli.session_drawing import BAR_CELLS_MAX, CALLS_DRAWN_MAX, drawing
 from holdfast.clock import CountedIds, ManualClock
+from holdfast.events.payloads import LlmCallCompleted
 from holdfast.ledger.books import entries
 from holdfast.ledger.strata import Stratum, strata
 from holdfast.runtime.options import Options
@@ -56,6 +59,25 @@ async def test_every_call_is_a_bar_of_its_layers_with_its_verdict() -> None:
     fills = {part[0] for part in legend.split("  ")}
     assert len(fills) == 3
     assert set(bars[2]) < fills  # A line that tells the time is too short for a cell.
+
+
+async def test_what_the_provider_says_against_the_bytes_and_the_usage_is_shown_also_where_the_cache_held(
+    tmp_path: Path,
+) -> None:
+    memory, path = MemoryStore(), str(tmp_path / "sessions.db")
+    id = await played(memory)
+    told = iter([None, Diagnosis("miss", "system_changed", 9_000), Diagnosis("miss", "tools_changed", 9_000)])
+    with SqliteStore(path) as store:
+        for event in memory.read(id):
+            if isinstance(event.payload, LlmCallCompleted):
+                event = replace(event, payload=replace(event.payload, diagnosis=next(told)))
+            store.append([event]).result(10)
+    shown = CliRunner().invoke(command, ["sessions", "show", id, "--db", path], catch_exceptions=False).output
+    lines = shown.splitlines()
+    held = lines.index("call 2: held")
+    assert lines[held + 1] == "    but the provider reports a miss (system_changed), and what was there was read"
+    assert "    but the provider reports tools_changed, and our bytes moved in the system" in lines
+    assert "call 1" not in shown
 
 
 async def test_the_newest_calls_are_drawn_and_the_rest_are_counted() -> None:

@@ -5,12 +5,16 @@ from decimal import Decimal
 import msgspec
 import pytest
 
+from holdfast.canonical.diagnosis import Diagnosis
+from holdfast.canonical.moves import Move
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.ledger.books import entries
-from holdfast.ledger.verdicts import Verdict
+from holdfast.ledger.verdicts import Left, Request, Verdict, judge
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -132,6 +136,72 @@ async def test_text_that_changes_at_the_end_of_the_system_prompt_moves_the_prefi
     assert moved.byte is not None
     assert moved.byte > len(PROMPT)
     assert moved.lost_tokens > 2_000
+
+
+HIT, NOT_FOUND = Diagnosis("hit"), Diagnosis("not_found")
+NOTHING = ""
+
+
+def missed(reason: str) -> Diagnosis:
+    return Diagnosis("miss", reason, 9_000)
+
+
+HELD = {
+    HIT: NOTHING,
+    missed("system_changed"): "the provider reports a miss (system_changed), and what was there was read",
+    NOT_FOUND: NOTHING,
+}
+GONE = {
+    HIT: NOTHING,
+    missed("messages_changed"): "the provider reports messages_changed, and the bytes that we sent were the same",
+    NOT_FOUND: NOTHING,
+}
+MOVED = {
+    HIT: "the provider sees no change, and our bytes moved",
+    missed("system_changed"): NOTHING,
+    missed("tools_changed"): "the provider reports tools_changed, and our bytes moved in the system",
+    missed("input_changed"): "the provider reports input_changed, and our bytes moved in the system",
+    missed("something_new"): NOTHING,
+    NOT_FOUND: NOTHING,
+}
+PLANNED = {missed("model_changed"): NOTHING, HIT: NOTHING}
+
+
+def requested(*, shared: int = 5, planned: tuple[str, str] | None = None) -> Request:
+    move = Move(900, "system") if shared < 5 else None
+    return Request(100.0, Plan(), blocks_before=5, blocks_shared=shared, move=move, planned=planned)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "read", "told"),
+    [
+        ("held", requested(), 30_000, HELD),
+        ("provider_side", requested(), 0, GONE),
+        ("prefix_changed", requested(shared=2), 0, MOVED),
+        ("planned", requested(shared=2, planned=("epoch", "epoch 2 was opened")), 0, PLANNED),
+    ],
+)
+def test_where_bytes_usage_and_the_providers_diagnosis_disagree_all_three_are_kept_and_it_is_said(
+    kind: str, sent: Request, read: int, told: dict[Diagnosis, str]
+) -> None:
+    row = shipped_models()[SONNET]
+    left = Left(SONNET, 90.0, 30_000, "5m", None, {}, images=False)
+    for diagnosis, disagreement in told.items():
+        verdict = judge(left, sent, Usage(cache_read=read, input=31_000 - read), row, diagnosis=diagnosis)
+        assert (verdict.kind, verdict.disagreement) == (kind, disagreement)
+        assert verdict.sources is not None
+        assert verdict.sources.bytes == ("moved" if sent.moved else "the same")
+        assert verdict.sources.usage == ("read" if read else "read short")
+        assert verdict.sources.diagnosis == diagnosis
+
+
+def test_a_first_call_that_the_provider_calls_a_miss_contradicts_nothing() -> None:
+    for tokens, kind in ((31_000, "first_use"), (10, "below_floor")):
+        first = Request(100.0, Plan())
+        verdict = judge(None, first, Usage(input=tokens), shipped_models()[SONNET], diagnosis=missed("system_changed"))
+        assert (verdict.kind, verdict.disagreement) == (kind, "")
+        assert verdict.sources is not None
+        assert verdict.sources.usage == "nothing was there"
 
 
 async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> None:

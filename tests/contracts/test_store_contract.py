@@ -177,6 +177,15 @@ UNSTORABLE = {
     "version 0": replace(said(1), version=0),
     "a version beyond every column": replace(said(1), version=2**31),
     "an id that is no text": replace(said(1), id=7),
+    "a session's id that is nothing": replace(said(1), session_id=None),
+    "a turn's id that is a number": replace(said(1), turn_id=0),
+    "a parent's id that is a number": replace(said(1), parent_event_id=0),
+    "a time that is yes or no": replace(said(1), at=True),
+    "a time that is a text": replace(said(1), at="1.0"),
+    "a whole number that no time holds": replace(said(1), at=2**53 + 1),
+    "a whole number beyond all times": replace(said(1), at=10**400),
+    "a version that is yes or no": replace(said(1), version=True),
+    "an actor that is a list": replace(said(1), actor=["user"]),
     "an id that is too long": replace(said(1), id="ä" * (ID_BYTES_MAX // 2) + "x"),
     "a parent's id that is too long": replace(said(1), parent_event_id="x" * (ID_BYTES_MAX + 1)),
 }
@@ -188,6 +197,12 @@ def test_what_could_not_be_read_back_is_refused(store: Log, unstorable: Event) -
     assert f"event {unstorable.id!a} of type " in refusal
     assert "cannot be stored as it is" in refusal
     assert store.sessions() == ()
+
+
+def test_ids_of_the_greatest_length_and_a_time_without_a_fraction_are_kept(store: Log) -> None:
+    latest = replace(said(1), id="ä" * (ID_BYTES_MAX // 2), turn_id="x" * ID_BYTES_MAX, parent_event_id="", at=7)
+    store.append([latest]).result(10)
+    assert list(store.read("s")) == [latest]
 
 
 def test_an_event_of_the_greatest_version_is_kept(store: Log) -> None:

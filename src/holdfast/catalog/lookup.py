@@ -59,11 +59,19 @@ def price_at(model: Model, on: datetime.date, prompt_tokens: int) -> Price:
     """
     if not model.prices:
         raise UserError(f'no price is known for model {model.id!r}; add prices to [models."{model.id}"]')
-    first = min(row.valid_from for row in model.prices)
-    start = max((row.valid_from for row in model.prices if row.valid_from <= on), default=first)
-    rows = sorted((row for row in model.prices if row.valid_from == start), key=lambda row: row.prompt_tokens_over)
+    rows = model.prices
+    dates = {row.valid_from for row in rows}
+    if len(dates) > 1:
+        start = max((date for date in dates if date <= on), default=min(dates))
+        rows = tuple(row for row in rows if row.valid_from == start)
+    if len(rows) == 1:
+        return rows[0]
     reached = [row for row in rows if prompt_tokens > row.prompt_tokens_over]
-    return reached[-1] if reached else rows[0]
+    return max(reached, key=_tokens_over) if reached else min(rows, key=_tokens_over)
+
+
+def _tokens_over(price: Price) -> int:
+    return price.prompt_tokens_over
 
 
 def utc_date(at: float) -> datetime.date:

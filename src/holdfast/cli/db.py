@@ -5,6 +5,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
 from holdfast.cli.stores import configured_models, open_configured
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ def _told(facts: "Facts") -> "Iterator[tuple[str, str]]":
     yield "size", f"{facts.size_bytes / 1_000_000:,.1f} MB"
     yield "sessions", f"{facts.sessions:,}"
     yield "events", f"{facts.events:,}"
-    yield "calls", f"{facts.calls:,}" + (f", and {facts.to_enter:,} sessions to enter" if facts.to_enter else "")
+    yield (
+        "calls",
+        f"{facts.calls:,}" + (f", and {counted(facts.to_enter, 'session')} to enter" if facts.to_enter else ""),
+    )
     if facts.oldest_at is not None and facts.newest_at is not None:
         yield "from", _time(facts.oldest_at)
         yield "to", _time(facts.newest_at)
@@ -88,7 +92,7 @@ def migrate(db: str | None) -> None:
     """Bring a store of an older version forward, and its tables up to date."""
     with _database(db) as log:
         entered = _catch_up(log)
-        click.echo(f"version {log.facts().version}; {entered} sessions entered into the tables")
+        click.echo(f"version {log.facts().version}; {counted(entered, 'session')} entered into the tables")
 
 
 @command.command("rebuild")
@@ -100,7 +104,7 @@ def rebuild(db: str | None) -> None:
     """
     with _database(db) as log:
         log.rebuild()
-        click.echo(f"{_catch_up(log)} sessions entered into the tables")
+        click.echo(f"{counted(_catch_up(log), 'session')} entered into the tables")
 
 
 @command.command("prune")
@@ -123,18 +127,21 @@ def prune(*, db: str | None, older_than: str | None, audit_too: bool, dry_run: b
     with _database(db) as log:
         old = log.prunable(kept or ("",), before=before)
         count = sum(events for _, events in old)
-        what = f"{count:,} events of {len(old):,} sessions without an event since {_time(before)}"
-        if dry_run or not old:
-            click.echo(
-                f"would remove {what}" if old else f"nothing to remove: no session is older than {_time(before)}"
-            )
+        what = f"{counted(count, 'event')} of {counted(len(old), 'session')} without an event since {_time(before)}"
+        if not old:
+            click.echo(f"nothing to remove: no session is older than {_time(before)}")
+            return
+        if not audit_too:
+            click.echo("What they cost stays; what was said goes, and with it how their calls were judged.")
+        if dry_run:
+            click.echo(f"would remove {what}")
             return
         if not yes:
             click.confirm(f"Remove {what} for good?", abort=True)
         gone = 0
         for session_id, _ in with_progress(old, "sessions", len(old)):
             gone += log.prune(session_id, kept or ("",), before=before)
-        click.echo(f"removed {gone:,} events of {len(old):,} sessions")
+        click.echo(f"removed {counted(gone, 'event')} of {counted(len(old), 'session')}")
 
 
 def _cutoff(older_than: str | None) -> float:
@@ -181,7 +188,9 @@ def export(*, file: str, db: str | None, wanted: str | None, since: str | None, 
             sys.stdout.buffer.flush()
             return
         _write_new(file, lines)
-    click.echo(f"exported {len(rows):,} sessions to {file}" + ("" if content else ", without what was said"), err=True)
+    click.echo(
+        f"exported {counted(len(rows), 'session')} to {file}" + ("" if content else ", without what was said"), err=True
+    )
 
 
 def _chosen(rows: "tuple[SessionRow, ...]", wanted: str | None, since: str | None, now: float) -> "list[SessionRow]":
@@ -244,7 +253,7 @@ def import_events(file: IO[bytes], db: str | None) -> None:
                 sessions, added, known = sessions + 1, added + one.added, known + one.known
     finally:
         if sessions:
-            click.echo(f"{sessions:,} sessions: {added:,} events added, {known:,} were there")
+            click.echo(f"{counted(sessions, 'session')}: {counted(added, 'event')} added, {known:,} were there")
 
 
 @contextmanager

@@ -77,11 +77,11 @@ def _show(report: "Report", limit: int) -> None:
     total = report.total
     what = f"{counted(total.calls, 'call')} in {counted(len(report.sessions), 'session')}"
     click.echo(
-        f"${total.spent_usd:.4f} spent on {what}; without a cache "
-        f"${total.uncached_usd:.4f}, so ${total.saved_usd:.4f} saved"
+        f"${total.spent_usd:.4f} spent on {what}; "
+        f"${total.uncached_usd:.4f} without a cache: ${total.saved_usd:.4f} saved"
     )
     click.echo(
-        f"{total.usage.read_share:.1%} of all prompt tokens were read from the cache; "
+        f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
         f"{total.hit_rate:.1%} of the calls read something"
     )
     if len(report.days) > 1:
@@ -98,8 +98,8 @@ def _show(report: "Report", limit: int) -> None:
     else:
         click.echo("No call is known to have lost anything.")
     click.echo("")
-    headings = ("session", "name", "model", "calls", "read share", "spent", "saved", "lost", "mostly")
-    show_table(headings, map(_session_row, report.sessions[:limit]))
+    headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "mostly")
+    show_table(headings, map(_session_row, report.sessions[:limit]), spare=("saved", "model", "name"))
     if len(report.sessions) > limit:
         click.echo(f"{counted(len(report.sessions) - limit, 'session')} more; --limit shows them, --json has all")
 

@@ -48,7 +48,7 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 
     headings = ("session", "name", "model", "started", "last event", "events", "works for")
     columns = None if any(row.parent_session_id for row in rows) else -1
-    show_table(headings[:columns], (_session_row(row)[:columns] for row in rows))
+    show_table(headings[:columns], (_session_row(row)[:columns] for row in rows), spare=("started", "model"))
 
 
 @command.command("show")
@@ -93,7 +93,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     from holdfast.cli.tables import show_table
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
-    show_table(headings, (_call_row(one, guessed) for one in made))
+    show_table(headings, (_call_row(one, guessed) for one in made), spare=("uncached", "prefix", "at"))
     _draw(made, events)
     if any(one.record.request_id in guessed for one in made):
         click.echo("~ of a call that broke off, the output is estimated from what arrived")
@@ -122,12 +122,13 @@ def _draw(made: "Sequence[Entry]", events: "Sequence[Event]") -> None:
         click.echo(line)
     for one in made:
         verdict = one.verdict
-        if verdict is None or not verdict.detail or verdict.kind in ("held", "first_use"):
+        if verdict is None or (verdict.kind in ("held", "first_use") and not verdict.disagreement):
             continue
         cause = f"; likely cause: {verdict.cause}" if verdict.cause not in (None, "unknown") else ""
         at = f" at byte {verdict.byte}" if verdict.byte is not None else ""
-        click.echo(f"call {one.record.number}: {verdict.kind}{at}: {verdict.detail}{cause}")
-        for line in (*verdict.diff, *([verdict.disagreement] if verdict.disagreement else [])):
+        detail = f": {verdict.detail}" if verdict.detail else ""
+        click.echo(f"call {one.record.number}: {verdict.kind}{at}{detail}{cause}")
+        for line in (*verdict.diff, *([f"but {verdict.disagreement}"] if verdict.disagreement else [])):
             click.echo(f"    {line}")
 
 

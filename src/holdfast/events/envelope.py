@@ -46,22 +46,24 @@ class Event(msgspec.Struct, frozen=True):
     version: int = SCHEMA_VERSION
 
 
-_PRIVATE = (
-    ContextCompacted,
-    ContextInjected,
-    EpochOpened,
-    LlmCallStarted,
-    MemoryEviction,
-    MemoryUpdated,
-    Mending,
-    MessageAppended,
-    Recovery,
-    ToolCalled,
-    ToolCompleted,
-    ToolConfirmationRequested,
-    ToolConfirmationResolved,
-    ToolFailed,
-    TurnStarted,
+_PRIVATE: frozenset[type[msgspec.Struct]] = frozenset(
+    (
+        ContextCompacted,
+        ContextInjected,
+        EpochOpened,
+        LlmCallStarted,
+        MemoryEviction,
+        MemoryUpdated,
+        Mending,
+        MessageAppended,
+        Recovery,
+        ToolCalled,
+        ToolCompleted,
+        ToolConfirmationRequested,
+        ToolConfirmationResolved,
+        ToolFailed,
+        TurnStarted,
+    )
 )
 
 
@@ -74,4 +76,4 @@ def type_of(payload: AnyPayload) -> str:
 
 def sensitivity_of(payload: AnyPayload) -> Sensitivity:
     """The least private this kind of event may ever be treated as."""
-    return Sensitivity.PRIVATE if isinstance(payload, _PRIVATE) else Sensitivity.PSEUDONYMOUS
+    return Sensitivity.PRIVATE if type(payload) in _PRIVATE else Sensitivity.PSEUDONYMOUS

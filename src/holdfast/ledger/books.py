@@ -213,12 +213,11 @@ def _ended(
 ) -> tuple[Books, Entry | None]:
     request = next((sent for name, sent in reversed(books.under_way) if name == it.request_id), books.newest)
     under_way = tuple(one for one in books.under_way if one[0] != it.request_id)
-    books = msgspec.structs.replace(books, under_way=under_way)
     completed = isinstance(it, LlmCallCompleted)
     if not completed and it.usage == Usage():
         # What was planned before a request that came to nothing holds for the next one.
         planned = books.planned or (request.planned if request else None)
-        return msgspec.structs.replace(books, planned=planned), None
+        return msgspec.structs.replace(books, under_way=under_way, planned=planned), None
     row = models.get(it.model)
     if row is not None and not row.prices:
         row = None  # Without a price nothing can be said to be lost.
@@ -245,7 +244,8 @@ def _ended(
         completion_kept=isinstance(it, LlmCallCompleted) and it.completion_kept,
     )
     answered = books.blocks if completed else books.answered
-    return msgspec.structs.replace(books, number=books.number + 1, answered=answered, left=left), entry
+    number = books.number + 1
+    return msgspec.structs.replace(books, number=number, under_way=under_way, answered=answered, left=left), entry
 
 
 def _repeated(books: Books, event: Event, it: LlmCallCompleted) -> tuple[Books, Entry]:

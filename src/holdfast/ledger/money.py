@@ -6,14 +6,14 @@ that tokens times price is a whole number of them; what a provider stores by the
 """
 
 import datetime
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import Decimal
 
 from msgspec.structs import replace
 
 from holdfast.canonical.usage import TOKENS_MAX, Usage, counted
 from holdfast.catalog.lookup import utc_date
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
+from holdfast.events.payloads import AnyPayload, CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
 
 USD_MAX = Decimal(1_000)
 """More than this no single event has cost: a larger amount is a mistake, and would spoil all sums it is a part of."""
@@ -24,13 +24,14 @@ LATENCY_MS_MAX = 2**31 - 1
 AT_MAX = 253_402_300_799.0
 """The last second that has a date."""
 
+_COSTING: frozenset[type[AnyPayload]] = frozenset((LlmCallCompleted, LlmCallFailed, CachePinged, CacheKept))
 _PICO = 12
 _PER_DOLLAR = Decimal(10) ** _PICO
 
 
 def picodollars(usd: Decimal) -> int:
     within = min(max(usd, -USD_MAX), USD_MAX)
-    return int(within.scaleb(_PICO).to_integral_value(ROUND_HALF_EVEN))
+    return round(within.scaleb(_PICO))  # Half to even, whatever the context says.
 
 
 def dollars(pico: int) -> Decimal:
@@ -62,9 +63,10 @@ def day_start(day: str) -> float:
 
 def bounded(event: Event) -> Event:
     """The event as it can be booked: with a date, and without a number or a name that no table holds."""
-    at = min(max(event.at, 0.0), AT_MAX)
-    if at != event.at:
-        event = replace(event, at=at)
+    if not 0.0 <= event.at <= AT_MAX:
+        event = replace(event, at=min(max(event.at, 0.0), AT_MAX))
+    if type(event.payload) not in _COSTING:
+        return event
     match event.payload:
         case LlmCallCompleted() | LlmCallFailed() as it if _fits(it):
             return event

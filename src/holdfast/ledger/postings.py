@@ -18,6 +18,8 @@ LEDGER_VERSION = 1
 """Rises when the same events are judged or booked in another way than before: tables of an older one are made anew."""
 
 POSTED = (*ENTERED, CacheKept)
+_UNCALLED: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, CacheKept))
+_POSTED: frozenset[type[msgspec.Struct]] = frozenset(POSTED)
 POSTED_TYPES = tuple(
     sorted(kind.__struct_config__.tag for kind in POSTED if isinstance(kind.__struct_config__.tag, str))
 )
@@ -73,7 +75,7 @@ def matters(payload: AnyPayload) -> bool:
     """Whether an event changes the books or is posted; those that do neither need not be looked at."""
     if isinstance(payload, MessageAppended):
         return any(map(has_image, payload.message.content))
-    return isinstance(payload, POSTED)
+    return type(payload) in _POSTED
 
 
 def posted(books: Books, event: Event, models: Models) -> tuple[Books, Posting | None]:
@@ -82,6 +84,8 @@ def posted(books: Books, event: Event, models: Models) -> tuple[Books, Posting |
     if entry is not None:
         # What a kept reply has answered cost nobody anything, and is no call of a provider's.
         return books, _call(books, event, entry) if entry.source == "provider" else None
+    if type(event.payload) not in _UNCALLED:
+        return books, None
     event = bounded(event)
     match event.payload:
         case LlmCallFailed() as it:
@@ -122,7 +126,7 @@ def _call(books: Books, event: Event, entry: Entry) -> Posting:
         output=usage.output,
         spent=picodollars(call.cost_usd),
         uncached=picodollars(entry.uncached_usd),
-        lost=picodollars(entry.verdict.lost_usd) if entry.verdict else 0,
+        lost=picodollars(entry.verdict.lost_usd) if entry.verdict and entry.verdict.lost_usd else 0,
     )
     return Posting(
         event_id=event.id,

@@ -147,14 +147,18 @@ def judge(
         diagnosis=diagnosis,
     )
     if sources.usage == "read":
-        found = Verdict("held", expected, usage.cache_read)
+        found, lost = Verdict("held"), Decimal(0)
     else:
         found = changed if changed and not request.planned else _cause(left, request, usage, row.cache)
-        lost = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
-        found = msgspec.structs.replace(
-            found, expected_tokens=expected, read_tokens=usage.cache_read, lost_usd=lost if expected else Decimal(0)
-        )
-    return msgspec.structs.replace(found, sources=sources, disagreement=_disagreement(found, sources, request))
+        lost = _lost_usd(request, usage, row, max(0, expected - usage.cache_read)) if expected else Decimal(0)
+    return msgspec.structs.replace(
+        found,
+        expected_tokens=expected,
+        read_tokens=usage.cache_read,
+        lost_usd=lost,
+        sources=sources,
+        disagreement=_disagreement(found, sources, request),
+    )
 
 
 def _told_by_usage(
@@ -249,6 +253,8 @@ def _moved(request: Request) -> Verdict:
 def _changed_setting(left: Left, request: Request, row: Model) -> Verdict | None:
     """The changed setting that costs most, if one costs anything."""
     rules, before, after = row.cache, left.settings, request.settings
+    if before == after and request.images == left.images and left.model == row.id:
+        return None
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     changed += ["images"] if request.images != left.images else []
     changed += ["model"] if left.model != row.id else []

@@ -122,11 +122,11 @@ class Bookkeeper:
                 opened.books, posting = posted(opened.books, event, self._models)
                 if posting is not None:
                     self._post(posting)
-            for row in job.rows:
-                known = self._open.get(row.session_id)
+            for more in job.tallies:
+                known = self._open.get(more.id)
                 if known is not None:
-                    known.count += 1
-                    known.last_id = row.id
+                    known.count += more.event_count
+                    known.last_id = next(row.id for row in reversed(job.rows) if row.session_id == more.id)
 
     def _post(self, posting: Posting) -> None:
         self._totals.post((posting,))

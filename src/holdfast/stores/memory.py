@@ -13,7 +13,7 @@ from holdfast.events.payloads import CacheLearned
 from holdfast.ledger.folded import folded_tables
 from holdfast.ledger.tables import Tables
 from holdfast.stores.memory_records import MemoryRecords
-from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, merge, rows_of, tallies
+from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, joined, rows_of, tallies
 
 
 class MemoryStore:
@@ -71,7 +71,7 @@ class MemoryStore:
                     self._lessons[event.id] = event
             for added in tallies(events):
                 before = self._rows.get(added.id)
-                self._rows[added.id] = merge(before, added) if before else added
+                (self._rows[added.id],) = joined((before, added) if before else (added,))
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
         with self._lock:

@@ -15,6 +15,8 @@ EVENT_BYTES_MAX = 64 * 1024 * 1024
 ID_BYTES_MAX = 600  # Two of them must fit into one entry of an index, whatever the engine.
 
 _VERSION_MAX = 2**31 - 1
+_NUMBERS = frozenset((float, int))
+_ACTORS = frozenset(get_args(Actor))
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -59,21 +61,9 @@ def _row_of(event: Event, event_bytes_max: int) -> Row:
     kind = type_of(event.payload)
     try:
         payload = _encode(event.payload)
-        row = Row(
-            event.id,
-            event.at,
-            event.session_id,
-            event.turn_id,
-            event.parent_event_id,
-            kind,
-            event.actor,
-            sensitivity_of(event.payload).value,
-            event.version,
-            payload.decode(),
-        )
         # NaN, a lone surrogate or a wrong type would else be found when it is too late: at the next read.
-        kept = _storable(row) and event_of(msgspec.structs.astuple(row)) == event
-    except (ValueError, TypeError, ArithmeticError, StoreError):
+        kept = _is_storable(event) and _decode(payload) == event.payload
+    except (ValueError, TypeError, ArithmeticError):
         kept = False
     if not kept:
         raise StoreError(
@@ -86,13 +76,29 @@ def _row_of(event: Event, event_bytes_max: int) -> Row:
             f"event {event.id!a} of type {kind!r} has {len(payload)} bytes, a store takes {event_bytes_max}: "
             "keep large content in a file and refer to it"
         )
-    return row
+    return Row(
+        event.id,
+        event.at,
+        event.session_id,
+        event.turn_id,
+        event.parent_event_id,
+        kind,
+        event.actor,
+        str(sensitivity_of(event.payload)),
+        event.version,
+        payload.decode(),
+    )
 
 
-def _storable(row: Row) -> bool:
-    ids = (row.id, row.session_id, row.turn_id or "", row.parent_event_id or "")
-    named = is_text("".join(ids)) and all(len(text.encode()) <= ID_BYTES_MAX for text in ids)
-    return named and math.isfinite(row.at) and 0 < row.version <= _VERSION_MAX
+def _is_storable(event: Event) -> bool:
+    """Whether all but the payload comes back as it is: what `event_of` would find, without the way there."""
+    turn_id, parent_id, at, version = event.turn_id, event.parent_event_id, event.at, event.version
+    ids = (event.id, event.session_id, "" if turn_id is None else turn_id, "" if parent_id is None else parent_id)
+    together = "".join(ids)
+    short = len(together) <= ID_BYTES_MAX and together.isascii()
+    named = short or (is_text(together) and all(len(text.encode()) <= ID_BYTES_MAX for text in ids))
+    timed = type(at) in _NUMBERS and float(at) == at and math.isfinite(at)
+    return named and timed and type(version) is int and 0 < version <= _VERSION_MAX and event.actor in _ACTORS
 
 
 def is_text(text: str) -> bool:
@@ -153,42 +159,53 @@ def already_kept(event_id: str) -> StoreError:
 
 def tallies(events: Iterable[Event]) -> tuple[SessionRow, ...]:
     """What some events add to the rows of their sessions; the model is empty until it is known."""
-    return joined(map(_tally, events))
+    told: dict[str, list[Event]] = {}
+    for event in events:
+        told.setdefault(event.session_id, []).append(event)
+    return tuple(_tally(session_id, some) for session_id, some in told.items())
 
 
-def _tally(event: Event) -> SessionRow:
-    started = event.payload if isinstance(event.payload, SessionStarted) else None
+def _tally(session_id: str, events: Sequence[Event]) -> SessionRow:
+    times = [event.at for event in events]
+    starts = [event.payload for event in events if isinstance(event.payload, SessionStarted)]
     return SessionRow(
-        id=event.session_id,
-        name=started.name if started else None,
-        model=started.model if started else "",
-        started_at=event.at,
-        last_event_at=event.at,
-        event_count=1,
-        parent_session_id=started.parent.session_id if started and started.parent else None,
+        id=session_id,
+        name=_last(one.name for one in starts),
+        model=_last(one.model or None for one in starts) or "",
+        started_at=min(times),
+        last_event_at=max(times),
+        event_count=len(events),
+        parent_session_id=_last(one.parent.session_id for one in starts if one.parent),
     )
 
 
 def joined(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
     """One row a session."""
-    added: dict[str, SessionRow] = {}
+    parts: dict[str, list[SessionRow]] = {}
     for more in tallies:
-        before = added.get(more.id)
-        added[more.id] = merge(before, more) if before else more
-    return tuple(added.values())
+        parts.setdefault(more.id, []).append(more)
+    return tuple(some[0] if len(some) == 1 else _joined(some) for some in parts.values())
 
 
-def merge(row: SessionRow, more: SessionRow) -> SessionRow:
+def _joined(parts: Sequence[SessionRow]) -> SessionRow:
     """A session's row after more of its events; what is known is replaced only by what is known."""
     return SessionRow(
-        id=row.id,
-        name=row.name if more.name is None else more.name,
-        model=more.model or row.model,
-        started_at=min(row.started_at, more.started_at),
-        last_event_at=max(row.last_event_at, more.last_event_at),
-        event_count=row.event_count + more.event_count,
-        parent_session_id=more.parent_session_id or row.parent_session_id,
+        id=parts[0].id,
+        name=_last(part.name for part in parts),
+        model=_last(part.model or None for part in parts) or "",
+        started_at=min([part.started_at for part in parts]),
+        last_event_at=max([part.last_event_at for part in parts]),
+        event_count=sum([part.event_count for part in parts]),
+        parent_session_id=_last(part.parent_session_id or None for part in parts),
     )
+
+
+def _last(texts: Iterable[str | None]) -> str | None:
+    last = None
+    for text in texts:
+        if text is not None:
+            last = text
+    return last
 
 
 def session_of(columns: Sequence[object]) -> SessionRow:

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 
 from msgspec.structs import astuple
@@ -18,7 +19,8 @@ from holdfast.stores.sqlite_file import explain, identity_of, moved
 from holdfast.stores.table_queries import TableQueries
 from holdfast.stores.writer import Append, Delete, Job, Prune, Settle
 
-ROWS_AT_ONCE = 50
+PARAMETERS_MAX = 999
+"""Of one statement; every SQLite takes as many."""
 
 QUERIES = queries("?")
 TABLE_QUERIES = TableQueries("?")
@@ -28,7 +30,10 @@ ASKED = Asked(
     version="SELECT user_version FROM pragma_user_version",
     size_bytes="SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
 )
+INSERT = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 ADD_TO_SESSION = add_to_session("?", least="min", greatest="max")
+
+_VALUES = " VALUES ("
 
 
 class SqliteWrites:
@@ -98,12 +103,9 @@ class SqliteWrites:
 
     def _insert(self, appends: Sequence[Append]) -> None:
         added = joined(more for job in appends for more in job.tallies)
-        self._connection.executemany(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in added])
+        self._desk.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in added])
         self._books.open(self._desk, appends, added)
-        rows = [row for job in appends for row in job.rows]
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[start : start + ROWS_AT_ONCE]
-            self._connection.execute(_insertion(len(some)), [cell for row in some for cell in astuple(row)])
+        self._desk.write(INSERT, [astuple(row) for job in appends for row in job.rows])
         self._books.enter(appends)
 
     def _empty_wal(self) -> None:
@@ -124,11 +126,18 @@ class _Desk:
         return self._connection.execute(query, parameters).fetchall()
 
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
-        self._connection.executemany(query, rows)
+        if _VALUES not in query:
+            self._connection.executemany(query, rows)
+            return
+        at_once = PARAMETERS_MAX // len(rows[0]) if rows else 1
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            self._connection.execute(_widened(query, len(some)), list(chain.from_iterable(some)))
 
 
 @cache
-def _insertion(rows: int) -> str:
+def _widened(query: str, rows: int) -> str:
     """Many rows in one statement: each statement lets another thread run, and then waits for its turn."""
-    row = f"({', '.join('?' * len(COLUMNS))})"
-    return f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES {', '.join([row] * rows)}"
+    head, _, tail = query.partition(_VALUES)
+    row, _, rest = tail.partition(")")
+    return f"{head}{_VALUES}{'), ('.join([row] * rows)}){rest}"

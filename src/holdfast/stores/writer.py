@@ -76,7 +76,7 @@ class Writer:
         self._let_go = let_go
         self._group_jobs_max = group_jobs_max
         self._queue_bytes_max = queue_bytes_max
-        self._queue: deque[Job] = deque()
+        self._queue: deque[tuple[Job, int]] = deque()
         self._queued_bytes = 0
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
@@ -95,7 +95,7 @@ class Writer:
                 self._room.wait_for(lambda: self._takes(size))
             refusal = self._refusal
             if refusal is None:
-                self._queue.append(job)
+                self._queue.append((job, size))
                 self._queued_bytes += size
                 self._work.notify()
         if refusal is not None:
@@ -137,14 +137,14 @@ class Writer:
         with self._lock:
             self._work.wait_for(lambda: self._queue or self._closing)
             group = [self._queue.popleft() for _ in range(min(len(self._queue), self._group_jobs_max))]
-            self._queued_bytes -= sum(map(weigh, group))
+            self._queued_bytes -= sum(size for _, size in group)
             self._room.notify_all()
-        return group
+        return [job for job, _ in group]
 
     def _fail(self, group: Sequence[Job], error: StoreError) -> None:
         with self._lock:
             self._refusal = error
-            failed = (*group, *self._queue)
+            failed = (*group, *(job for job, _ in self._queue))
             self._queue.clear()
             self._queued_bytes = 0
             self._room.notify_all()
