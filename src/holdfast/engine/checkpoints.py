@@ -1,5 +1,7 @@
 """When a conversation that is under way is made shorter: asked for, due before a call, or because it did not fit."""
 
+import asyncio
+
 from holdfast.compaction.decide import due, too_large_a_head
 from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.compacting import (
@@ -12,7 +14,6 @@ from holdfast.engine.compacting import (
     propose_seed,
 )
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.history import logged
 from holdfast.engine.prose import with_prose
 from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
@@ -34,7 +35,7 @@ def standing_of(talk: Conversation) -> Standing:
         at=parts.clock(),
         learned=parts.learned,
         output_tokens_max=parts.parameters.output_tokens_max,
-        raw=lambda: logged(parts.log.read(state.session_id)),
+        said=talk.said,
         new_draft=talk.new_draft,
     )
 
@@ -42,7 +43,8 @@ def standing_of(talk: Conversation) -> Standing:
 async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
     """What was asked for, done if it helps; by the seed's rules where that is said."""
     standing = standing_of(talk)
-    found = (propose_seed if seed else propose)(standing, config, "asked")
+    # A long conversation is read through for it, which is not to keep others waiting.
+    found = await asyncio.to_thread(propose_seed if seed else propose, standing, config, "asked")
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("user", *found.payloads)
@@ -72,14 +74,18 @@ async def clear_outputs(talk: Conversation) -> str:
 
 async def make_checkpoint(talk: Conversation) -> str:
     """Once a prompt did not fit: a record stands for all but a short tail; says what was done."""
-    return await _after_overflow(
-        talk, propose(standing_of(talk), talk.parts.compaction, "overflow", tail_tokens_max=SMALL_TAIL_TOKENS)
-    )
+    return await _keep_tail(talk, SMALL_TAIL_TOKENS)
 
 
 async def make_smallest_tail(talk: Conversation) -> str:
     """Once a prompt still did not fit: nothing but the newest group stays; says what was done."""
-    return await _after_overflow(talk, propose(standing_of(talk), talk.parts.compaction, "overflow", tail_tokens_max=1))
+    return await _keep_tail(talk, 1)
+
+
+async def _keep_tail(talk: Conversation, tokens_max: int) -> str:
+    standing, config = standing_of(talk), talk.parts.compaction
+    found = await asyncio.to_thread(propose, standing, config, "overflow", tail_tokens_max=tokens_max)
+    return await _after_overflow(talk, found)
 
 
 async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> str:
@@ -90,7 +96,7 @@ async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> st
 
 
 async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
-    found = propose(standing, config, trigger)
+    found = await asyncio.to_thread(propose, standing, config, trigger)
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("system", *found.payloads)

@@ -20,6 +20,7 @@ from holdfast.compaction.seed import compact_messages
 from holdfast.compaction.values import CompactionConfig, Cut, Record
 from holdfast.economics.compacting import Rates
 from holdfast.engine.draft import Draft
+from holdfast.engine.history import Said
 from holdfast.engine.session_state import State
 from holdfast.engine.state import compact
 from holdfast.engine.views import sent_view
@@ -45,7 +46,7 @@ _TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A session as a compaction looks at it; the draft holds what would be sent now. `raw` reads the log."""
+    """A session as a compaction looks at it; the draft holds what would be sent now, `said` is what its log tells."""
 
     state: State
     draft: Draft
@@ -54,7 +55,7 @@ class Standing(msgspec.Struct, frozen=True):
     at: float
     learned: Learned
     output_tokens_max: int
-    raw: Callable[[], Sequence[Passage]]
+    said: Said
     new_draft: Callable[[], Draft]
 
 
@@ -237,25 +238,25 @@ def _recalls(state: State) -> bool:
 
 def _record_of(standing: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
     """Always made from what was really said, never from a record of it."""
-    raw = standing.raw()
+    facts, covered = standing.said.covered(cut.first, cut.last)
     kept = [one for one in standing.state.passages[cut.stop :] if not one.injected]
     text = "\n".join(plain_text(one.content) for one in kept)
     asks = len(facts_of(kept).asks)
     factor = standing.model.tokens_factor * standing.state.calibration.factor
     record = build_record(
-        facts_of([one for one in raw if one.number <= cut.last]),
+        facts,
         tokens_max=tokens_max,
         count=lambda line: count_tokens(line, factor),
         kept=Kept(text, asks),
     )
-    return record, [one for one in raw if cut.first <= one.number <= cut.last]
+    return record, covered
 
 
 def hand_off_text(standing: Standing, config: CompactionConfig) -> str:
     """What a new session has to be told to go on with this one's work: a record of all of it."""
     factor = standing.model.tokens_factor * standing.state.calibration.factor
     record = build_record(
-        facts_of(standing.raw()),
+        facts_of(standing.said.everything()),
         tokens_max=config.record_tokens_max,
         count=lambda line: count_tokens(line, factor),
     )

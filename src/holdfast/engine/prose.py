@@ -1,5 +1,6 @@
 """How a model is asked for the reasons that a record lacks: by the request it would get anyway, and one line more."""
 
+import asyncio
 from contextlib import aclosing
 from decimal import Decimal
 
@@ -11,7 +12,7 @@ from holdfast.canonical.prompt import Passage
 from holdfast.canonical.reply import Reply, ReplyFinished
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.tokens import count_tokens
-from holdfast.compaction.prose import INSTRUCTION, checked_prose
+from holdfast.compaction.prose import INSTRUCTION, CheckedProse, checked_prose
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.compacting import Proposal, Standing, Unhelpful, checked
 from holdfast.engine.conversation import Conversation
@@ -27,8 +28,7 @@ async def with_prose(talk: Conversation, standing: Standing, found: Proposal) ->
     usage = reply.usage if reply else Usage()
     text, dropped = "", 0
     if reply is not None:
-        said = "\n".join(plain_text(one.content) for one in standing.raw())
-        prose = checked_prose(text_of(reply.content), said, count=lambda line: count_tokens(line))
+        prose = await asyncio.to_thread(_checked, text_of(reply.content), standing)
         text, dropped = prose.text, prose.dropped
         reason = reason or ("" if text else "nothing that the model wrote could be shown to be so")
     record, note = found.event.segments
@@ -44,6 +44,11 @@ async def with_prose(talk: Conversation, standing: Standing, found: Proposal) ->
     if isinstance(longer, Unhelpful):
         return msgspec.structs.replace(found, event=msgspec.structs.replace(event, segments=(record, note)))
     return longer
+
+
+def _checked(text: str, standing: Standing) -> CheckedProse:
+    said = "\n".join(plain_text(one.content) for one in standing.said.everything())
+    return checked_prose(text, said, count=count_tokens)
 
 
 async def _asked(talk: Conversation) -> tuple[Reply | None, str]:
