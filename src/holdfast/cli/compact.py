@@ -44,7 +44,7 @@ def command(
         CompactionConfig(), **{name: value for name, value in given.items() if value is not None}
     )
     with open_configured(db) as log:
-        standing = _standing(log, session_id)
+        standing = standing_in(log, session_id)
         found = propose(standing, config, "asked")
         if not dry_run and not isinstance(found, Unhelpful):
             _append(log, standing, found)
@@ -59,7 +59,7 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _standing(log: "Log", session_id: str) -> "Standing":
+def standing_in(log: "Log", session_id: str) -> "Standing":
     from holdfast.catalog.lookup import find_model, price_at, utc_date
     from holdfast.catalog.tokens import count_block
     from holdfast.clock import system_clock

@@ -41,8 +41,9 @@ class Outlook(msgspec.Struct, frozen=True):
 
     @property
     def hard_tokens(self) -> int:
-        """From here on the next call may not fit."""
-        return int((self.window_tokens - self.output_tokens_max) * WINDOW_SHARE_MAX)
+        """From here on the next call may not fit; half a window is the prompt's, however much a reply may have."""
+        room = max(self.window_tokens - self.output_tokens_max, self.window_tokens // 2)
+        return int(room * WINDOW_SHARE_MAX)
 
 
 def after_tokens(outlook: Outlook, config: CompactionConfig) -> int:

@@ -15,6 +15,7 @@ from holdfast.engine.compacting import (
 )
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.prose import with_prose
+from holdfast.engine.reporting import report_cold, report_ineffective
 from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
@@ -61,10 +62,13 @@ async def _explained(talk: Conversation, standing: Standing, found: Proposal, co
 async def shorten_if_due(talk: Conversation) -> bool:
     """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
     config, standing = talk.parts.compaction, standing_of(talk)
-    trigger = due(outlook_of(standing), talk.state.compaction, config)
-    if trigger is None or (trigger != "hard" and _thinks_on(talk)):
-        return False
-    return await _shorten(talk, standing, trigger, config)
+    outlook = outlook_of(standing)
+    trigger = due(outlook, talk.state.compaction, config)
+    may = trigger is not None and (trigger == "hard" or not _thinks_on(talk))
+    if may and trigger is not None and await _shorten(talk, standing, trigger, config):
+        return True
+    await report_cold(talk, outlook, config)
+    return False
 
 
 async def clear_outputs(talk: Conversation) -> str:
@@ -105,6 +109,8 @@ async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, con
     reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
     refused = CompactionRefused(trigger, reason if final else found.reason, found.numbers, final)
     await talk.record("system", refused)
+    if final:
+        await report_ineffective(talk, reason)
     return False
 
 

@@ -88,7 +88,7 @@ def outlook_of(standing: Standing) -> Outlook:
     return Outlook(
         prompt_tokens=state.calibration.corrected(standing.draft.scroll.tokens_total),
         head_tokens=state.calibration.corrected(standing.draft.head_tokens),
-        window_tokens=standing.model.context_tokens_max,
+        window_tokens=state.limits.window_tokens_max or standing.model.context_tokens_max,
         output_tokens_max=standing.output_tokens_max,
         calls_expected=max(standing.learned.calls_expected - memory.calls, memory.calls, 1.0),
         cold=_is_cold(standing),

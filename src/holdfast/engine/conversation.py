@@ -118,6 +118,7 @@ class Conversation:
         self.parent = parent
         self.children: list[Conversation] = []
         self.promised_usd = Decimal(0)
+        self.opened_at = parts.clock()
         self._recording = asyncio.Lock()
         self.said = Said(lambda after: self.parts.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()

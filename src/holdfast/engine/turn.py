@@ -26,6 +26,7 @@ from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, nex
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
 from holdfast.engine.injecting import inject_news, injections
 from holdfast.engine.interrupted import take_over_interrupted
+from holdfast.engine.reporting import report_failure
 from holdfast.engine.sent import Turn
 from holdfast.engine.state import open_calls
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -87,6 +88,7 @@ async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> 
         if error.kind in _REFUSED:
             # The same request would be refused again and again: what was new in it leaves the conversation.
             await talk.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+        await report_failure(talk, error)
         await _abandon(talk, "error")
         raise
     except Exception:

@@ -20,7 +20,7 @@ SPOKEN_WEIGHT = 3.0
 """What a person or the model says or asks for counts so much more than what stands in a tool's output."""
 
 MENTIONS_MAX = 10_000
-REMEMBERED_MAX = 1_000
+REMEMBERED_MAX = 500
 """How many names, and how many files, commands, errors, asks or steps, a reader of a very long conversation keeps."""
 
 CONSTRAINT_CHARACTERS_MAX = 400
