@@ -15,11 +15,12 @@ from holdfast.engine.compacting import (
 )
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.prose import with_prose
-from holdfast.engine.reporting import report_cold, report_ineffective
+from holdfast.engine.reporting import report_cold, report_damage, report_ineffective
 from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
 
+HEAD_TOO_LARGE = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
 SMALL_TAIL_TOKENS = 6_000
 """How much of the tail is kept when a prompt did not fit; when it still does not, the newest group alone."""
 
@@ -46,6 +47,7 @@ async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = 
     standing = standing_of(talk)
     # A long conversation is read through for it, which is not to keep others waiting.
     found = await asyncio.to_thread(propose_seed if seed else propose, standing, config, "asked")
+    await report_damage(talk)
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("user", *found.payloads)
@@ -67,6 +69,8 @@ async def shorten_if_due(talk: Conversation) -> bool:
     may = trigger is not None and (trigger == "hard" or not _thinks_on(talk))
     if may and trigger is not None and await _shorten(talk, standing, trigger, config):
         return True
+    if config.auto and too_large_a_head(outlook, config):
+        await report_ineffective(talk, HEAD_TOO_LARGE)
     await report_cold(talk, outlook, config)
     return False
 
@@ -101,16 +105,14 @@ async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> st
 
 async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
     found = await asyncio.to_thread(propose, standing, config, trigger)
+    await report_damage(talk)
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("system", *found.payloads)
         return True
     final = too_large_a_head(outlook_of(standing), config)
-    reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
-    refused = CompactionRefused(trigger, reason if final else found.reason, found.numbers, final)
+    refused = CompactionRefused(trigger, HEAD_TOO_LARGE if final else found.reason, found.numbers, final)
     await talk.record("system", refused)
-    if final:
-        await report_ineffective(talk, reason)
     return False
 
 

@@ -1,12 +1,11 @@
 """How a session is made shorter: computed, checked, and only then recorded; a failure leaves the view as it was."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 
 import msgspec
 
 from holdfast.canonical.blocks import Message, Role, ToolResult, text_of
-from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.transcript import TranscriptRules, messages_of, result_id, validate
@@ -20,7 +19,7 @@ from holdfast.compaction.seed import compact_messages
 from holdfast.compaction.values import CompactionConfig, Cut, Record
 from holdfast.economics.compacting import Rates
 from holdfast.engine.draft import Draft
-from holdfast.engine.history import Said
+from holdfast.engine.history import Said, digest_of
 from holdfast.engine.session_state import State
 from holdfast.engine.state import compact
 from holdfast.engine.views import sent_view
@@ -149,7 +148,7 @@ def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trig
         epoch=state.epoch + 1,
         first=batch.first,
         last=batch.last,
-        digest=_digest_of(covered),
+        digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),
@@ -174,7 +173,7 @@ def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger)
         epoch=state.epoch + 1,
         first=covered[0].number,
         last=covered[-1].number,
-        digest=_digest_of(covered),
+        digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),
@@ -188,10 +187,6 @@ def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger)
 def _passage_tokens(standing: Standing) -> list[int]:
     factor = standing.state.calibration.factor
     return [round(count * factor) for count in standing.draft.passage_tokens()]
-
-
-def _digest_of(passages: Sequence[Passage]) -> str:
-    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
 
 
 def _checkpoint(
@@ -212,7 +207,7 @@ def _checkpoint(
         epoch=state.epoch + 1,
         first=cut.first,
         last=cut.last,
-        digest=_digest_of(covered),
+        digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),

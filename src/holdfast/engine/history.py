@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.canonical.blocks import Text
+from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.prompt import Passage, Stability
 from holdfast.compaction.groups import groups_of
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import ContextInjected, MessageAppended, MessagesWithdrawn
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.extraction.facts import Facts, FactsReader
 
 ReadLog = Callable[[str | None], Iterable[Event]]
@@ -48,10 +50,16 @@ def _enter(passages: list[Passage], event: Event, number: int) -> bool:
     return True
 
 
+def digest_of(passages: Sequence[Passage]) -> str:
+    """By which a compaction names what it covers."""
+    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
+
+
 class Said:
     """The messages of one log, each read once however often they are asked for; safe to use from several threads.
 
     What is in front of the view is remembered by its facts alone, so that a record takes as long as what is new.
+    `damaged` are compactions whose messages are no longer those that they covered, as far as the log was read.
     """
 
     def __init__(self, read: ReadLog) -> None:
@@ -60,6 +68,7 @@ class Said:
         self._begin()
 
     def _begin(self) -> None:
+        self.damaged: tuple[ContextCompacted, ...] = ()
         self._after: str | None = None
         self._number = 0
         self._facts = FactsReader()
@@ -93,8 +102,15 @@ class Said:
                 # It reaches behind what is remembered by its facts.
                 self._begin()
                 return self._catch_up()
+            if isinstance(event.payload, ContextCompacted):
+                self._compare(event.payload)
             self._number += _enter(self._behind, event, self._number + 1)
         return None
+
+    def _compare(self, it: ContextCompacted) -> None:
+        covered = [one for one in self._behind if it.first <= one.number <= it.last]
+        if it.strategy == "checkpoint" and it.first >= self._first and digest_of(covered) != it.digest:
+            self.damaged = (*self.damaged, it)
 
     def _has_answer(self) -> bool:
         return any(one.role == "assistant" for one in self._behind)

@@ -49,6 +49,30 @@ async def report_cold(talk: Conversation, outlook: Outlook, config: CompactionCo
     )
 
 
+async def report_damage(talk: Conversation) -> None:
+    """Messages that were covered are not what they were: their record was made before, and is told of no more."""
+    for it in talk.said.damaged:
+        key = f"{FailureScenario.DigestInvalid.value}/epoch {it.epoch}"
+        if key in talk.state.incidents.incidents:
+            continue
+        where = f"messages {it.first} to {it.last}"
+        steps = {
+            StepName.LastGoodCopy: _saying(f"the record of epoch {it.epoch}, made before, stands on the log"),
+            StepName.RebuildFromFiles: _saying("records are made of what the log holds now"),
+            StepName.Quarantine: _saying(f"{where} are not vouched for"),
+        }
+        detail = f"{where} are not those that epoch {it.epoch} has covered"
+        await report_to(talk, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
+
+
+def _saying(text: str) -> StepFunction:
+    async def step(context: StepContext) -> str:
+        del context
+        return text
+
+    return step
+
+
 async def report_failure(talk: Conversation, error: ProviderError) -> None:
     """What a provider fails with although it was asked again."""
     if error.kind in _FAILED:
