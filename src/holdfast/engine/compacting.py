@@ -95,6 +95,7 @@ def outlook_of(standing: Standing) -> Outlook:
         unit_usd=price.input / 1_000_000,
         calls=watch.calls,
         sent_tokens=watch.sent_tokens,
+        base_tokens=watch.base_tokens,
     )
 
 
