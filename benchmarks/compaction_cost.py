@@ -3,8 +3,8 @@
 Sessions of more than 60,000 tokens are played with their real gaps, by sizes: a call reads what the one before has sent
 too, if that is still kept, and writes the rest. What a compaction loses is fetched again. Nobody knows how much that
 is, so it is charged to us and to the best schedule in hindsight once as nothing and once as 4,000 tokens, and never to
-the others. What is expected to be lost is the one number that the rule does not find by itself: it is chosen on one half of
-the sessions, and what is told of the best in hindsight is told of the other half, both ways.
+the others. What is expected to be lost is the one number that the rule does not find by itself: it is chosen on one
+half of the sessions, and what is told of the best in hindsight is told of the other half, both ways.
 """
 
 import hashlib

@@ -67,7 +67,7 @@ def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
     return record, min(config.tail_tokens_max, max(0, room - record))
 
 
-def due(outlook: Outlook, watch: Watch, config: CompactionConfig) -> Trigger | None:
+def due(outlook: Outlook, watch: Watch, config: CompactionConfig, *, by_size_alone: bool = False) -> Trigger | None:
     """Why the prompt is to be made shorter before the next call; None where it is not."""
     if not config.auto or not watch.may_act:
         return None
@@ -76,10 +76,11 @@ def due(outlook: Outlook, watch: Watch, config: CompactionConfig) -> Trigger | N
         return "hard"
     if sizes.removed < least_gain(outlook.prompt_tokens, "soft"):
         return None
-    if outlook.cold and _pays(sizes, outlook):
-        return "cold"
-    if config.money and not outlook.cold and _pays(sizes, outlook) and _ripe(sizes, outlook, config):
-        return "money"
+    if not by_size_alone and _pays(sizes, outlook):
+        if outlook.cold:
+            return "cold"
+        if config.money and _ripe(sizes, outlook, config):
+            return "money"
     return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
 
 

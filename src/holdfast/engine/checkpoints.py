@@ -65,7 +65,7 @@ async def shorten_if_due(talk: Conversation) -> bool:
     """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
     config, standing = talk.parts.compaction, standing_of(talk)
     outlook = outlook_of(standing)
-    trigger = due(outlook, talk.state.compaction, config)
+    trigger = due(outlook, talk.state.compaction, config, by_size_alone=talk.state.profile == "seed")
     may = trigger is not None and (trigger == "hard" or not _thinks_on(talk))
     if may and trigger is not None and await _shorten(talk, standing, trigger, config):
         return True

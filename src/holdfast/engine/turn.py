@@ -24,6 +24,7 @@ from holdfast.engine.asking import Emit, call_model, failed_call
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
+from holdfast.engine.health import probe
 from holdfast.engine.injecting import inject_news, injections
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.reporting import report_failure
@@ -63,6 +64,7 @@ class Answer(msgspec.Struct, frozen=True):
 async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
     """Say something and see the turn through; whatever happens, the transcript stays legal."""
     last: Reply | None = None
+    await probe(talk)
     try:
         await _open_turn(talk, _checked(content))
         while True:
