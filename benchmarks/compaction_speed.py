@@ -8,6 +8,7 @@ from holdfast.compaction.decide import due
 from holdfast.compaction.values import DEFAULT_CONFIG
 from holdfast.engine.compacting import Standing, outlook_of
 from holdfast.engine.draft import Draft
+from holdfast.engine.history import Said
 from holdfast.engine.state import State
 from holdfast.layers.assemble import assemble
 from holdfast.planning.memory import NOTHING_LEARNED
@@ -30,7 +31,7 @@ def deciding_milliseconds(messages: int) -> float:
         at=0.0,
         learned=NOTHING_LEARNED,
         output_tokens_max=4_096,
-        raw=lambda: passages,
+        said=Said(lambda _: ()),
         new_draft=lambda: Draft(ADAPTER, len),
     )
     taken = []

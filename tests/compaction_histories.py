@@ -10,7 +10,7 @@ from holdfast.catalog.rows import Model
 from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.compacting import Standing
 from holdfast.engine.draft import Draft
-from holdfast.engine.history import logged
+from holdfast.engine.history import Said
 from holdfast.engine.state import State, apply
 from holdfast.engine.views import sent_view
 from holdfast.events.envelope import Event
@@ -57,6 +57,7 @@ class History:
         self.asks: list[str] = []
         self.events: list[Event] = []
         self._state = State("s1")
+        self.said = Said(self.behind)
         self.add(
             SessionStarted(MODEL.id), EpochOpened(1, (LayerText("preset", "Keep to the rules of the house."),), ())
         )
@@ -67,6 +68,9 @@ class History:
             event = Event(f"e{self._events:09}", float(self._events), "s1", "system", payload)
             self.events.append(event)
             self._state = apply(self._state, event)
+
+    def behind(self, after: str | None) -> list[Event]:
+        return self.events[int(after[1:]) if after else 0 :]
 
     def words(self, count: int) -> str:
         return " ".join(self.dice.choice(WORDS) + str(self.dice.randrange(50)) for _ in range(count))
@@ -131,7 +135,7 @@ def standing_of(history: History, model: Model = MODEL) -> Standing:
         at=1e6,
         learned=NOTHING_LEARNED,
         output_tokens_max=4_096,
-        raw=lambda: logged(history.events),
+        said=history.said,
         new_draft=new_draft,
     )
 

@@ -54,7 +54,7 @@ def test_a_session_that_may_not_decide_by_itself_does_not() -> None:
 
 def test_money_waits_until_carrying_has_cost_as_much_as_removing() -> None:
     config = CompactionConfig()
-    early = outlook(60_000, calls=2, sent_tokens=80_000)
+    early = outlook(60_000, calls=2, sent_tokens=80_000, base_tokens=35_000)
     late = outlook(60_000, calls=30, sent_tokens=30 * 45_000)
     assert due(early, Watch(), config) is None
     assert due(late, Watch(), config) == "money"
@@ -123,9 +123,9 @@ def test_a_cold_prompt_is_shorter_for_less_from_the_first_call_on() -> None:
 
 def test_what_was_carried_is_held_against_what_removing_costs() -> None:
     sizes = Sizes(100_000, 15_000, 10_000)
-    assert not ripe(sizes, RATES, 114_999)
-    assert ripe(sizes, RATES, 115_000)
-    assert not ripe(sizes, RATES, 115_000, lost_tokens=1)
+    assert not ripe(RATES, 114_999, fixed_tokens=sizes.after)
+    assert ripe(RATES, 115_000, fixed_tokens=sizes.after)
+    assert not ripe(RATES, 115_000, fixed_tokens=sizes.after, lost_tokens=1)
 
 
 def test_the_numbers_add_up_to_the_prompt() -> None:

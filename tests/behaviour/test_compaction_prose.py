@@ -6,9 +6,19 @@ import msgspec
 import pytest
 
 from holdfast.canonical.blocks import Message, Text, ToolUse, text_of
-from holdfast.compaction.prose import INSTRUCTION, checked_prose
+from holdfast.catalog.lookup import shipped_models
+from holdfast.compaction.prose import INSTRUCTION, REMINDER, checked_prose
 from holdfast.compaction.values import CompactionConfig
+from holdfast.engine.state import fold
+from holdfast.events.payloads import AnyPayload, LlmCallFailed
 from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.events.payloads_recovery import RecoveryAttempted, RecoverySucceeded
+from holdfast.ledger.books import entries
+from holdfast.ledger.figures import figures_of
+from holdfast.ledger.money import picodollars
+from holdfast.ledger.postings import postings
+from holdfast.ledger.turns import turn_costs
+from holdfast.simulator.faults import parse_fault
 from holdfast.simulator.script import ScriptedReply
 from long_talks import LongTalk, reading
 
@@ -19,22 +29,34 @@ GOOD = (
 )
 
 
+BROKEN = "broken"
+
+
+def payloads(talk: LongTalk) -> list[AnyPayload]:
+    (row,) = talk.store.sessions()
+    return [event.payload for event in talk.store.read(row.id)]
+
+
 def count(text: str) -> int:
     return len(text) // 4
 
 
-def answering(reply: str | ToolUse) -> object:
+def answering(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> object:
     def answer(messages: Sequence[Message]) -> ScriptedReply:
-        if not text_of(messages[-1].content).endswith(INSTRUCTION):
+        asked = text_of(messages[-1].content)
+        if INSTRUCTION not in asked:
             return reading(messages)
-        return ScriptedReply((Text(reply) if isinstance(reply, str) else reply,))
+        given = reminded if reminded is not None and REMINDER in asked else reply
+        if given == BROKEN:
+            return ScriptedReply((Text("Too"),), faults=(parse_fault("400"),))
+        return ScriptedReply((Text(given) if isinstance(given, str) else given,))
 
     return answer
 
 
-async def compacted(reply: str | ToolUse) -> tuple[LongTalk, ContextCompacted]:
+async def compacted(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> tuple[LongTalk, ContextCompacted]:
     talk = LongTalk(compaction=PROSE)
-    talk.provider._script = answering(reply)  # type: ignore[assignment]  # a function of the messages
+    talk.provider._script = answering(reply, reminded)  # type: ignore[assignment]  # a function of the messages
     async with talk.create() as session:
         await talk.speak(session, 12)
         await session.compact()
@@ -63,10 +85,52 @@ async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted()
 
 @pytest.mark.parametrize("reply", ["Sorry.", "## Story\n- Once.", ToolUse("", "read_file", '{"path":"a"}')])
 async def test_what_cannot_be_used_leaves_the_record_that_was_found_by_rule(reply: str | ToolUse) -> None:
-    _, event = await compacted(reply)
+    talk, event = await compacted(reply)
     assert [part.kind for part in event.segments] == ["record", "note"]
     assert len(event.notes) == 1
     assert event.cost_usd > 0
+    (said,) = [it for it in payloads(talk) if isinstance(it, RecoverySucceeded)]
+    assert said.scenario == "summary_invalid"
+    assert [(one.step, one.status) for one in said.results] == [
+        ("remind_summariser", "done"),
+        ("deterministic_record", "done"),
+    ]
+
+
+async def test_a_reminder_may_be_enough() -> None:
+    talk, event = await compacted(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
+    assert [part.kind for part in event.segments] == ["record", "prose", "note"]
+    (said,) = [it for it in payloads(talk) if isinstance(it, RecoverySucceeded)]
+    assert [(one.step, one.status) for one in said.results] == [("remind_summariser", "recovered")]
+    asked = [msgspec.json.decode(one.body)["messages"] for one in talk.provider.requests[-2:]]
+    assert asked[0][:-1] == asked[1][:-1]
+    assert event.usage.cache_read >= 0.85 * event.usage.tokens_sent
+
+
+async def test_what_the_model_was_paid_for_it_is_in_the_list_of_calls_and_in_every_sum() -> None:
+    talk, event = await compacted(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
+    (row,) = talk.store.sessions()
+    events = list(talk.store.read(row.id))
+    listed = list(entries(events, shipped_models()))
+    summaries = [one for one in listed if one.source == "summary"]
+    assert [one.verdict for one in summaries] == [None, None]
+    assert sum(one.record.cost_usd for one in summaries) == event.cost_usd
+    assert all(one.uncached_usd > one.record.cost_usd for one in summaries)
+    total = fold(events, row.id).cost_usd
+    assert sum(one.record.cost_usd for one in listed) == total
+    assert sum(one.cost_usd for one in turn_costs(events, shipped_models())) == total
+    figures = figures_of(row, events, shipped_models())
+    assert sum(one.cost_usd for one in figures.calls) == total
+    posted = sum(one.sums.spent for one in postings(events, shipped_models()))
+    assert posted == picodollars(total)
+
+
+async def test_a_call_for_it_that_fails_is_on_the_log_too() -> None:
+    talk, event = await compacted(BROKEN)
+    assert [part.kind for part in event.segments] == ["record", "note"]
+    (failed,) = [it for it in payloads(talk) if isinstance(it, LlmCallFailed)]
+    assert event.notes == (f"the model could not be asked: {failed.error_message_redacted}",)
+    assert not [it for it in payloads(talk) if isinstance(it, RecoveryAttempted)]
 
 
 async def test_what_it_cost_is_counted_and_it_is_no_part_of_the_conversation() -> None:

@@ -18,8 +18,11 @@ from holdfast.compaction.seed import (
     threshold_of,
 )
 from holdfast.compaction.values import CompactionConfig
+from holdfast.engine.state import fold
+from holdfast.engine.tools import ToolError
+from holdfast.errors import UserError
 from holdfast.events.payloads_compaction import ContextCompacted
-from long_talks import GOAL, LongTalk
+from long_talks import GOAL, LongTalk, read_file
 
 KEEP_2 = CompactionConfig(preserve_recent_messages=2, max_estimated_tokens=1)
 CALL = ToolUse("c1", "bash", '{"command":"ls"}')
@@ -169,3 +172,87 @@ async def test_under_the_seed_profile_a_session_compacts_the_seeds_way_by_itself
         assert GOAL.partition("\n")[0] in text_of(session.history[0].content)
     events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     assert {event.strategy for event in events} == {"seed"}
+
+
+class Probed:
+    """A session of the seed's profile with a tool that looks at a folder, and what came of looking."""
+
+    def __init__(self, **options: object) -> None:
+        self.looked = 0
+        self.broken = False
+        self.talk = LongTalk(tools=(read_file, self.glob_search), **options)
+
+    def glob_search(self, pattern: str) -> str:
+        """Finds files."""
+        self.looked += 1
+        if self.broken:
+            raise ToolError(f"no folder to look for {pattern} in")
+        return "nothing"
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anything_is_sent() -> None:
+    probed = Probed(profile="seed")
+    async with probed.talk.create() as session:
+        await probed.talk.speak(session, 12)
+        assert probed.looked == 0
+        await session.compact()
+        await probed.talk.speak(session, 1)
+        assert probed.looked == 1
+        probed.broken = True
+        sent, history = len(probed.talk.provider.requests), session.history
+        with pytest.raises(UserError, match="health probe 'glob_search' failed behind a compaction: no folder to look"):
+            await session.send("Go on.")
+        assert (len(probed.talk.provider.requests), session.history) == (sent, history)
+        probed.broken = False
+        await probed.talk.speak(session, 1)
+    assert len(probed.talk.provider.requests) == sent + 2
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+async def test_where_nothing_is_left_but_the_summary_no_tool_is_tried() -> None:
+    probed = Probed(profile="seed")
+    async with probed.talk.create() as session:
+        await probed.talk.speak(session, 12)
+        await session.compact(CompactionConfig(preserve_recent_messages=0))
+        assert len(session.history) == 1
+        probed.broken = True
+        await probed.talk.speak(session, 1)
+    assert probed.looked == 0
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+async def test_no_tool_is_tried_without_the_seeds_profile_or_without_one_to_try() -> None:
+    probed, without = Probed(), LongTalk(profile="seed")
+    for talk in (probed.talk, without):
+        async with talk.create() as session:
+            await talk.speak(session, 12)
+            await session.compact()
+            await talk.speak(session, 1)
+    assert probed.looked == 0
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> None:
+    talk = LongTalk(profile="seed")
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        before = session.id
+        done = await session.compact()
+        assert session.id == before
+    state = fold(talk.store.read(before), before)
+    assert (state.compaction.count, state.epoch) == (1, 2)
+    (event,) = [one.payload for one in talk.store.read(before) if isinstance(one.payload, ContextCompacted)]
+    assert event.last - event.first + 1 == done.removed_message_count
+    assert event.segments[0].text == done.summary
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.parametrize(("limit", "compacted"), [(15_000, True), (1_000_000, False)])
+async def test_the_limit_is_held_against_the_prompt_as_it_is_now(limit: int, compacted: bool) -> None:
+    talk = LongTalk(profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit))
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+    events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    assert bool(events) is compacted
+    assert all(event.tokens_before >= limit for event in events)

@@ -24,6 +24,7 @@ from holdfast.events.payloads_recovery import (
     PassagesMended,
     ProviderLimited,
     RecoveryAttempted,
+    RecoveryEnqueued,
     RecoveryEscalated,
     RecoveryFailed,
     RecoverySucceeded,
@@ -468,3 +469,20 @@ async def test_a_recording_of_the_session_sends_what_was_mended() -> None:
     second = told.recording.calls[1]
     assert second.kept == 1
     assert [passage.content for passage in second.added] == [(Text("Said."),), (Text("b"),)]
+
+
+async def test_a_provider_that_fails_is_told(agent: MakeAgent) -> None:
+    busy = ProviderError("server_error", "the provider is overloaded", status=529)
+    refused = ProviderError("invalid_request", "no such model", status=404)
+    one = agent(busy, refused, says("Yes."))
+    async with one.session as session:
+        for message in ("a", "b"):
+            with pytest.raises(ProviderError):
+                await session.send(message)
+        assert (await session.send("c")).text == "Yes."
+    (told,) = [it for it in one.payloads if isinstance(it, RecoveryEnqueued)]
+    assert (told.scenario, told.follow_up, told.detail) == (
+        "provider_failure",
+        "surface",
+        "the provider is overloaded",
+    )

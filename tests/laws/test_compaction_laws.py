@@ -1,6 +1,7 @@
 """What holds of every compaction, whatever the conversation was."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,10 +12,13 @@ from holdfast.canonical.transcript import messages_of, validate
 from holdfast.compaction.groups import cut_at, groups_of
 from holdfast.compaction.record import RESUME
 from holdfast.engine.compacting import Proposal, Unhelpful, propose
+from holdfast.engine.history import logged
 from holdfast.engine.state import apply, fold
+from holdfast.events.payloads import MessagesWithdrawn
+from holdfast.extraction import facts as facts_module
 from holdfast.extraction.calls import plain_text
 from holdfast.extraction.entities import entities_in
-from holdfast.extraction.facts import facts_of
+from holdfast.extraction.facts import FactsReader, facts_of
 
 SEEDS = st.integers(0, 2**32)
 
@@ -141,7 +145,7 @@ def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
     found = propose(standing, SMALL, "asked")
     assert isinstance(found, Proposal)
     assert found.record is not None
-    said = "\n".join(plain_text(one.content) for one in standing.raw())
+    said = "\n".join(plain_text(one.content) for one in standing.said.everything())
     for line in found.record.lines:
         for entity in entities_in(line.text):
             hashed = f"sha:{entity.text}" in line.text
@@ -180,3 +184,61 @@ def test_whatever_is_said_is_read(said: str, arguments: str) -> None:
         mention.entity.text in f"{said} {plain_text((call,))}" or mention.entity.kind in ("error", "command")
         for mention in found.mentions
     )
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), max_size=5), st.integers(0, 3))
+def test_facts_that_are_gathered_bit_by_bit_are_those_of_the_whole(
+    seed: int, wanted: list[tuple[int, int]], withdrawn: int
+) -> None:
+    history = History(seed)
+    for at, (first, more) in enumerate(wanted):
+        history.turn(ends=at % 2 == 0)
+        history.turn(ends=at != withdrawn)
+        if at == withdrawn:
+            history.add(MessagesWithdrawn("refused"))
+        facts, covered = history.said.covered(first, first + more)
+        said = logged(history.events)
+        assert facts == facts_of([one for one in said if one.number <= first + more])
+        assert covered == [one for one in said if first <= one.number <= first + more]
+
+
+def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> None:
+    history = grown(1, turns=2)
+    history.turn(ends=False)
+    history.turn(ends=False)
+    before = history.state().messages
+    history.said.covered(before, before)
+    history.add(MessagesWithdrawn("refused"))
+    facts, _ = history.said.covered(before, before)
+    assert facts == facts_of(logged(history.events))
+
+
+def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts_module, "REMEMBERED_MAX", 10)
+    monkeypatch.setattr(facts_module, "MENTIONS_MAX", 50)
+    reader = FactsReader()
+    for at in range(400):
+        call = ToolUse(f"c{at}", "bash", msgspec.json.encode({"command": f"run{at}", "path": f"src/f{at}.py"}).decode())
+        for passage in (
+            Passage("user", (Text(f"Never use old_name_{at}."),), number=4 * at + 1),
+            Passage("assistant", (Text(f"I decided on new_name_{at}."), call), number=4 * at + 2),
+            Passage(
+                "user",
+                (ToolResult(f"c{at}", (Text(f"error: kind{chr(65 + at % 26)}{chr(65 + at // 26)}"),)),),
+                number=4 * at + 3,
+            ),
+            Passage("assistant", (Text("Done."),), number=4 * at + 4),
+        ):
+            reader.read(passage)
+    found = reader.facts()
+    for kept in (found.files, found.commands, found.errors, found.decisions, found.steps):
+        assert 10 <= len(kept) <= 22
+    assert found.files[0].path == "src/f399.py"
+    assert len(found.mentions) <= 100
+    assert {one.entity.text.rstrip(".py")[-3:] for one in found.mentions[:4] if one.entity.kind != "error"} == {"399"}
+    assert found.asks[0].text == "Never use old_name_0."
+    assert found.asks[-1].text == "Never use old_name_399."
+    assert all(ask.answered for ask in found.asks)
+    assert len(found.asks) <= 24
+    assert [one.text for one in found.constraints[:4]] == [f"Never use old_name_{at}." for at in range(4)]

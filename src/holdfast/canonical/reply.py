@@ -9,7 +9,7 @@ from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.usage import Usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
-ReplySource = Literal["provider", "completion-cache"]
+ReplySource = Literal["provider", "completion-cache", "summary"]
 
 
 class Reply(msgspec.Struct, frozen=True):

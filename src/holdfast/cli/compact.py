@@ -44,7 +44,7 @@ def command(
         CompactionConfig(), **{name: value for name, value in given.items() if value is not None}
     )
     with open_configured(db) as log:
-        standing = _standing(log, session_id)
+        standing = standing_in(log, session_id)
         found = propose(standing, config, "asked")
         if not dry_run and not isinstance(found, Unhelpful):
             _append(log, standing, found)
@@ -59,13 +59,13 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _standing(log: "Log", session_id: str) -> "Standing":
+def standing_in(log: "Log", session_id: str) -> "Standing":
     from holdfast.catalog.lookup import find_model, price_at, utc_date
     from holdfast.catalog.tokens import count_block
     from holdfast.clock import system_clock
     from holdfast.engine.compacting import Standing
     from holdfast.engine.draft import Draft
-    from holdfast.engine.history import logged
+    from holdfast.engine.history import Said
     from holdfast.engine.state import fold
     from holdfast.engine.views import sent_view
     from holdfast.errors import UserError
@@ -96,7 +96,7 @@ def _standing(log: "Log", session_id: str) -> "Standing":
         at=at,
         learned=learned_in(log, Scene(model.id, ""), session_id=session_id),
         output_tokens_max=state.parameters.output_tokens_max if state.parameters else model.output_tokens_max,
-        raw=lambda: logged(log.read(session_id)),
+        said=Said(lambda after: log.read(session_id, after=after)),
         new_draft=new_draft,
     )
 

@@ -91,6 +91,7 @@ def run(
     import msgspec
 
     from holdfast.clock import system_clock
+    from holdfast.engine.context_steps import ContextSteps
     from holdfast.engine.recovering import Recovered, Recoverer
     from holdfast.engine.repairing import ConversationLedger, ViewSteps
     from holdfast.recovery.recipes import RECIPES, rules_of
@@ -105,7 +106,7 @@ def run(
         view = ViewSteps(stored, binds_thinking=row is None or row.cache.binds_thinking)
         recoverer = Recoverer(
             keeps,
-            {**view.steps, **commands},
+            {**view.steps, **ContextSteps(stored).steps, **_cold_steps(log, stored), **commands},
             clock=system_clock,
             recipes={known: _by_hand(RECIPES[known])},
             rules=rules_of(stored.state.profile),
@@ -151,6 +152,31 @@ def _opened(log: "Log", session_id: str) -> "StoredConversation":
     if state.last_event_id is None:
         raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
     return StoredConversation(log, state, clock=system_clock, new_id=new_ulid)
+
+
+def _cold_steps(log: "Log", stored: "StoredConversation") -> "Steps":
+    """What is done about a large prompt that is in no cache any more, before it is sent again."""
+    from holdfast.cli.compact import standing_in
+    from holdfast.compaction.values import CompactionConfig
+    from holdfast.engine.compacting import Unhelpful, outlook_of, propose
+    from holdfast.engine.recovering import StepContext
+    from holdfast.recovery.scenarios import StepName
+
+    async def tidy(context: StepContext) -> str:
+        del context
+        found = propose(standing_in(log, stored.state.session_id), CompactionConfig(), "cold")
+        if isinstance(found, Unhelpful):
+            return found.reason
+        await stored.record("user", *found.payloads)
+        return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
+
+    async def confirm(context: StepContext) -> str:
+        del context
+        outlook = outlook_of(standing_in(log, stored.state.session_id))
+        usd = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
+        return f"the next message writes {outlook.prompt_tokens} tokens, for about ${usd:.2f}"
+
+    return {StepName.DeterministicTidy: tidy, StepName.ConfirmCost: confirm}
 
 
 def _by_hand(recipe: "RecoveryRecipe") -> "RecoveryRecipe":

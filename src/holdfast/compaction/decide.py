@@ -12,9 +12,10 @@ from holdfast.events.payloads_compaction import CompactionNumbers, Trigger
 WINDOW_SHARE_MAX = 0.95
 """How full a window may be, by an estimate that is never exact."""
 
-REFETCH_TOKENS = 4_000
-"""What is read again because it left the view, about: two or three files."""
-
+REFETCH_TOKENS = 2_000
+"""What is read again because it left the view, about: a file or two. Nobody knows it beforehand. Money alone would say
+1,000 (`python -m benchmarks compaction_cost` asks both halves of recorded sessions); what leaves the view is worth more
+than the tokens that bring it back."""
 
 RECORD_SHARE = 0.5
 """How much of what a compaction leaves is the record, where the share of the messages before is what limits it."""
@@ -25,7 +26,8 @@ RECORD_TOKENS_MIN = 600
 class Outlook(msgspec.Struct, frozen=True):
     """A session before a call, in tokens and calls; all of it is known without a look at the history.
 
-    `unit_usd` is what one uncached token costs. `sent_tokens` were sent by the `calls` since the last compaction.
+    `unit_usd` is what one uncached token costs. `sent_tokens` were sent by the `calls` since the last compaction, which
+    left a prompt of `base_tokens`; `lost_tokens` are expected to be fetched again behind one.
     """
 
     prompt_tokens: int
@@ -38,17 +40,24 @@ class Outlook(msgspec.Struct, frozen=True):
     unit_usd: Decimal = Decimal(0)
     calls: int = 0
     sent_tokens: int = 0
+    base_tokens: int = 0
+    lost_tokens: int = REFETCH_TOKENS
 
     @property
     def hard_tokens(self) -> int:
-        """From here on the next call may not fit."""
-        return int((self.window_tokens - self.output_tokens_max) * WINDOW_SHARE_MAX)
+        """From here on the next call may not fit; half a window is the prompt's, however much a reply may have."""
+        room = max(self.window_tokens - self.output_tokens_max, self.window_tokens // 2)
+        return int(room * WINDOW_SHARE_MAX)
 
 
 def after_tokens(outlook: Outlook, config: CompactionConfig) -> int:
     """What will stand behind the head at most, the newest group aside."""
-    messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
-    return min(config.record_tokens_max + config.tail_tokens_max, int(messages * config.share_max))
+    return left_tokens(outlook.prompt_tokens - outlook.head_tokens, config)
+
+
+def left_tokens(message_tokens: int, config: CompactionConfig) -> int:
+    """What so many tokens of messages become."""
+    return min(config.record_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
 
 
 def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
@@ -58,7 +67,7 @@ def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
     return record, min(config.tail_tokens_max, max(0, room - record))
 
 
-def due(outlook: Outlook, watch: Watch, config: CompactionConfig) -> Trigger | None:
+def due(outlook: Outlook, watch: Watch, config: CompactionConfig, *, by_size_alone: bool = False) -> Trigger | None:
     """Why the prompt is to be made shorter before the next call; None where it is not."""
     if not config.auto or not watch.may_act:
         return None
@@ -67,23 +76,25 @@ def due(outlook: Outlook, watch: Watch, config: CompactionConfig) -> Trigger | N
         return "hard"
     if sizes.removed < least_gain(outlook.prompt_tokens, "soft"):
         return None
-    if outlook.cold and _pays(sizes, outlook):
-        return "cold"
-    if config.money and not outlook.cold and _pays(sizes, outlook) and _ripe(sizes, outlook):
-        return "money"
+    if not by_size_alone and _pays(sizes, outlook):
+        if outlook.cold:
+            return "cold"
+        if config.money and _ripe(sizes, outlook, config):
+            return "money"
     return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
 
 
 def _pays(sizes: Sizes, outlook: Outlook) -> bool:
     """With what will be fetched again counted in."""
-    again = Sizes(sizes.prompt, sizes.head, sizes.after + REFETCH_TOKENS)
+    again = Sizes(sizes.prompt, sizes.head, sizes.after + outlook.lost_tokens)
     return bool(shorter_pays(again, outlook.rates, outlook.calls_expected, cold=outlook.cold))
 
 
-def _ripe(sizes: Sizes, outlook: Outlook) -> bool:
+def _ripe(sizes: Sizes, outlook: Outlook, config: CompactionConfig) -> bool:
     needed = sizes.head + sizes.after
     carried = outlook.sent_tokens + outlook.prompt_tokens - (outlook.calls + 1) * needed
-    return ripe(sizes, outlook.rates, carried, lost_tokens=REFETCH_TOKENS)
+    fixed = left_tokens(outlook.base_tokens - outlook.head_tokens, config)
+    return ripe(outlook.rates, carried, fixed_tokens=fixed, lost_tokens=outlook.lost_tokens)
 
 
 def least_gain(prompt_tokens: int, trigger: Trigger) -> int:

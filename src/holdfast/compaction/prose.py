@@ -17,6 +17,9 @@ INSTRUCTION = (
     "were decided, what was tried and given up, and what would be done next. Name files, ids and numbers exactly as "
     "they stood. Do not tell what the user said: that is kept word for word."
 )
+REMINDER = (
+    "Answer in words, without calling a tool, and under the three headings alone: the last answer could not be used."
+)
 _HEADING = re.compile(r"^#{1,3}\s*(\w+)\s*$")
 _QUOTED = re.compile(r"[\"\u201c]([^\"\u201c\u201d]{12,})[\"\u201d]")
 _ATTRIBUTED = re.compile(r"\b(the )?user (said|asked|wants|wanted|told|requested|instructed)\b", re.IGNORECASE)

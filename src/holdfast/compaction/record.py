@@ -97,6 +97,7 @@ class _Budget:
         self._names: dict[int, list[str]] = {}
         self._named: set[Entity] = set()
         self._offered: set[Line] = set()
+        self._costs: dict[Line, int] = {}
         self._covered: set[int] = set()
 
     def pin(self, line: Line) -> None:
@@ -111,7 +112,8 @@ class _Budget:
             self._offered.add(line)
             if line in self._lines or (line.section == "timeline" and self._covered.issuperset(line.sources)):
                 continue
-            cost = self._count(spelled(line)) + 1
+            cost = self._costs.get(line) or self._count(spelled(line)) + 1
+            self._costs[line] = cost
             if cost <= room:
                 self._lines[line] = None
                 self._covered.update(line.sources)

@@ -14,10 +14,9 @@ NEVER_CALLS = 1_000_000_000
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """`last_message` was the newest when it was last compacted, `calls` were answered since and sent `sent_tokens`;
-    `from_tokens` is what it
-    started from, as long as no call has told what it became. After two that did not help nothing
-    is done by itself until the user speaks, and after one that was refused not for so many calls."""
+    """`last_message` was the newest when it was last compacted to `base_tokens`, `calls` were answered since and sent
+    `sent_tokens`; `from_tokens` is what it started from, as long as no call has told what it became. After two that did
+    not help nothing is done by itself until the user speaks, and after one that was refused not for so many calls."""
 
     count: int = 0
     last_message: int = 0
@@ -26,6 +25,7 @@ class Watch(msgspec.Struct, frozen=True):
     strikes: int = 0
     waits: int = 0
     sent_tokens: int = 0
+    base_tokens: int = 0
 
     @property
     def may_act(self) -> bool:
@@ -34,7 +34,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 def after_compaction(watch: Watch, it: ContextCompacted, *, messages: int) -> Watch:
-    return Watch(watch.count + 1, messages, 0, it.tokens_before, watch.strikes)
+    return Watch(watch.count + 1, messages, 0, it.tokens_before, watch.strikes, base_tokens=it.tokens_after)
 
 
 def after_call(watch: Watch, usage: Usage) -> Watch:

@@ -59,11 +59,12 @@ def break_even_calls(sizes: Sizes, rates: Rates, *, cold: bool = False) -> float
     return max(0.0, float(once_units(sizes, rates, cold=cold) / saved))
 
 
-def ripe(sizes: Sizes, rates: Rates, carried_tokens: int, *, lost_tokens: int = 0) -> bool:
+def ripe(rates: Rates, carried_tokens: int, *, fixed_tokens: int, lost_tokens: int = 0) -> bool:
     """Whether a warm prompt has carried what could be removed for as long as removing it costs.
 
     `carried_tokens` is the sum, over the calls since it was last made shorter, of what each could have done without;
-    `lost_tokens` will be fetched again. Whoever waits until r * carried = (w - r) A + w lost pays at most twice what
-    the best moment would have cost, however the conversation goes on; nobody can promise less who does not know it.
+    `lost_tokens` will be fetched again. `fixed_tokens` are written however little was said since; what is written of
+    that besides is paid for once whenever it is done, and so does not count. In a conversation that grows evenly, no
+    other moment than r * carried = (w - r) fixed + w lost costs less for each call.
     """
-    return rates.read * carried_tokens >= (rates.write - rates.read) * sizes.after + rates.write * lost_tokens
+    return rates.read * carried_tokens >= (rates.write - rates.read) * fixed_tokens + rates.write * lost_tokens

@@ -30,6 +30,7 @@ from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.mending import ask_and_recover
 from holdfast.engine.planned import claim_of, plan_next
 from holdfast.engine.repeating import completion_key, finished, keep_reply, kept_deltas
+from holdfast.engine.reporting import report_call
 from holdfast.engine.teaching import teach_news
 from holdfast.engine.views import sent_view
 from holdfast.errors import ProviderError
@@ -121,8 +122,10 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
         completed = _completed(talk, told, crossing, retries=retries, request_id=request_id)
         kept_now = keep_reply(talk, key, heard, reply)
         completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=kept_now)
+        before = talk.state
         said = await _take(talk, reply, completed)
     await teach_news(talk)
+    await report_call(talk, before, prepared, reply.usage)
     return said
 
 

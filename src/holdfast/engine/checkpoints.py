@@ -1,5 +1,7 @@
 """When a conversation that is under way is made shorter: asked for, due before a call, or because it did not fit."""
 
+import asyncio
+
 from holdfast.compaction.decide import due, too_large_a_head
 from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.compacting import (
@@ -12,12 +14,13 @@ from holdfast.engine.compacting import (
     propose_seed,
 )
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.history import logged
 from holdfast.engine.prose import with_prose
+from holdfast.engine.reporting import report_cold, report_damage, report_ineffective
 from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
 
+HEAD_TOO_LARGE = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
 SMALL_TAIL_TOKENS = 6_000
 """How much of the tail is kept when a prompt did not fit; when it still does not, the newest group alone."""
 
@@ -34,7 +37,7 @@ def standing_of(talk: Conversation) -> Standing:
         at=parts.clock(),
         learned=parts.learned,
         output_tokens_max=parts.parameters.output_tokens_max,
-        raw=lambda: logged(parts.log.read(state.session_id)),
+        said=talk.said,
         new_draft=talk.new_draft,
     )
 
@@ -42,7 +45,9 @@ def standing_of(talk: Conversation) -> Standing:
 async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
     """What was asked for, done if it helps; by the seed's rules where that is said."""
     standing = standing_of(talk)
-    found = (propose_seed if seed else propose)(standing, config, "asked")
+    # A long conversation is read through for it, which is not to keep others waiting.
+    found = await asyncio.to_thread(propose_seed if seed else propose, standing, config, "asked")
+    await report_damage(talk)
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("user", *found.payloads)
@@ -59,10 +64,15 @@ async def _explained(talk: Conversation, standing: Standing, found: Proposal, co
 async def shorten_if_due(talk: Conversation) -> bool:
     """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
     config, standing = talk.parts.compaction, standing_of(talk)
-    trigger = due(outlook_of(standing), talk.state.compaction, config)
-    if trigger is None or (trigger != "hard" and _thinks_on(talk)):
-        return False
-    return await _shorten(talk, standing, trigger, config)
+    outlook = outlook_of(standing)
+    trigger = due(outlook, talk.state.compaction, config, by_size_alone=talk.state.profile == "seed")
+    may = trigger is not None and (trigger == "hard" or not _thinks_on(talk))
+    if may and trigger is not None and await _shorten(talk, standing, trigger, config):
+        return True
+    if config.auto and too_large_a_head(outlook, config):
+        await report_ineffective(talk, HEAD_TOO_LARGE)
+    await report_cold(talk, outlook, config)
+    return False
 
 
 async def clear_outputs(talk: Conversation) -> str:
@@ -72,14 +82,18 @@ async def clear_outputs(talk: Conversation) -> str:
 
 async def make_checkpoint(talk: Conversation) -> str:
     """Once a prompt did not fit: a record stands for all but a short tail; says what was done."""
-    return await _after_overflow(
-        talk, propose(standing_of(talk), talk.parts.compaction, "overflow", tail_tokens_max=SMALL_TAIL_TOKENS)
-    )
+    return await _keep_tail(talk, SMALL_TAIL_TOKENS)
 
 
 async def make_smallest_tail(talk: Conversation) -> str:
     """Once a prompt still did not fit: nothing but the newest group stays; says what was done."""
-    return await _after_overflow(talk, propose(standing_of(talk), talk.parts.compaction, "overflow", tail_tokens_max=1))
+    return await _keep_tail(talk, 1)
+
+
+async def _keep_tail(talk: Conversation, tokens_max: int) -> str:
+    standing, config = standing_of(talk), talk.parts.compaction
+    found = await asyncio.to_thread(propose, standing, config, "overflow", tail_tokens_max=tokens_max)
+    return await _after_overflow(talk, found)
 
 
 async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> str:
@@ -90,14 +104,14 @@ async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> st
 
 
 async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
-    found = propose(standing, config, trigger)
+    found = await asyncio.to_thread(propose, standing, config, trigger)
+    await report_damage(talk)
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("system", *found.payloads)
         return True
     final = too_large_a_head(outlook_of(standing), config)
-    reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
-    refused = CompactionRefused(trigger, reason if final else found.reason, found.numbers, final)
+    refused = CompactionRefused(trigger, HEAD_TOO_LARGE if final else found.reason, found.numbers, final)
     await talk.record("system", refused)
     return False
 

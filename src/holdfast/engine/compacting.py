@@ -1,12 +1,11 @@
 """How a session is made shorter: computed, checked, and only then recorded; a failure leaves the view as it was."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 
 import msgspec
 
 from holdfast.canonical.blocks import Message, Role, ToolResult, text_of
-from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.transcript import TranscriptRules, messages_of, result_id, validate
@@ -20,6 +19,7 @@ from holdfast.compaction.seed import compact_messages
 from holdfast.compaction.values import CompactionConfig, Cut, Record
 from holdfast.economics.compacting import Rates
 from holdfast.engine.draft import Draft
+from holdfast.engine.history import Said, digest_of
 from holdfast.engine.session_state import State
 from holdfast.engine.state import compact
 from holdfast.engine.views import sent_view
@@ -45,7 +45,7 @@ _TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A session as a compaction looks at it; the draft holds what would be sent now. `raw` reads the log."""
+    """A session as a compaction looks at it; the draft holds what would be sent now, `said` is what its log tells."""
 
     state: State
     draft: Draft
@@ -54,7 +54,7 @@ class Standing(msgspec.Struct, frozen=True):
     at: float
     learned: Learned
     output_tokens_max: int
-    raw: Callable[[], Sequence[Passage]]
+    said: Said
     new_draft: Callable[[], Draft]
 
 
@@ -87,7 +87,7 @@ def outlook_of(standing: Standing) -> Outlook:
     return Outlook(
         prompt_tokens=state.calibration.corrected(standing.draft.scroll.tokens_total),
         head_tokens=state.calibration.corrected(standing.draft.head_tokens),
-        window_tokens=standing.model.context_tokens_max,
+        window_tokens=state.limits.window_tokens_max or standing.model.context_tokens_max,
         output_tokens_max=standing.output_tokens_max,
         calls_expected=max(standing.learned.calls_expected - memory.calls, memory.calls, 1.0),
         cold=_is_cold(standing),
@@ -95,6 +95,7 @@ def outlook_of(standing: Standing) -> Outlook:
         unit_usd=price.input / 1_000_000,
         calls=watch.calls,
         sent_tokens=watch.sent_tokens,
+        base_tokens=watch.base_tokens,
     )
 
 
@@ -148,7 +149,7 @@ def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trig
         epoch=state.epoch + 1,
         first=batch.first,
         last=batch.last,
-        digest=_digest_of(covered),
+        digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),
@@ -173,7 +174,7 @@ def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger)
         epoch=state.epoch + 1,
         first=covered[0].number,
         last=covered[-1].number,
-        digest=_digest_of(covered),
+        digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),
@@ -187,10 +188,6 @@ def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger)
 def _passage_tokens(standing: Standing) -> list[int]:
     factor = standing.state.calibration.factor
     return [round(count * factor) for count in standing.draft.passage_tokens()]
-
-
-def _digest_of(passages: Sequence[Passage]) -> str:
-    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
 
 
 def _checkpoint(
@@ -211,7 +208,7 @@ def _checkpoint(
         epoch=state.epoch + 1,
         first=cut.first,
         last=cut.last,
-        digest=_digest_of(covered),
+        digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged(outlook),
@@ -237,25 +234,25 @@ def _recalls(state: State) -> bool:
 
 def _record_of(standing: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
     """Always made from what was really said, never from a record of it."""
-    raw = standing.raw()
+    facts, covered = standing.said.covered(cut.first, cut.last)
     kept = [one for one in standing.state.passages[cut.stop :] if not one.injected]
     text = "\n".join(plain_text(one.content) for one in kept)
     asks = len(facts_of(kept).asks)
     factor = standing.model.tokens_factor * standing.state.calibration.factor
     record = build_record(
-        facts_of([one for one in raw if one.number <= cut.last]),
+        facts,
         tokens_max=tokens_max,
         count=lambda line: count_tokens(line, factor),
         kept=Kept(text, asks),
     )
-    return record, [one for one in raw if cut.first <= one.number <= cut.last]
+    return record, covered
 
 
 def hand_off_text(standing: Standing, config: CompactionConfig) -> str:
     """What a new session has to be told to go on with this one's work: a record of all of it."""
     factor = standing.model.tokens_factor * standing.state.calibration.factor
     record = build_record(
-        facts_of(standing.raw()),
+        facts_of(standing.said.everything()),
         tokens_max=config.record_tokens_max,
         count=lambda line: count_tokens(line, factor),
     )

@@ -19,6 +19,7 @@ from holdfast.engine.completions import Completions
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.draft import Draft
 from holdfast.engine.gate import Gate
+from holdfast.engine.history import Said
 from holdfast.engine.state import State, apply
 from holdfast.errors import BudgetError
 from holdfast.events.bus import Bus
@@ -117,7 +118,9 @@ class Conversation:
         self.parent = parent
         self.children: list[Conversation] = []
         self.promised_usd = Decimal(0)
+        self.opened_at = parts.clock()
         self._recording = asyncio.Lock()
+        self.said = Said(lambda after: self.parts.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
 
     @property

@@ -51,6 +51,9 @@ def count_ping(state: State, ping: CachePinged) -> State:
 
 
 def count_call(state: State, call: LlmCallCompleted) -> State:
+    if call.source == "summary":
+        # It belongs to no conversation: what was sent of this one stays what it was.
+        return paid(state, call.cost_usd, call.usage)
     # The estimate on the log is corrected already; what is learned is the factor from the plain count.
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
     estimated = round(corrected / state.calibration.factor)

@@ -1,12 +1,19 @@
 """What was really said in a session, message by message, whatever its view has become."""
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.canonical.blocks import Text
+from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.prompt import Passage, Stability
 from holdfast.compaction.groups import groups_of
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import ContextInjected, MessageAppended, MessagesWithdrawn
+from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.extraction.facts import Facts, FactsReader
+
+ReadLog = Callable[[str | None], Iterable[Event]]
+"""A session's events, from the one behind the given one on."""
 
 
 def logged(events: Iterable[Event]) -> tuple[Passage, ...]:
@@ -14,28 +21,99 @@ def logged(events: Iterable[Event]) -> tuple[Passage, ...]:
     passages: list[Passage] = []
     number = 0
     for event in events:
-        match event.payload:
-            case MessageAppended(message=message):
-                number += 1
-                passages.append(Passage(message.role, message.content, number=number))
-            case ContextInjected(place="messages") as it:
-                number += 1
-                passages.append(
-                    Passage(
-                        "user",
-                        (Text(it.text),),
-                        it.layer,
-                        Stability.VOLATILE,
-                        ephemeral=it.ephemeral,
-                        number=number,
-                    )
-                )
-            case MessagesWithdrawn():
-                while passages and passages[-1].role != "assistant":
-                    passages.pop()
-            case _:
-                pass
+        number += _enter(passages, event, number + 1)
     return tuple(passages)
+
+
+def _enter(passages: list[Passage], event: Event, number: int) -> bool:
+    """Whether the event has said something; that is the newest of the passages now, under this number."""
+    match event.payload:
+        case MessageAppended(message=message):
+            passages.append(Passage(message.role, message.content, number=number))
+        case ContextInjected(place="messages") as it:
+            passages.append(
+                Passage(
+                    "user",
+                    (Text(it.text),),
+                    it.layer,
+                    Stability.VOLATILE,
+                    ephemeral=it.ephemeral,
+                    number=number,
+                )
+            )
+        case MessagesWithdrawn():
+            while passages and passages[-1].role != "assistant":
+                passages.pop()
+            return False
+        case _:
+            return False
+    return True
+
+
+def digest_of(passages: Sequence[Passage]) -> str:
+    """By which a compaction names what it covers."""
+    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
+
+
+class Said:
+    """The messages of one log, each read once however often they are asked for; safe to use from several threads.
+
+    What is in front of the view is remembered by its facts alone, so that a record takes as long as what is new.
+    `damaged` are compactions whose messages are no longer those that they covered, as far as the log was read.
+    """
+
+    def __init__(self, read: ReadLog) -> None:
+        self._read = read
+        self._one_at_a_time = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.damaged: tuple[ContextCompacted, ...] = ()
+        self._after: str | None = None
+        self._number = 0
+        self._facts = FactsReader()
+        self._behind: list[Passage] = []
+        self._first = 1
+
+    def covered(self, first: int, last: int) -> tuple[Facts, list[Passage]]:
+        """The facts of everything up to message `last`, and the messages from `first` on that are among it."""
+        with self._one_at_a_time:
+            if first < self._first:
+                self._begin()
+            self._catch_up()
+            front = next((at for at, one in enumerate(self._behind) if one.number >= first), len(self._behind))
+            for passage in self._behind[:front]:
+                self._facts.read(passage)
+            del self._behind[:front]
+            self._first = first
+            found = [one for one in self._behind if one.number <= last]
+            facts = self._facts.copy()
+            for passage in found:
+                facts.read(passage)
+            return facts.facts(), found
+
+    def everything(self) -> tuple[Passage, ...]:
+        return logged(self._read(None))
+
+    def _catch_up(self) -> None:
+        for event in self._read(self._after):
+            self._after = event.id
+            if isinstance(event.payload, MessagesWithdrawn) and self._first > 1 and not self._has_answer():
+                # It reaches behind what is remembered by its facts.
+                self._begin()
+                return self._catch_up()
+            if isinstance(event.payload, ContextCompacted):
+                self._compare(event.payload)
+            self._number += _enter(self._behind, event, self._number + 1)
+        return None
+
+    def _compare(self, it: ContextCompacted) -> None:
+        covered = [one for one in self._behind if it.first <= one.number <= it.last]
+        if it.strategy == "checkpoint" and it.first >= self._first and digest_of(covered) != it.digest:
+            self.damaged = (*self.damaged, it)
+
+    def _has_answer(self) -> bool:
+        return any(one.role == "assistant" for one in self._behind)
 
 
 def groups_behind(passages: Sequence[Passage], first: int, last: int) -> tuple[tuple[Passage, ...], ...]:

@@ -1,44 +1,48 @@
 """How a model is asked for the reasons that a record lacks: by the request it would get anyway, and one line more."""
 
+import asyncio
 from contextlib import aclosing
 from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.blocks import Text, ToolUse, text_of
+from holdfast.canonical.blocks import Text, ToolUse, is_thinking, text_of
 from holdfast.canonical.pieces import shared_links
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.reply import Reply, ReplyFinished
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.tokens import count_tokens
-from holdfast.compaction.prose import INSTRUCTION, checked_prose
+from holdfast.compaction.prose import INSTRUCTION, REMINDER, CheckedProse, checked_prose
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.broken_off import Arrived
 from holdfast.engine.compacting import Proposal, Standing, Unhelpful, checked
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.planned import plan_next
+from holdfast.engine.recovering import Healed, StepContext, StepFunction
+from holdfast.engine.reporting import report_to
 from holdfast.errors import BudgetError, ProviderError
+from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads_compaction import RecordSegment
 from holdfast.extraction.calls import plain_text
+from holdfast.recovery.scenarios import FailureScenario, StepName
 
 
 async def with_prose(talk: Conversation, standing: Standing, found: Proposal) -> Proposal:
     """The proposal with what the model adds to its record; the record alone where that cannot be had."""
-    reply, reason = await _asked(talk)
-    usage = reply.usage if reply else Usage()
-    text, dropped = "", 0
-    if reply is not None:
-        said = "\n".join(plain_text(one.content) for one in standing.raw())
-        prose = checked_prose(text_of(reply.content), said, count=lambda line: count_tokens(line))
-        text, dropped = prose.text, prose.dropped
-        reason = reason or ("" if text else "nothing that the model wrote could be shown to be so")
+    summary = _Summary(talk, standing)
+    await summary.ask(INSTRUCTION)
+    if summary.answered and summary.reason:
+        incident = f"{FailureScenario.SummaryInvalid.value}/epoch {found.event.epoch}"
+        await report_to(talk, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason)
+    prose = summary.prose
     record, note = found.event.segments
-    notes = (reason,) if reason else (f"{dropped} lines of the model's were dropped",) if dropped else ()
+    dropped = (f"{prose.dropped} lines of the model's were dropped",) if prose.dropped else ()
     event = msgspec.structs.replace(
         found.event,
-        segments=(record, RecordSegment("prose", text), note) if text else (record, note),
-        usage=usage,
-        cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)) if reply else Decimal(0),
-        notes=notes,
+        segments=(record, RecordSegment("prose", prose.text), note) if prose.text else (record, note),
+        usage=summary.usage,
+        cost_usd=summary.cost_usd,
+        notes=(summary.reason,) if summary.reason else dropped,
     )
     longer = checked(standing, event, found.record)
     if isinstance(longer, Unhelpful):
@@ -46,33 +50,122 @@ async def with_prose(talk: Conversation, standing: Standing, found: Proposal) ->
     return longer
 
 
-async def _asked(talk: Conversation) -> tuple[Reply | None, str]:
-    """The reply, and why it is of no use, if it is not."""
-    scroll = talk.draft.scroll
-    keep = len(scroll.pieces)
-    scroll.extend(talk.draft.spelled(Passage("user", (Text(INSTRUCTION),))))
-    try:
-        plan = plan_next(talk, scroll, shared_links(talk.state.links, scroll.links))
-        body = scroll.render(talk.parts.adapter.opening(talk.parameters), plan.marks)
-        tokens = talk.state.calibration.corrected(scroll.tokens_total)
-    finally:
-        scroll.cut(keep)
-    try:
-        with talk.promise(tokens):
-            reply = await _reply(talk, body)
-    except (ProviderError, BudgetError) as error:
-        return None, f"the model could not be asked: {error}"
+class _Summary:
+    """What the model has written so far, what of it holds, why it is of no use if it is not, and what it cost."""
+
+    def __init__(self, talk: Conversation, standing: Standing) -> None:
+        self._talk = talk
+        self._standing = standing
+        self.prose = CheckedProse()
+        self.reason = ""
+        self.answered = False
+        self.usage = Usage()
+        self.cost_usd = Decimal(0)
+
+    @property
+    def steps(self) -> dict[StepName, StepFunction]:
+        return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._record_alone}
+
+    async def _remind(self, context: StepContext) -> Healed | str:
+        del context
+        await self.ask(f"{INSTRUCTION}\n\n{REMINDER}")
+        return f"not usable again: {self.reason}" if self.reason else Healed("usable")
+
+    async def _record_alone(self, context: StepContext) -> str:
+        del context
+        return "the record that was found by rule stands alone"
+
+    async def ask(self, instruction: str) -> None:
+        body, tokens = self._request(instruction)
+        self.answered = False
+        try:
+            with self._talk.promise(tokens):
+                reply = await self._reply(body)
+        except (ProviderError, BudgetError) as error:
+            self.reason = f"the model could not be asked: {error}"
+            return
+        self.answered = True
+        self.prose = await asyncio.to_thread(_held_to_what_was_said, text_of(reply.content), self._standing)
+        self.reason = _refused(reply) or ("" if self.prose.text else "nothing that the model wrote holds")
+        if self.reason:
+            self.prose = CheckedProse()
+
+    def _request(self, instruction: str) -> tuple[bytes, int]:
+        """The bytes that would be sent anyway, with the instruction behind them; and how many tokens that is."""
+        talk, scroll = self._talk, self._talk.draft.scroll
+        keep = len(scroll.pieces)
+        scroll.extend(talk.draft.spelled(Passage("user", (Text(instruction),))))
+        try:
+            plan = plan_next(talk, scroll, shared_links(talk.state.links, scroll.links))
+            body = scroll.render(talk.parts.adapter.opening(talk.parameters), plan.marks)
+            return body, talk.state.calibration.corrected(scroll.tokens_total)
+        finally:
+            scroll.cut(keep)
+
+    async def _reply(self, body: bytes) -> Reply:
+        """The reply; it is on the log as a call that is none of the conversation's, however it ended."""
+        parts, started_at = self._talk.parts, self._talk.parts.clock()
+        reader, arrived = parts.adapter.stream_reader(), Arrived()
+        try:
+            async with aclosing(parts.wire.send(parts.adapter.endpoint(self._talk.parameters), body)) as chunks:
+                async for chunk in chunks:
+                    for delta in reader.feed(chunk):
+                        arrived.take(delta)
+                        if isinstance(delta, ReplyFinished):
+                            await self._pay(delta.reply, started_at)
+                            return delta.reply
+            raise ProviderError("network", "the reply ended before it was complete")
+        except ProviderError as error:
+            usage, estimated = arrived.taken(reader.partial(), parts.model.tokens_factor)
+            failed = LlmCallFailed(
+                model=parts.model.id,
+                provider=parts.model.provider,
+                error_class=error.kind,
+                error_message_redacted=str(error),
+                retry_count=0,
+                latency_ms=self._since(started_at),
+                request_id=parts.new_id(started_at),
+                usage=usage,
+                cost_usd=self._take(usage),
+                output_estimated=estimated,
+            )
+            await self._talk.record("agent", failed)
+            raise
+
+    async def _pay(self, reply: Reply, started_at: float) -> None:
+        parts = self._talk.parts
+        completed = LlmCallCompleted(
+            model=parts.model.id,
+            provider=parts.model.provider,
+            usage=reply.usage,
+            cost_usd=self._take(reply.usage),
+            pricing_version=parts.pricing_version,
+            latency_ms=self._since(started_at),
+            stop_reason=reply.stop_reason,
+            produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
+            produced_thinking_blocks=sum(map(is_thinking, reply.content)),
+            request_id=parts.new_id(started_at),
+            response_id=reply.id,
+            source="summary",
+        )
+        await self._talk.record("agent", completed)
+
+    def _take(self, usage: Usage) -> Decimal:
+        cost = cost_usd(usage, self._talk.price(usage.tokens_sent))
+        self.usage, self.cost_usd = self.usage + usage, self.cost_usd + cost
+        return cost
+
+    def _since(self, started_at: float) -> int:
+        return round((self._talk.parts.clock() - started_at) * 1000)
+
+
+def _held_to_what_was_said(text: str, standing: Standing) -> CheckedProse:
+    said = "\n".join(plain_text(one.content) for one in standing.said.everything())
+    return checked_prose(text, said, count=count_tokens)
+
+
+def _refused(reply: Reply) -> str:
+    """Why the reply is of no use, whatever it says."""
     if any(isinstance(block, ToolUse) for block in reply.content):
-        return reply, "the model called a tool instead"
-    return reply, "" if reply.stop_reason == "end_turn" else f"the model stopped early ({reply.stop_reason})"
-
-
-async def _reply(talk: Conversation, body: bytes) -> Reply:
-    parts = talk.parts
-    reader = parts.adapter.stream_reader()
-    async with aclosing(parts.wire.send(parts.adapter.endpoint(talk.parameters), body)) as chunks:
-        async for chunk in chunks:
-            for delta in reader.feed(chunk):
-                if isinstance(delta, ReplyFinished):
-                    return delta.reply
-    raise ProviderError("network", "the reply ended before it was complete")
+        return "the model called a tool instead"
+    return "" if reply.stop_reason == "end_turn" else f"the model stopped early ({reply.stop_reason})"

@@ -290,7 +290,7 @@ def compact(state: State, it: ContextCompacted) -> State:
     sent = compacted(state.passages[: state.sent], it)
     passages = sent + compacted_newest(state.passages[state.sent :], it)
     return msgspec.structs.replace(
-        paid(state, it.cost_usd, it.usage),
+        state,
         epoch=it.epoch,
         passages=passages,
         sent=len(sent),

@@ -24,8 +24,10 @@ from holdfast.engine.asking import Emit, call_model, failed_call
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
+from holdfast.engine.health import probe
 from holdfast.engine.injecting import inject_news, injections
 from holdfast.engine.interrupted import take_over_interrupted
+from holdfast.engine.reporting import report_failure
 from holdfast.engine.sent import Turn
 from holdfast.engine.state import open_calls
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -62,6 +64,7 @@ class Answer(msgspec.Struct, frozen=True):
 async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
     """Say something and see the turn through; whatever happens, the transcript stays legal."""
     last: Reply | None = None
+    await probe(talk)
     try:
         await _open_turn(talk, _checked(content))
         while True:
@@ -87,6 +90,7 @@ async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> 
         if error.kind in _REFUSED:
             # The same request would be refused again and again: what was new in it leaves the conversation.
             await talk.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+        await report_failure(talk, error)
         await _abandon(talk, "error")
         raise
     except Exception:

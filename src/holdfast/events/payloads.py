@@ -234,7 +234,7 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
 
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     """Where whole replies are kept for equal requests, `completion_key` names this one, and `completion_kept` says that
-    its reply is. A call from that source has taken nothing, and no provider has seen it."""
+    its reply is. A call from that source has taken nothing; one for a summary is none of the conversation's."""
 
     model: str
     provider: str

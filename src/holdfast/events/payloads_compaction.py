@@ -53,7 +53,8 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     """The view of the messages `first` to `last` of the log is another one from here on; `digest` is that of theirs.
 
     The leading `kept_blocks` of the prompt stay what they were, and `kept_tokens` of them were cached by a mark of
-    their own. Tokens before and after are estimates of the whole prompt. `cost_usd` was paid for what the model wrote.
+    their own. Tokens before and after are estimates of the whole prompt. `cost_usd` was paid for what the model wrote,
+    by a call that is on the log itself.
     """
 
     strategy: Strategy

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -18,9 +19,15 @@ HALF_LIFE_PASSAGES = 30.0
 SPOKEN_WEIGHT = 3.0
 """What a person or the model says or asks for counts so much more than what stands in a tool's output."""
 
+MENTIONS_MAX = 10_000
+REMEMBERED_MAX = 500
+"""How many names, and how many files, commands, errors, asks or steps, a reader of a very long conversation keeps."""
+
 CONSTRAINT_CHARACTERS_MAX = 400
 DECISION_CHARACTERS_MAX = 300
 DONE = ("completed", "done", "cancelled", "canceled", "deleted")
+
+_Value = TypeVar("_Value")
 
 _CONSTRAINT = re.compile(
     r"\b(never|always|must|do not|don't|dont|make sure|ensure|avoid|only use|prefer|should not|shouldn't|instead of)\b|"
@@ -114,16 +121,21 @@ def facts_of(passages: Sequence[Passage]) -> Facts:
 
     What the model thought for itself is never looked at.
     """
-    reader = _Reader()
-    for at, passage in enumerate(passages):
-        if not passage.injected:
-            reader.read(at, passage)
+    reader = FactsReader()
+    for passage in passages:
+        reader.read(passage)
     return reader.facts()
 
 
-class _Reader:
+class FactsReader:
+    """Passages one by one, in order; the facts of those so far can be had at any time.
+
+    However long a conversation is, what is remembered of it is bounded: what was seen last stays, names by their rank.
+    """
+
     def __init__(self) -> None:
-        self.at = 0
+        self.at = -1
+        self.waiting = 0
         self.number = 0
         self.asks: list[Ask] = []
         self.constraints: dict[str, Noted] = {}
@@ -143,8 +155,19 @@ class _Reader:
         self.current: Noted | None = None
         self.messages: dict[str, int] = {}
 
-    def read(self, at: int, passage: Passage) -> None:
-        self.at, self.number = at, passage.number
+    def copy(self) -> "FactsReader":
+        """Another that goes on from here."""
+        other = FactsReader()
+        for name, value in vars(self).items():
+            setattr(other, name, value.copy() if isinstance(value, dict | list | set) else value)
+        other.errors_of = {key: signs.copy() for key, signs in self.errors_of.items()}
+        return other
+
+    def read(self, passage: Passage) -> None:
+        self.at += 1
+        if passage.injected:
+            return
+        self.number = passage.number
         results = [block for block in passage.content if isinstance(block, ToolResult)]
         role = "tool" if results else passage.role
         self.messages[role] = self.messages.get(role, 0) + 1
@@ -156,6 +179,27 @@ class _Reader:
             self._spoken(text, passage.content)
         elif text.strip() or not results:
             self._asked(text, passage.content)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Twice as many as are kept are let through, so that little is done about each."""
+        _drop_oldest(self.files)
+        _drop_oldest(self.commands)
+        _drop_oldest(self.decisions)
+        _drop_oldest(self.failing)
+        # The first ones say what the work is like.
+        _drop_oldest(self.constraints, first_kept=4)
+        if _drop_oldest(self.errors):
+            left = {key: {sign for sign in signs if sign in self.errors} for key, signs in self.errors_of.items()}
+            self.errors_of = {key: signs for key, signs in left.items() if signs}
+        if len(self.steps) > 2 * REMEMBERED_MAX:
+            del self.steps[:-REMEMBERED_MAX]
+        if self.waiting > 2 * REMEMBERED_MAX:
+            del self.asks[1 : self.waiting - REMEMBERED_MAX]
+            self.waiting = REMEMBERED_MAX + 1
+        if len(self.mentions) > 2 * MENTIONS_MAX:
+            ranked = sorted(self.mentions.values(), key=self._rank)
+            self.mentions = {one.entity: one for one in ranked[:MENTIONS_MAX]}
 
     def _asked(self, text: str, content: Sequence[Block]) -> None:
         others = sum(isinstance(block, Image) for block in content)
@@ -173,11 +217,14 @@ class _Reader:
             self._mention(text, SPOKEN_WEIGHT)
             for sentence in sentences(text):
                 if len(sentence) <= DECISION_CHARACTERS_MAX and _DECISION.search(sentence):
+                    self.decisions.pop(folded(sentence).lower(), None)
                     self.decisions[folded(sentence).lower()] = Noted(sentence, self.number)
         for call in calls:
             self._call(call)
         if not calls:
-            self.asks = [ask if ask.answered else msgspec.structs.replace(ask, answered=True) for ask in self.asks]
+            for at in range(self.waiting, len(self.asks)):
+                self.asks[at] = msgspec.structs.replace(self.asks[at], answered=True)
+            self.waiting = len(self.asks)
             asked = [one for one in sentences(text)[-3:] if one.endswith("?")]
             self.question = Noted(asked[-1], self.number) if asked else None
         self.steps.append(Noted(_step(text, calls), self.number))
@@ -227,7 +274,7 @@ class _Reader:
         self._errors(action, text, bad)
 
     def _touch(self, action: Action, text: str, bad: bool) -> None:
-        before = self.files.get(action.path, FileState(action.path))
+        before = self.files.pop(action.path, FileState(action.path))
         touched = msgspec.structs.replace(before, numbers=(*before.numbers[-2:], self.number), at=self.at)
         if not bad and action.kind == "read":
             lines = touched.lines if action.lines is None else (*touched.lines[-3:], action.lines)
@@ -259,7 +306,8 @@ class _Reader:
             lines = [line for line in [last_line(text, 200)] if line]
         if not bad and not lines:
             for known in self.errors_of.pop(action.key, ()):
-                self.errors[known] = msgspec.structs.replace(self.errors[known], resolved=self.number)
+                if known in self.errors:
+                    self.errors[known] = msgspec.structs.replace(self.errors[known], resolved=self.number)
         for line in lines[:8]:
             sign = signature(line)
             before = self.errors.pop(sign, None)
@@ -275,14 +323,18 @@ class _Reader:
         if known is None:
             self.mentions[entity] = Mention(entity, weight, 1, self.number, self.at)
             return
-        faded = known.score * 0.5 ** ((self.at - known.at) / HALF_LIFE_PASSAGES)
-        self.mentions[entity] = Mention(entity, faded + weight, known.times + 1, self.number, self.at)
+        self.mentions[entity] = Mention(entity, self._score(known) + weight, known.times + 1, self.number, self.at)
+
+    def _score(self, mention: Mention) -> float:
+        """As it counts by now."""
+        return mention.score * float(0.5 ** ((self.at - mention.at) / HALF_LIFE_PASSAGES))
+
+    def _rank(self, mention: Mention) -> tuple[float, str, str]:
+        return -self._score(mention), mention.entity.kind, mention.entity.text
 
     def facts(self) -> Facts:
-        mentions = [
-            msgspec.structs.replace(one, score=one.score * 0.5 ** ((self.at - one.at) / HALF_LIFE_PASSAGES))
-            for one in self.mentions.values()
-        ]
+        ranked = sorted(self.mentions.values(), key=self._rank)
+        mentions = (msgspec.structs.replace(one, score=self._score(one)) for one in ranked)
         return Facts(
             asks=tuple(self.asks),
             constraints=tuple(self.constraints.values()),
@@ -295,12 +347,21 @@ class _Reader:
             failing=tuple(self.failing.values()),
             mended=len(self.failed_once - self.failing.keys()),
             errors=tuple(reversed(self.errors.values())),
-            mentions=tuple(sorted(mentions, key=lambda one: (-one.score, one.entity.kind, one.entity.text))),
+            mentions=tuple(mentions),
             steps=tuple(self.steps),
             tools=tuple(sorted(self.tools.items())),
             current=self.current,
             messages=tuple(sorted(self.messages.items())),
         )
+
+
+def _drop_oldest(kept: dict[str, _Value], *, first_kept: int = 0) -> bool:
+    """Whether there were twice as many as are kept, and are no longer."""
+    if len(kept) <= 2 * REMEMBERED_MAX:
+        return False
+    for key in list(kept)[first_kept : len(kept) - REMEMBERED_MAX]:
+        del kept[key]
+    return True
 
 
 def _step(text: str, calls: Sequence[ToolUse]) -> str:

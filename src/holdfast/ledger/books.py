@@ -14,6 +14,7 @@ from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import ReplySource
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, price_at, utc_date
+from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -132,8 +133,8 @@ def entered(
         case LlmCallStarted(request_id=request_id) if books.newest is not None:
             under_way = (*books.under_way, (request_id, books.newest))[-UNDER_WAY_MAX:]
             return msgspec.structs.replace(books, under_way=under_way), None
-        case LlmCallCompleted(source="completion-cache") as it:
-            return _repeated(books, event, it)
+        case LlmCallCompleted(source="completion-cache" | "summary") as it:
+            return _beside(books, event, it, models)
         case LlmCallCompleted() | LlmCallFailed() as it:
             return _ended(books, event, it, models=models, drop_tokens_min=drop_tokens_min)
         case other:
@@ -218,22 +219,17 @@ def _ended(
         # What was planned before a request that came to nothing holds for the next one.
         planned = books.planned or (request.planned if request else None)
         return msgspec.structs.replace(books, under_way=under_way, planned=planned), None
-    row = models.get(it.model)
-    if row is not None and not row.prices:
-        row = None  # Without a price nothing can be said to be lost.
+    row = _priced(models, it.model)
     verdict, left = None, books.left
     if isinstance(it, LlmCallCompleted) and request is not None and row is not None:
         verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
         left = left_by(request, it.usage, row)
-    uncached = it.cost_usd
-    if row is not None:
-        uncached = uncached_cost_usd(it.usage, price_at(row, utc_date(event.at), it.usage.tokens_sent))
     entry = Entry(
         event_id=event.id,
         turn_id=event.turn_id,
         provider=it.provider,
         record=_record(books.number + 1, event.at, it, request),
-        uncached_usd=rounded(uncached),
+        uncached_usd=rounded(_uncached_usd(event, it, row)),
         pricing_version=it.pricing_version if isinstance(it, LlmCallCompleted) else "",
         stop_reason=it.stop_reason if isinstance(it, LlmCallCompleted) else it.error_class,
         retries=it.retry_count,
@@ -248,20 +244,32 @@ def _ended(
     return msgspec.structs.replace(books, number=number, under_way=under_way, answered=answered, left=left), entry
 
 
-def _repeated(books: Books, event: Event, it: LlmCallCompleted) -> tuple[Books, Entry]:
-    """A call that no provider has seen: nothing was prepared for it, and nothing is to be compared with it."""
+def _beside(books: Books, event: Event, it: LlmCallCompleted, models: Models) -> tuple[Books, Entry]:
+    """A call that is none of the conversation's: nothing was prepared for it, and nothing is to be compared with it."""
     entry = Entry(
         event_id=event.id,
         turn_id=event.turn_id,
         provider=it.provider,
         record=_record(books.number + 1, event.at, it, None),
-        uncached_usd=it.cost_usd,
+        uncached_usd=rounded(_uncached_usd(event, it, _priced(models, it.model))),
         pricing_version=it.pricing_version,
         stop_reason=it.stop_reason,
         source=it.source,
         completion_key=it.completion_key,
     )
     return msgspec.structs.replace(books, number=books.number + 1), entry
+
+
+def _priced(models: Models, name: str) -> Model | None:
+    """Without a price nothing can be said to be lost."""
+    row = models.get(name)
+    return row if row is not None and row.prices else None
+
+
+def _uncached_usd(event: Event, it: LlmCallCompleted | LlmCallFailed, row: Model | None) -> Decimal:
+    if row is None:
+        return it.cost_usd
+    return uncached_cost_usd(it.usage, price_at(row, utc_date(event.at), it.usage.tokens_sent))
 
 
 def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, request: Request | None) -> CallRecord:

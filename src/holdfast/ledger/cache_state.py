@@ -74,7 +74,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
             return _emptied(state)
         case RequestPrepared(plan=plan):
             return change(state, ttl=plan.marks[-1].ttl if plan.marks else None, sent_at=event.at)
-        case LlmCallCompleted(usage=usage, model=model):
+        case LlmCallCompleted(usage=usage, model=model, source=source):
             seen = change(
                 state,
                 model=state.model or model,
@@ -82,7 +82,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
                 hit_count=state.hit_count + (usage.cache_read > 0),
                 usage=state.usage + usage,
             )
-            return _used(seen, usage, state.sent_at or event.at, models)
+            return _used(seen, usage, state.sent_at or event.at, models) if source == "provider" else seen
         case CachePinged(piece=piece) as ping if piece is not None:
             return _used(change(state, ttl=ping.ttl), ping.usage, ping.sent_at or event.at, models)
         case CacheKept() as kept:

@@ -124,7 +124,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
                 number=entry.record.number,
             )
             for entry in entries(events, models)
-            if entry.source == "provider"
+            if entry.source != "completion-cache"
         ),
         extras=tuple(_extras(row, events)),
         failures=tuple(
@@ -171,7 +171,7 @@ def _stable_writes(events: Iterable[Event]) -> Iterator[tuple[str, int]]:
                 chain.clear()
             case LlmCallStarted(request_id=request_id):
                 shares[request_id] = newest
-            case LlmCallCompleted(request_id=request_id, usage=usage):
+            case LlmCallCompleted(request_id=request_id, usage=usage, source="provider"):
                 stable = round(shares.pop(request_id, newest) * usage.tokens_sent)
                 yield request_id, min(usage.cache_write, max(0, stable - usage.cache_read))
             case _:

@@ -83,7 +83,7 @@ def posted(books: Books, event: Event, models: Models) -> tuple[Books, Posting |
     books, entry = entered(books, event, models)
     if entry is not None:
         # What a kept reply has answered cost nobody anything, and is no call of a provider's.
-        return books, _call(books, event, entry) if entry.source == "provider" else None
+        return books, _call(books, event, entry) if entry.source != "completion-cache" else None
     if type(event.payload) not in _UNCALLED:
         return books, None
     event = bounded(event)

@@ -107,6 +107,7 @@ class _Fold:
             rates=Rates(price.cache_read / unit, price.cache_write_5m / unit),
             calls=self._watch.calls,
             sent_tokens=self._watch.sent_tokens,
+            base_tokens=self._watch.base_tokens,
         )
 
     def _shorten(self, unsent: int) -> bool:
@@ -127,6 +128,6 @@ class _Fold:
         said = (Text(record_text(record, recall=False)), Text(note_text(recent=bool(kept))))
         self._sizes[0] = sum(self._tokens(part.text) for part in said)
         self._view = [Passage("user", said, layer=RECORD_LAYER), *kept]
-        self._watch = Watch(count=self.count + 1)
+        self._watch = Watch(count=self.count + 1, base_tokens=self._head + sum(self._view_sizes()))
         self.count += 1
         return True

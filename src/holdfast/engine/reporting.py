@@ -1,0 +1,140 @@
+"""Known failures that a conversation meets by itself: reported under their names, and what can be done is done."""
+
+from decimal import Decimal
+
+from holdfast.canonical.usage import Usage
+from holdfast.compaction.decide import Outlook
+from holdfast.compaction.values import CompactionConfig
+from holdfast.compaction.watch import STRIKES_MAX
+from holdfast.engine.context_steps import numbers_in, told_sizes
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.recovering import Recoverer, StepContext, StepFunction, Steps
+from holdfast.engine.repairing import ConversationLedger
+from holdfast.engine.session_state import State
+from holdfast.errors import ProviderError, UserError
+from holdfast.events.payloads import RequestPrepared
+from holdfast.ledger.verdicts import DROP_TOKENS_MIN
+from holdfast.recovery.recipes import rules_of
+from holdfast.recovery.scenarios import FailureScenario, StepName
+
+_FAILED = ("server_error", "network", "rate_limit")
+"""Failures that are the provider's own, and not of what it was sent; a call was tried again and again by then."""
+
+
+async def report_to(talk: Conversation, scenario: FailureScenario, steps: Steps, *, incident: str, detail: str) -> None:
+    """The failure is on the log, and so is what was done about it: run, or shown to a person."""
+    recoverer = Recoverer(ConversationLedger(talk), steps, clock=talk.parts.clock, rules=rules_of(talk.state.profile))
+    await recoverer.report(scenario, incident=incident, detail=detail)
+
+
+async def report_ineffective(talk: Conversation, reason: str) -> None:
+    """No compaction helps: told once, until somebody has seen to it."""
+    key = FailureScenario.CompactionIneffective.value
+    known = talk.state.incidents.incidents.get(key)
+    if known is None or known.state == "succeeded":
+        detail = f"{reason}: {told_sizes(numbers_in(talk.state))}"
+        await report_to(talk, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
+
+
+async def report_cold(talk: Conversation, outlook: Outlook, config: CompactionConfig) -> None:
+    """A large prompt is in no cache any more, and nothing was found that could have made it smaller first."""
+    model, state = talk.parts.model, talk.state
+    large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
+    if not (outlook.cold and large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
+        return
+    usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
+    detail = f"{outlook.prompt_tokens} tokens are cached no longer; to write them again costs about ${usd:.2f}"
+    await report_to(
+        talk, FailureScenario.CacheColdLarge, {}, incident=_of_turn(talk, FailureScenario.CacheColdLarge), detail=detail
+    )
+
+
+async def report_damage(talk: Conversation) -> None:
+    """Messages that were covered are not what they were: their record was made before, and is told of no more."""
+    for it in talk.said.damaged:
+        key = f"{FailureScenario.DigestInvalid.value}/epoch {it.epoch}"
+        if key in talk.state.incidents.incidents:
+            continue
+        where = f"messages {it.first} to {it.last}"
+        steps = {
+            StepName.LastGoodCopy: _saying(f"the record of epoch {it.epoch}, made before, stands on the log"),
+            StepName.RebuildFromFiles: _saying("records are made of what the log holds now"),
+            StepName.Quarantine: _saying(f"{where} are not vouched for"),
+        }
+        detail = f"{where} are not those that epoch {it.epoch} has covered"
+        await report_to(talk, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
+
+
+def _saying(text: str) -> StepFunction:
+    async def step(context: StepContext) -> str:
+        del context
+        return text
+
+    return step
+
+
+async def report_failure(talk: Conversation, error: ProviderError) -> None:
+    """What a provider fails with although it was asked again."""
+    if error.kind in _FAILED:
+        key = _of_turn(talk, FailureScenario.ProviderFailure)
+        await report_to(talk, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
+
+
+async def report_call(talk: Conversation, before: State, prepared: RequestPrepared, usage: Usage) -> None:
+    """Behind a call that was answered: did the last compaction help, and was there what had to be?"""
+    if before.compaction.strikes < STRIKES_MAX <= talk.state.compaction.strikes:
+        await report_ineffective(talk, f"{STRIKES_MAX} compactions did not help")
+    missing = prepared.plan.expected_read_tokens - usage.cache_read
+    if missing < DROP_TOKENS_MIN or _is_another_process(talk, before):
+        return
+    scenario = FailureScenario.UnexpectedCacheBreak
+    detail = f"{usage.cache_read} tokens were read of {prepared.plan.expected_read_tokens} that were there"
+    steps = _BreakSteps(talk, before, prepared).steps
+    await report_to(talk, scenario, steps, incident=_of_turn(talk, scenario), detail=detail)
+
+
+def _is_another_process(talk: Conversation, before: State) -> bool:
+    """A simulated cache ends with its process."""
+    return talk.parts.simulated and (before.last_call is None or before.last_call.at < talk.opened_at)
+
+
+def _of_turn(talk: Conversation, scenario: FailureScenario) -> str:
+    return f"{scenario.value}/{talk.state.turn.id if talk.state.turn else talk.state.session_id}"
+
+
+class _BreakSteps:
+    """What is looked at when a cache did not hold: whose doing it was, and what is sent from now on."""
+
+    def __init__(self, talk: Conversation, before: State, prepared: RequestPrepared) -> None:
+        self._talk = talk
+        self._before = before
+        self._prepared = prepared
+
+    @property
+    def steps(self) -> dict[StepName, StepFunction]:
+        return {
+            StepName.DiffChain: self._diff,
+            StepName.FreezeToolsAndSystem: self._freeze,
+            StepName.RepinHead: self._repin,
+        }
+
+    async def _diff(self, context: StepContext) -> str:
+        del context
+        shared, moved = self._prepared.shared_blocks, self._prepared.moved
+        if moved is None or shared >= self._before.answered_links:
+            return f"all {shared} blocks are what they were: the provider has not kept them"
+        layer = self._before.links[shared].layer
+        return f"block {shared}, layer {layer!r}, differs from byte {moved.byte} on ({moved.cause})"
+
+    async def _freeze(self, context: StepContext) -> str:
+        """The head belongs to its epoch: nothing but an event can change it."""
+        del context
+        moved = self._prepared.moved
+        if moved is not None and moved.place in ("tools", "system"):
+            raise UserError(f"{moved.place} changed within epoch {self._talk.state.epoch}")
+        return f"tools and system are those of epoch {self._talk.state.epoch}"
+
+    async def _repin(self, context: StepContext) -> str:
+        del context
+        written = len(self._prepared.plan.marks)
+        return f"written again under {written} marks" if written else "the provider keeps what it keeps by itself"
