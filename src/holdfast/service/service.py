@@ -7,12 +7,17 @@ from holdfast.catalog.lookup import Models, pricing_version
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.events.log import Log
 from holdfast.events.records import Records
+from holdfast.ledger.figures import KeepsFigures
+from holdfast.ledger.tables import KeepsTables
 from holdfast.service.cache_states import CacheStates
 from holdfast.service.counting import Counted
-from holdfast.service.figures import Figures, LogFigures
 from holdfast.service.hub import Hub
 from holdfast.service.watched import WatchedSessions
 from holdfast.sources.skills.found import SkillRoot
+
+
+class ServedLog(Log, KeepsTables, KeepsFigures, Protocol):
+    """A log that says what it adds up to."""
 
 
 class Sample(Protocol):
@@ -30,7 +35,7 @@ class Service:
 
     def __init__(
         self,
-        log: Log,
+        log: ServedLog,
         records: Records,
         models: Models,
         *,
@@ -47,7 +52,7 @@ class Service:
         self.new_id = new_id
         self.require_keys = require_keys
         self.counted = Counted()
-        self.figures: Figures = LogFigures(log, models, simulated=simulated)
+        self.simulated = simulated
         self.cache_states = CacheStates(log, models)
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)

@@ -1,0 +1,1 @@
+-- Nothing: this number is that of tables that come from elsewhere.
