@@ -136,7 +136,8 @@ def figured(figures: Figures) -> Iterator[object]:
         yield figures.broken(scope, component="tools", limit=100, skip=0)
         # The log of all sessions has an order that only a database knows.
         yield sorted(figures.skill_loads(scope), key=repr)
-    for narrowed, group_by in product(NARROWED, ("model", "session", "hour", "none")):
+    some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")
+    for narrowed, group_by in product(NARROWED, some):
         yield sorted(figures.groups(group_by, SCOPES[-1], narrowed), key=repr)
     for order, simulated in product(get_args(FiguresOrder), (False, True)):
         yield figures.session_costs(order=order, limit=10, skip=0, simulated=simulated)
