@@ -20,15 +20,20 @@ from holdfast.events.payloads import (
     MessageAppended,
     MessagesWithdrawn,
     ModelSwitched,
+    Parent,
     RequestPrepared,
     SessionStarted,
+    SkillLoaded,
     TurnCancelled,
+    TurnStarted,
 )
+from holdfast.events.payloads_gateway import GatewayForwarded
 from strategies import events_with
 
 SESSIONS = ("x", "y", "")
 START = 1_800_000_000.0
 
+names = st.sampled_from([None, "", "a", "b\x00"])
 models = st.sampled_from(["anthropic:claude-sonnet-5-5", "openai:gpt-5", "nobody:knows"])
 tokens = st.sampled_from([0, 1, 700, 2_048, 40_000])
 usages = st.builds(Usage, tokens, tokens, tokens, tokens, st.just(0), tokens)
@@ -36,7 +41,11 @@ amounts = st.sampled_from(["0", "0.0125", "0.1", "-0.02", "0.00000000000049", "1
 requests = st.sampled_from(["r1", "r2", "r3"])
 latencies = st.sampled_from([0, 1, 2_000, 70_000])
 links = st.builds(
-    Link, st.sampled_from(["tools", "history"]), st.sampled_from([0, 100]), st.just(200), st.text("ab", max_size=2)
+    Link,
+    st.sampled_from(["tools", "tools", "history"]),
+    st.sampled_from([0, 100]),
+    st.just(200),
+    st.text("ab", max_size=2),
 )
 plans = st.builds(
     Plan, marks=st.lists(st.builds(Mark, st.integers(0, 40), st.sampled_from(["5m", "1h"])), max_size=2).map(tuple)
@@ -44,7 +53,27 @@ plans = st.builds(
 image = Message("user", (Image(Base64Source("image/png", "AAAA")),))
 
 payloads: st.SearchStrategy[AnyPayload] = st.one_of(
-    st.builds(SessionStarted, model=models, name=st.sampled_from([None, "n"])),
+    st.builds(
+        SessionStarted,
+        model=models,
+        name=st.sampled_from([None, "n"]),
+        parent=st.sampled_from([None, Parent("x", "c", "x", 1)]),
+        simulated=st.sampled_from([False, False, True]),
+        user_id=names,
+        team_id=names,
+    ),
+    st.builds(
+        GatewayForwarded, because=st.just("b"), confidence=st.just(1.0), key_id=names, user_id=names, team_id=names
+    ),
+    st.builds(
+        SkillLoaded,
+        skill_id=st.sampled_from(["pdf", "xlsx"]),
+        skill_version=st.just("1"),
+        load_reason=st.sampled_from(["always", "on_demand"]),
+        load_size_tokens=tokens,
+        source=st.just("global"),
+    ),
+    st.sampled_from([TurnStarted("h", 10), TurnCancelled("timeout", 0, 0)]),
     st.builds(
         RequestPrepared,
         plan=plans,

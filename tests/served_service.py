@@ -10,13 +10,12 @@ from urllib.parse import urlsplit
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, system_clock
-from holdfast.events.log import Log
 from holdfast.events.records import HasRecords
 from holdfast.instructions.library import Library
 from holdfast.service.access import make_key
 from holdfast.service.app import REQUESTS_MAX, make_app
 from holdfast.service.routes import Route
-from holdfast.service.service import Service
+from holdfast.service.service import ServedLog, Service
 from holdfast.service.serving import bind, serve, url_of
 from holdfast.service.table import ROUTES
 from holdfast.testing.serving import LoopThread
@@ -93,7 +92,7 @@ class Client:
 
 @contextmanager
 def serving_store(
-    store: Log,
+    store: ServedLog,
     *,
     routes: Sequence[Route] = ROUTES,
     models: Models | None = None,

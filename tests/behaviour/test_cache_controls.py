@@ -33,6 +33,7 @@ from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.records import Records
 from holdfast.ledger.books import entries
 from holdfast.ledger.calls import calls
+from holdfast.replay.stored import stored_transcript
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -246,6 +247,19 @@ async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> N
     assert (judged[1].component, judged[1].detail) == ("settings", "the cache was given up")
     assert all(call.prefix_held for call in calls(play.events))
     assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
+
+
+async def test_a_replay_has_the_head_that_was_sent_after_a_cache_was_given_up() -> None:
+    plain, changed = (
+        await played("anthropic:claude-sonnet-5-5"),
+        await played("anthropic:claude-sonnet-5-5", invalidate),
+    )
+    before, after = (stored_transcript(play.events, play.session.id) for play in (plain, changed))
+    assert before is not None
+    assert after is not None
+    assert after.recording.system == f"{nonce_of(changed.session.id, 1)}\n\n{before.recording.system}"
+    assert [call.kept for call in before.recording.calls] == [None, None, None]
+    assert [call.kept for call in after.recording.calls] == [None, 0, None]
 
 
 async def test_turning_caching_off_is_planned_too() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
+from holdfast.events.payloads import SessionStarted
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.ledger.cache_state import CacheState, fold_cache
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -224,3 +226,20 @@ async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:
         told = client.get(f"/api/cache/{session.id}")
         assert (told["model"], told["cached"]) == ("anthropic:claude-sonnet-5-5", False)
         assert client.ask("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
+
+
+@pytest.mark.parametrize(("opened", "heeds"), [(None, "switch"), (GatewayForwarded("it is new", 1.0), "nothing")])
+def test_what_a_session_does_not_heed_is_refused_and_not_claimed(opened: GatewayForwarded | None, heeds: str) -> None:
+    store = MemoryStore()
+    started = SessionStarted("anthropic:claude-sonnet-5-5")
+    store.append([event("e1", started, session="s"), *([event("e2", opened, session="s")] if opened else [])]).result(
+        10
+    )
+    with serving_store(store) as client:
+        assert client.get("/api/cache/s")["heeds"] == heeds
+        answered = {what: client.ask("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")}
+    switched = 409 if opened else 200
+    assert [one.status for one in answered.values()] == [409, switched, switched]
+    assert answered["invalidate"].code == "not_heeded"
+    assert store.records.controls("s").session.generation == 0
+    assert (store.records.session_controls() == {}) == (opened is not None)

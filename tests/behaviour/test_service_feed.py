@@ -16,6 +16,7 @@ from holdfast.runtime.session import Session
 from holdfast.service.hub import GAP_SECONDS_MAX, Dropped, Heard, Hub
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.open import open_store
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import said, talk
@@ -104,6 +105,32 @@ async def test_a_listener_goes_on_behind_the_last_event_it_saw() -> None:
                 store.append([said(9)]).result(10)
                 newest = await frames(response, 1)
     assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [event.id for event in (*talk(6), said(9))]
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_a_listener_goes_on_where_it_was_after_the_service_was_started_anew(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    address = str(tmp_path / "log.db") if engine == "sqlite" else request.getfixturevalue("postgres")
+    with open_store(address) as store:
+        store.append(talk(4)).result(10)
+        with serving_store(store) as client:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
+            ):
+                first = await frames(response, 2)
+    with open_store(address) as store:
+        # While nobody served.
+        store.append([said(9)]).result(10)
+    with open_store(address) as store, serving_store(store) as client:
+        headers = {"last-event-id": str(first[-1].id)}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{client.url}/api/cache/stream", headers=headers) as response,
+        ):
+            rest = await frames(response, 3)
+    assert [frame.data["id"] for frame in (*first, *rest)] == [event.id for event in (*talk(4), said(9))]
 
 
 async def test_a_listener_may_hear_of_one_session_alone() -> None:

@@ -9,16 +9,16 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner
 
-from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import pricing_version, shipped_models
+from holdfast.catalog.lookup import pricing_version
 from holdfast.cli.main import command
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.payloads import LlmCallFailed, SkillLoaded
-from holdfast.ledger.figures import CallFigure, SkillFigure
+from holdfast.ledger.figures import SkillLoad
+from holdfast.ledger.groups import Group
+from holdfast.ledger.tables import Amounts, Scope
 from holdfast.runtime.session import Session
-from holdfast.service.figures import LogFigures
-from holdfast.service.sums import costs_by, effects_by_model, percentile, skills_by_name
+from holdfast.service.sums import cost_rows, effect_rows, percentile, skills_by_name
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
@@ -89,8 +89,8 @@ async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told
     ) as session:
         await session.send("One.")
     assert told.rows(f"/analytics/cost?{ALL}") == before
-    counted = LogFigures(told.store, shipped_models(), simulated=True)
-    assert sum(len(one.calls) for one in counted.sessions()) == 1 + sum(row["call_count"] for row in before)
+    (all_of_it,) = told.store.figures().groups("none", Scope(simulated=True))
+    assert all_of_it.amounts.calls == 1 + sum(row["call_count"] for row in before)
 
 
 async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:
@@ -195,8 +195,28 @@ async def test_the_report_of_the_command_line_tells_the_same_numbers(told: Told)
     assert Decimal(str(whole["cost_usd"])) == round(Decimal(total["spent_usd"]), 6)
     assert whole["cached_input_tokens"] == total["usage"]["cache_read"]
     assert Decimal(str(savings["uncached_usd"])) == round(Decimal(total["uncached_usd"]), 6)
-    lost = sum(row["lost_usd"] for row in told.rows(f"/analytics/breaks?{ALL}"))
-    assert lost == pytest.approx(float(total["lost_usd"]), abs=1e-5)
+    breaks = told.rows(f"/analytics/breaks?{ALL}")
+    assert [
+        (row["cause"], row["component"], row["losing_calls"], row["lost_tokens"], row["lost_usd"])
+        for row in breaks
+        if row["losing_calls"]
+    ] == [
+        (cause["kind"], cause["component"], cause["calls"], cause["tokens"], rounded(cause["lost_usd"]))
+        for cause in report["causes"]
+    ]
+    days = told.rows(f"/analytics/cost?{ALL}&group_by=day")
+    assert [(row["day"], row["cost_usd"]) for row in days] == [
+        (day["date"], rounded(day["spent_usd"])) for day in report["days"] if Decimal(day["spent_usd"])
+    ]
+    by_session = {row["id"]: row["cost_usd"] for row in told.rows("/analytics/sessions?limit=500")}
+    assert by_session == {one["id"]: rounded(one["amounts"]["spent_usd"]) for one in report["sessions"]}
+    assert {
+        row["session"]: row["cost_usd"] for row in told.rows(f"/analytics/cost?{ALL}&group_by=session")
+    } == by_session
+
+
+def rounded(dollars: str) -> float:
+    return round(float(dollars), 6)
 
 
 async def test_savings_are_told_against_a_model_and_against_no_cache(told: Told) -> None:
@@ -296,17 +316,17 @@ async def test_a_session_that_goes_on_is_counted_anew(told: Told) -> None:
 
 
 def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
-    call = CallFigure("s", None, 0.0, "a:b", Usage(), Decimal(0), Decimal(0), 0, 0, None)
-    (row,) = effects_by_model([call])
+    (row,) = effect_rows([Group("a:b", Amounts(calls=1))])
     assert (row.hit_rate, row.cache_write_share, row.stable_write_share, row.hit_coverage) == (None, None, None, 0.0)
-    assert effects_by_model([]) == ()
-    assert costs_by("model", [], []) == ()
-    (nothing,) = costs_by("none", [], [])
+    assert effect_rows([Group("a:b", Amounts(spent_usd=Decimal(1)))]) == ()
+    assert cost_rows("model", MemoryStore().figures().groups("model")) == ()
+    (nothing,) = cost_rows("none", MemoryStore().figures().groups("none"))
     assert (nothing.cost_usd, nothing.call_count, nothing.avg_latency_ms) == (0.0, 0, None)
-    assert skills_by_name([SkillFigure("s", 0.0, "x", "auto_suggested", 5)])[0].loads_auto_suggested == 1
+    assert skills_by_name([SkillLoad("s", 0.0, "x", "auto_suggested", 5)])[0].loads_auto_suggested == 1
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.95, 4), (0.25, 1), (1.0, 4)])
-def test_a_percentile_is_a_value_that_was_measured(share: float, value: int) -> None:
-    assert percentile([4, 1, 3, 2], share) == value
-    assert percentile([7], share) == 7
+@pytest.mark.parametrize(("percent", "value"), [(50, 2), (95, 4), (25, 1), (100, 4)])
+def test_a_percentile_is_a_value_that_was_measured(percent: int, value: int) -> None:
+    assert percentile({4: 1, 1: 1, 3: 1, 2: 1}, percent) == value
+    assert percentile({4: 10, 1: 10, 3: 10, 2: 10}, percent) == value
+    assert percentile({7: 3}, percent) == 7

@@ -16,13 +16,18 @@ import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, Usage
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import UserError
+from holdfast.events.controls import CacheSettings
 from holdfast.events.payloads import LlmCallFailed
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.integrations import recorder_of, wrap
+from holdfast.ledger.books import entries
 from holdfast.ledger.calls import calls
 from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
+from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 from served import TIMEOUT_SECONDS, Simulated
 
@@ -560,3 +565,40 @@ async def test_calls_at_once_are_told_apart(other: anthropic.AsyncAnthropic) -> 
     assert sorted(recorded(other)) == sorted(shown(message.usage) for message in messages)
     records = recorder_of(other).calls
     assert sorted(record.blocks_shared for record in records) == [0, 1, 1, 1, 1]
+
+
+# What is set in the store
+
+
+def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(simulated: Simulated) -> None:
+    store = MemoryStore()
+    with wrap(simulated.client(), store=store) as client:
+        create(client)
+        session = recorder_of(client).session_id
+        store.records.enable(session, enabled=False)
+        create(client)
+        store.records.enable(session, enabled=True)
+        create(client)
+        store.records.set_settings(CacheSettings({"anthropic": False}))
+        create(client)
+        store.records.set_settings(CacheSettings({"openai": False}))
+        create(client)
+        told = [event.payload for event in store.read(session) if isinstance(event.payload, CacheControlled)]
+    first, off, on, provider_off, other_off = simulated.bodies()
+    with simulated.client() as bare:
+        create(bare)
+    assert off == provider_off == simulated.bodies()[-1]
+    assert first == on == other_off
+    assert [bool(marks_in(body)) for body in (first, off)] == [True, False]
+    assert [one.enabled for one in told] == [False, True, False, True]
+
+
+def test_a_call_without_marks_because_they_were_turned_off_is_judged_as_planned(simulated: Simulated) -> None:
+    store = MemoryStore()
+    with wrap(simulated.client(), store=store) as client:
+        create(client, system=SYSTEM * 5)
+        session = recorder_of(client).session_id
+        store.records.enable(session, enabled=False)
+        create(client, system=SYSTEM * 5)
+    judged = [one.verdict for one in entries(store.read(session), shipped_models()) if one.verdict]
+    assert [one.kind for one in judged] == ["first_use", "planned"]

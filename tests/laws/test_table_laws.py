@@ -1,9 +1,10 @@
 """The tables are what the events add up to, whatever happened, whoever wrote it, and however it was interrupted."""
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,9 @@ from msgspec.structs import replace
 from call_histories import SESSIONS, START, call_events
 from holdfast.catalog.lookup import shipped_models
 from holdfast.events.envelope import Event
+from holdfast.ledger.figures import Figures, FiguresOrder
 from holdfast.ledger.folded import folded_tables
+from holdfast.ledger.groups import GroupBy, Narrowed
 from holdfast.ledger.report import report_of
 from holdfast.ledger.tables import Scope, Tables
 from holdfast.stores.checking import differences
@@ -23,6 +26,8 @@ from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.retention import AUDIT_TYPES
 from holdfast.stores.sqlite import SqliteStore
 from postgres_server import new_database
+
+DAY = START - START % 86_400 + 86_400
 
 Deed = tuple[str, int, list[Event] | str]
 
@@ -38,6 +43,15 @@ others = st.tuples(
 )
 histories: st.SearchStrategy[list[Deed]] = st.lists(appends | appends | others, max_size=10)
 
+NARROWED = (
+    Narrowed(),
+    Narrowed(workers=False),
+    Narrowed(session="x"),
+    Narrowed(model="openai:gpt-5"),
+    Narrowed(provider="anthropic", user="a"),
+    Narrowed(gateway_key="b\x00"),
+    Narrowed(team="", workers=False),
+)
 SCOPES = (
     Scope(),
     Scope(since=START + 3.0, simulated=True),
@@ -45,6 +59,11 @@ SCOPES = (
     Scope(since=1e18),
     Scope(session_id="x"),
     Scope(since=START + 6.0, session_id="y"),
+    Scope(since=START + 3.0, until=START + 450.0),
+    Scope(since=START + 6.0, until=START + 90_000.0, simulated=True),
+    Scope(until=START + 200_000.0, session_id="x"),
+    Scope(since=DAY, until=DAY + 86_400.0),
+    Scope(since=DAY - 5_000.0, until=DAY + 90_000.0),
 )
 
 
@@ -88,6 +107,7 @@ def check(history: list[Deed], *stores: DatabaseLog) -> None:
         assert one.sessions() == memory.sessions()
         assert list(differences(one, shipped_models())) == []
         assert answers(one.tables()) == answers(memory.tables()) == answers(folded_tables(one, shipped_models()))
+        assert list(figured(one.figures())) == list(figured(memory.figures()))
 
 
 def do(store: DatabaseLog | MemoryStore, what: str, told: list[Event] | str, numbered: list[Event]) -> None:
@@ -105,10 +125,29 @@ def do(store: DatabaseLog | MemoryStore, what: str, told: list[Event] | str, num
         assert (store.append(known).exception(timeout=10) is None) == (not known)
 
 
+def figured(figures: Figures) -> Iterator[object]:
+    """Everything that can be asked; groups have no order."""
+    for scope in (one for one in SCOPES if one.session_id is None):
+        for group_by in get_args(GroupBy):
+            yield sorted(figures.groups(group_by, scope), key=repr)
+        yield figures.failures(scope), figures.latencies(scope), figures.sized((1_000, 80_000), scope)
+        yield figures.broken(scope, limit=100, skip=0), figures.broken(scope, limit=1, skip=1)
+        yield figures.broken(scope, kind="provider_side", limit=100, skip=0)
+        yield figures.broken(scope, component="tools", limit=100, skip=0)
+        # The log of all sessions has an order that only a database knows.
+        yield sorted(figures.skill_loads(scope), key=repr)
+    some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")
+    for narrowed, group_by in product(NARROWED, some):
+        yield sorted(figures.groups(group_by, SCOPES[-1], narrowed), key=repr)
+    for order, simulated in product(get_args(FiguresOrder), (False, True)):
+        yield figures.session_costs(order=order, limit=10, skip=0, simulated=simulated)
+        yield figures.session_costs(order=order, limit=1, skip=1, simulated=simulated)
+
+
 def answers(tables: Tables) -> list[object]:
     found: list[object] = []
     for scope in SCOPES:
-        found += [report_of(tables, scope), tables.models(scope), tables.outcomes(scope)]
+        found += [report_of(tables, scope), tables.models(scope), tables.outcomes(scope), tables.verdicts(scope)]
         found += [tables.session_amounts(scope, order="spent", limit=1, offset=1)]
         found += [tables.session_amounts(scope, order="newest")]
     return [*found, *(tables.session_calls(session, after=after) for session in SESSIONS for after in (0, 2))]

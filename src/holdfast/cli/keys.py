@@ -22,10 +22,20 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--name", help="What to call it in lists.")
 @click.option("--expires", metavar="30d|12h|2w|DATE", help="Until when it is valid; for ever if not said.")
 @click.option("--entity", metavar="URI", help="Who its holder is, as the author of instructions; for admins.")
+@click.option("--user", metavar="NAME", help="On whose account its calls through the gateway go.")
+@click.option("--team", metavar="NAME", help="On which team's account they go.")
 @_db
 @_json
 def create(
-    *, scope: str, name: str | None, expires: str | None, entity: str | None, db: str | None, as_json: bool
+    *,
+    scope: str,
+    name: str | None,
+    expires: str | None,
+    entity: str | None,
+    user: str | None,
+    team: str | None,
+    db: str | None,
+    as_json: bool,
 ) -> None:
     """Make a key. It is shown this once; the store keeps nothing that could bring it back."""
     import secrets
@@ -34,13 +44,14 @@ def create(
 
     from holdfast.cli.stores import open_records
     from holdfast.clock import system_clock
-    from holdfast.service.access import make_key
+    from holdfast.service.access import make_key, on_account
 
     now = system_clock()
     until = None if expires is None else expiry_of(expires, now)
     made = make_key(scope, at=now, random_bytes=secrets.token_bytes, name=name, entity=entity, expires_at=until)
+    row = on_account(made.row, user=user, team=team)
     with open_records(db) as (_, records):
-        records.add_key(made.row)
+        records.add_key(row)
     if as_json:
         click.echo(msgspec.json.encode({"id": made.row.id, "key": made.key, "scope": scope}).decode())
     else:

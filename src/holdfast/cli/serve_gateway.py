@@ -88,6 +88,6 @@ def judging(service: Service) -> Callable[[str | None], Holder | None]:
             raise TurnedAwayError(401, "this key is not known to the gateway, or no longer valid") from refused
         if row is None or row.scope not in SCOPES:
             raise TurnedAwayError(403, "a key for the gateway has the scope gateway")
-        return Holder(row.id, row.name)
+        return Holder(row.id, row.name, row.user_id, row.team_id)
 
     return judge

@@ -72,7 +72,7 @@ def configured_models() -> "Models":
 
 
 @contextmanager
-def open_records(db: str | None) -> "Iterator[tuple[Log, Records]]":
+def open_records(db: str | None) -> "Iterator[tuple[Store, Records]]":
     """The store and what it keeps beside its log; a file is made where there is none."""
     import contextlib
     import os
@@ -84,7 +84,7 @@ def open_records(db: str | None) -> "Iterator[tuple[Log, Records]]":
     from holdfast.stores.open import open_store
 
     address = db or load_config(os.environ, workspace=Path.cwd()).db_path
-    with contextlib.closing(open_store(address)) as log:
+    with contextlib.closing(open_store(address, models=configured_models())) as log:
         if not isinstance(log, HasRecords):
             raise UserError("this store keeps nothing but a log: use a SQLite file or PostgreSQL")
         yield log, log.records

@@ -128,6 +128,8 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
             depth=above.depth + 1 if above else 1,
         ),
         simulated=parts.simulated,
+        user_id=state.user_id,
+        team_id=state.team_id,
     )
     return started, EpochOpened(1, state.pinned, state.tools, skills=state.skills, padding=state.padding)
 

@@ -149,6 +149,8 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
         layout=started.layout,
         workspace_path=started.workspace_path,
         simulated=started.simulated,
+        user_id=started.user_id,
+        team_id=started.team_id,
         spend_max_usd=started.spend_max_usd,
         parameters=started.parameters,
         started_at=at,

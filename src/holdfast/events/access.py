@@ -8,7 +8,8 @@ import msgspec
 class KeyRow(msgspec.Struct, frozen=True):
     """`digest` is that of the secret part; the key itself is shown once and kept nowhere.
 
-    `entity` is the URI under which the holder signs, where one was given.
+    `entity` is the URI under which the holder signs, where one was given; what goes through with the key is on the
+    account of its user and its team.
     """
 
     id: str
@@ -19,6 +20,8 @@ class KeyRow(msgspec.Struct, frozen=True):
     entity: str | None = None
     expires_at: float | None = None
     revoked_at: float | None = None
+    user_id: str | None = None
+    team_id: str | None = None
 
 
 class KeepsKeys(Protocol):

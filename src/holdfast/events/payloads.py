@@ -58,6 +58,8 @@ class SessionStarted(Payload, frozen=True, tag="session.started"):
     parameters: Parameters | None = None
     parent: Parent | None = None
     simulated: bool = False
+    user_id: str | None = None
+    team_id: str | None = None
 
 
 class SessionEnded(Payload, frozen=True, tag="session.ended"):

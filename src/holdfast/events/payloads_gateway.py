@@ -16,7 +16,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     """Why a request was taken for one of this session, how sure that is from 0 to 1, and whose key it came with.
 
-    `key_id` is that of a key of our own; keys of providers are never kept.
+    `key_id` is that of a key of our own, and user and team are those that it was made for; keys of providers are never
+    kept.
     """
 
     because: str
@@ -24,3 +25,5 @@ class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     key_id: str | None = None
     improved: bool = False
     changes: tuple[Change, ...] = ()
+    user_id: str | None = None
+    team_id: str | None = None

@@ -33,6 +33,8 @@ Raises TurnedAwayError for a key that opens nothing, and for none where one is n
 class Holder(msgspec.Struct, frozen=True):
     key_id: str
     label: str | None = None
+    user_id: str | None = None
+    team_id: str | None = None
 
 
 class KeyDoor:
@@ -62,7 +64,9 @@ class KeyDoor:
             ]
             account = secret
         wanted = self._improve or self._grants.row(holder.key_id).improve
-        caller = Caller(self._account(account), holder.key_id, holder.label)
+        caller = Caller(
+            self._account(account), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
+        )
         return Admitted(caller, headers, wanted and not is_subscription(headers))
 
     async def _holder(self, key: bytes | None, *, passes: bool) -> Holder | None:

@@ -18,12 +18,14 @@ class Caller(msgspec.Struct, frozen=True):
     """Whose request it is, by nothing that would open a door.
 
     `account` is the same for requests that share a provider's caches; `key_id` is that of a key of our own, and
-    `label` what its holder is called.
+    `label` what its holder is called; user and team are those that the key was made for.
     """
 
     account: str
     key_id: str | None = None
     label: str | None = None
+    user_id: str | None = None
+    team_id: str | None = None
 
 
 class Exchange:

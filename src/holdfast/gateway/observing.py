@@ -108,7 +108,10 @@ class Observer:
         prepared = witness.prepared(adapter, wire)
         improved = bool(exchange.changes)
         changes = exchange.changes or self._habits(speaks, plain)
-        forwarded = GatewayForwarded(found.because, found.confidence, exchange.caller.key_id, improved, changes)
+        caller = exchange.caller
+        forwarded = GatewayForwarded(
+            found.because, found.confidence, caller.key_id, improved, changes, caller.user_id, caller.team_id
+        )
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
             exchange.record = _UnderWay(found.key, adapter, witness.recorder, call)

@@ -98,7 +98,7 @@ def begin(
     sent: Arguments | None = None,
 ) -> Watch:
     """A call that is sent now; it is only watched where it could be read."""
-    call = desk.recorder.begin(prepared) if prepared is not None else None
+    call = desk.recorder.begin(prepared, *desk.news()) if prepared is not None else None
     return Watch(dialect, desk.recorder, call, warnings=desk.warnings, arguments=(given or {}, sent or {}))
 
 

@@ -1,5 +1,7 @@
 """What is sent in the place of a call, and what is recorded of it; sent as it was where we cannot read it."""
 
+from collections.abc import Callable
+
 from holdfast.canonical.encoding import digest, plain_json
 from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.rows import Model
@@ -8,6 +10,8 @@ from holdfast.engine.marking.dialect import Dialect, Request, Rewritten
 from holdfast.engine.marking.plain import Arguments, body_of, settled
 from holdfast.engine.recorder import Prepared, Recorder
 from holdfast.engine.witness import Witness
+from holdfast.events.controls import Controls
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 
 _SENT_AS_IT_WAS = "a call is sent as it was written, without marks and unrecorded"
@@ -16,11 +20,21 @@ _SENT_AS_IT_WAS = "a call is sent as it was written, without marks and unrecorde
 class Desk:
     """Prepares the calls of one wrapped client; what was spelled for the call before is not spelled again."""
 
-    def __init__(self, recorder: Recorder, warnings: Warnings, *, session: str | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        warnings: Warnings,
+        *,
+        session: str | None,
+        controls: Callable[[str], Controls] | None = None,
+    ) -> None:
         self.recorder = recorder
         self.warnings = warnings
         self._session = session
         self._witness = Witness(recorder, warnings)
+        self._controls = controls
+        self._enabled = True
+        self._news: tuple[CacheControlled, ...] = ()
 
     def prepare(self, dialect: Dialect, given: Arguments) -> tuple[Arguments, Prepared | None]:
         """The arguments to send, and what to record; no record where the arguments could not be read."""
@@ -38,9 +52,26 @@ class Desk:
                 rewritten = dialect.rewrite(arguments, request)
                 return rewritten.wire
 
-            prepared = self._witness.prepared(dialect.adapter, wire, rewrite)
+            may_cache = self._may_cache(dialect.adapter)
+            prepared = self._witness.prepared(dialect.adapter, wire, rewrite if may_cache else None)
             return rewritten.arguments, prepared
         return arguments, None
+
+    def news(self) -> tuple[CacheControlled, ...]:
+        """What people have set since the call before, told once."""
+        news, self._news = self._news, ()
+        return news
+
+    def _may_cache(self, adapter: Adapter) -> bool:
+        """Whether anything of ours is added, as it is set in the store that the calls are recorded in."""
+        if self._controls is None:
+            return True
+        told = self._controls(self.recorder.session_id)
+        enabled = told.session.caching_enabled and told.settings.providers.get(adapter.name, True)
+        if enabled != self._enabled:
+            self._enabled = enabled
+            self._news += (CacheControlled(enabled=enabled, reason="" if enabled else "caching was turned off"),)
+        return enabled
 
     def read(self, adapter: Adapter, body: bytes, path: str) -> Prepared | None:
         """What to record of a body that is sent as it is."""

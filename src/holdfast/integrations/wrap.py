@@ -13,6 +13,7 @@ from holdfast.engine.marking import anthropic, openai
 from holdfast.engine.recorder import Recorder
 from holdfast.errors import UserError
 from holdfast.events.log import Log
+from holdfast.events.records import HasRecords
 from holdfast.integrations.gemini import wrapped_gemini
 from holdfast.integrations.methods import Client, Method, desk_of, wrapped_client
 from holdfast.integrations.preparing import Desk
@@ -62,8 +63,8 @@ def wrap(
     """A client that behaves as the given one, places cache marks, and records what its calls took.
 
     Prompts are not recorded, only digests of them. Without `store` the record lives as long as the process.
-    `session` is what keeps OpenAI's calls on one cache; without it, the first system text is. The given client
-    stays as it was.
+    `session` is what keeps OpenAI's calls on one cache; without it, the first system text is. Where caching is turned
+    off in the store, for this record or the provider, nothing is added to a call. The given client stays as it was.
     """
     wrapping = _wrapping_of(client)
     warnings = Warnings()
@@ -73,7 +74,8 @@ def wrap(
     if owned:
         # Also at the end of the process: what is queued is written then.
         weakref.finalize(recorder, log.close)
-    wrapped = wrapping(client, Desk(recorder, warnings, session=session))
+    controls = log.records.controls if isinstance(log, HasRecords) else None
+    wrapped = wrapping(client, Desk(recorder, warnings, session=session, controls=controls))
     return cast("AnyClient", wrapped)  # It answers to everything that the client answers to.
 
 

@@ -73,12 +73,13 @@ class Answers:
         return tuple(sorted(models, key=lambda one: (-one.amounts.spent_usd, one.provider, one.model)))
 
     def causes(self, scope: Scope = EVERYTHING) -> tuple[Cause, ...]:
+        return tuple(cause for cause in self.verdicts(scope) if cause.calls)
+
+    def verdicts(self, scope: Scope = EVERYTHING) -> tuple[Cause, ...]:
         causes = []
         for (kind, component), sums in self._added(VERDICT_DAYS, ("kind", "component"), scope).items():
-            given = Given(*sums)
-            if given.losses:
-                at_fault = str(component) or None
-                causes.append(Cause(KINDS[kind], at_fault, given.losses, given.tokens, dollars(given.lost)))
+            given, at_fault = Given(*sums), str(component) or None
+            causes.append(Cause(KINDS[kind], at_fault, given.losses, given.tokens, dollars(given.lost), given.calls))
         return tuple(sorted(causes, key=lambda cause: (-cause.lost_usd, cause.kind, cause.component or "")))
 
     def session_amounts(
@@ -113,7 +114,16 @@ class Answers:
 
 
 def amounts_of(sums: Sums) -> Amounts:
-    return Amounts(sums.calls, sums.hits, sums.usage, dollars(sums.spent), dollars(sums.uncached), dollars(sums.lost))
+    return Amounts(
+        calls=sums.calls,
+        hits=sums.hits,
+        usage=sums.usage,
+        spent_usd=dollars(sums.spent),
+        uncached_usd=dollars(sums.uncached),
+        lost_usd=dollars(sums.lost),
+        latency_ms=sums.latency_ms,
+        stable_written=sums.stable_written,
+    )
 
 
 def _check_page(limit: int, offset: int) -> None:

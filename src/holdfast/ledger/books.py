@@ -32,8 +32,10 @@ from holdfast.events.payloads import (
 )
 from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import Mending, ProviderLimited
 from holdfast.ledger.money import bounded, integer, rounded
+from holdfast.ledger.shares import Head, Payer, head_of, payer, stable_written
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
 
 UNDER_WAY_MAX = 64
@@ -54,6 +56,7 @@ ENTERED = (
     Mending,
     ProviderLimited,
     ContextCompacted,
+    GatewayForwarded,
 )
 """What changes the books; all other events leave them as they are."""
 
@@ -84,7 +87,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     `uncached_usd` is what it would have cost without a cache, or its cost where no price is known; `chain` is the
     digest of all that it sent. A call that broke off, or whose model the catalog does not know, has no verdict, nor has
-    one that a kept reply has answered: it cost nothing, and left every cache as it was.
+    one that a kept reply has answered: it cost nothing, and left every cache as it was. `stable_written` tokens were
+    written for tools and stable system prompt.
     """
 
     event_id: str
@@ -101,6 +105,8 @@ class Entry(msgspec.Struct, frozen=True):
     source: ReplySource = "provider"
     completion_key: str = ""
     completion_kept: bool = False
+    stable_written: int = 0
+    payer: Payer = Payer()
 
 
 class Books(msgspec.Struct, frozen=True):
@@ -120,6 +126,8 @@ class Books(msgspec.Struct, frozen=True):
     under_way: tuple[tuple[str, Request], ...] = ()
     left: Left | None = None
     simulated: bool = False
+    head: Head = Head()
+    payer: Payer = Payer()
 
 
 def entered(
@@ -157,17 +165,22 @@ def entries(events: Iterable[Event], models: Models, *, drop_tokens_min: int = D
 def _noted(books: Books, payload: AnyPayload) -> Books:
     replace = msgspec.structs.replace
     match payload:
-        case SessionStarted(simulated=True):
-            return replace(books, simulated=True)
+        case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
+            whose = payer(user_id=user_id, team_id=team_id)
+            return replace(books, simulated=books.simulated or simulated, payer=whose)
+        case GatewayForwarded(key_id=key_id, user_id=user_id, team_id=team_id):
+            return replace(books, payer=payer(key_id=key_id, user_id=user_id, team_id=team_id))
         case EpochOpened(epoch=epoch) if epoch > 1:
             return replace(books, planned=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
             # Another model has another cache: there is nothing that could have moved.
-            return replace(books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="")
+            return replace(
+                books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="", head=Head()
+            )
         case CacheControlled(reason=reason, new_prefix=new_prefix):
             asked_for = replace(books, planned=("settings", reason) if reason else books.planned)
             # Another prefix was asked for: there is nothing that could have moved.
-            return replace(asked_for, blocks=0, chain="") if new_prefix else asked_for
+            return replace(asked_for, blocks=0, chain="", head=Head()) if new_prefix else asked_for
         case ContextCompacted() as it:
             planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
             blocks, answered = min(books.blocks, it.kept_blocks), min(books.answered, it.kept_blocks)
@@ -193,6 +206,7 @@ def _prepared(books: Books, it: RequestPrepared, at: float) -> Books:
     links = it.links
     moved = links[0] if links and it.shared_blocks < books.blocks else None
     chain = links[-1].digest if links else books.chain
+    head = head_of(books.head, it.shared_blocks, links)
     request = Request(
         at=at,
         plan=it.plan,
@@ -204,9 +218,11 @@ def _prepared(books: Books, it: RequestPrepared, at: float) -> Books:
         move=it.moved or (Move(moved.start) if moved else None),
         planned=books.planned,
         images=books.images,
+        stable_share=head.share,
+        payer=books.payer,
     )
     blocks = it.shared_blocks + len(links)
-    return msgspec.structs.replace(books, newest=request, planned=None, blocks=blocks, chain=chain)
+    return msgspec.structs.replace(books, newest=request, planned=None, blocks=blocks, chain=chain, head=head)
 
 
 def _ended(
@@ -238,6 +254,8 @@ def _ended(
         verdict=verdict,
         completion_key=it.completion_key if isinstance(it, LlmCallCompleted) else "",
         completion_kept=isinstance(it, LlmCallCompleted) and it.completion_kept,
+        stable_written=stable_written(request.stable_share, it.usage) if request else 0,
+        payer=request.payer if request else books.payer,
     )
     answered = books.blocks if completed else books.answered
     number = books.number + 1
@@ -256,6 +274,7 @@ def _beside(books: Books, event: Event, it: LlmCallCompleted, models: Models) ->
         stop_reason=it.stop_reason,
         source=it.source,
         completion_key=it.completion_key,
+        payer=books.payer,
     )
     return msgspec.structs.replace(books, number=books.number + 1), entry
 

@@ -1,6 +1,7 @@
 """What a provider keeps of a session by what it last reported: a fold that takes one event after the other."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -13,12 +14,18 @@ from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
     CachePinged,
+    EpochOpened,
     LlmCallCompleted,
     ModelSwitched,
     RequestPrepared,
     SessionStarted,
 )
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
+
+Heeds = Literal["all", "switch", "nothing"]
+"""What a session heeds of what people set: a session of ours all, a wrapped client whether it may cache, and a client
+that went through the gateway nothing."""
 
 
 class CacheState(msgspec.Struct, frozen=True):
@@ -42,6 +49,7 @@ class CacheState(msgspec.Struct, frozen=True):
     sent_at: float = 0.0
     kept_until: float | None = None
     head_session_id: str | None = None
+    heeds: Heeds = "switch"
 
     @property
     def owner(self) -> str:
@@ -68,6 +76,10 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
     match event.payload:
         case SessionStarted(model=model, name=name, parent=parent):
             return change(state, model=model, name=name, head_session_id=parent.head_session_id if parent else None)
+        case EpochOpened():
+            return change(state, heeds="all")
+        case GatewayForwarded():
+            return change(state, heeds="nothing")
         case ModelSwitched(after=after):
             return change(_emptied(state), model=after)
         case CacheControlled(reason=reason) if reason:

@@ -55,7 +55,7 @@ class _Folded:
         for row in self._log.sessions():
             if scope.session_id in (None, row.id):
                 for posting in postings(self._log.read(row.id), self._models):
-                    if posting.at >= scope.since and (scope.simulated or not posting.simulated):
+                    if scope.since <= posting.at < scope.until and (scope.simulated or not posting.simulated):
                         yield row, posting
 
 

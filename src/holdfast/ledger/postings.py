@@ -13,8 +13,9 @@ from holdfast.events.envelope import Event, type_of
 from holdfast.events.payloads import AnyPayload, CacheKept, CachePinged, LlmCallFailed, MessageAppended
 from holdfast.ledger.books import ENTERED, Books, Entry, entered, has_image
 from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, picodollars
+from holdfast.ledger.shares import Payer
 
-LEDGER_VERSION = 1
+LEDGER_VERSION = 2
 """Rises when the same events are judged or booked in another way than before: tables of an older one are made anew."""
 
 POSTED = (*ENTERED, CacheKept)
@@ -40,6 +41,8 @@ class Sums(msgspec.Struct, frozen=True):
     spent: int = 0
     uncached: int = 0
     lost: int = 0
+    latency_ms: int = 0
+    stable_written: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(one + two for one, two in zip(cells(self), cells(other), strict=True)))
@@ -65,6 +68,7 @@ class Posting(msgspec.Struct, frozen=True):
     latency_ms: int = 0
     retries: int = 0
     simulated: bool = False
+    payer: Payer = Payer()
 
 
 def cells(struct: msgspec.Struct) -> tuple[int, ...]:
@@ -127,6 +131,8 @@ def _call(books: Books, event: Event, entry: Entry) -> Posting:
         spent=picodollars(call.cost_usd),
         uncached=picodollars(entry.uncached_usd),
         lost=picodollars(entry.verdict.lost_usd) if entry.verdict and entry.verdict.lost_usd else 0,
+        latency_ms=call.latency_ms,
+        stable_written=entry.stable_written,
     )
     return Posting(
         event_id=event.id,
@@ -142,6 +148,7 @@ def _call(books: Books, event: Event, entry: Entry) -> Posting:
         latency_ms=call.latency_ms,
         retries=entry.retries,
         simulated=books.simulated,
+        payer=entry.payer,
     )
 
 
@@ -157,6 +164,7 @@ def _charge(books: Books, event: Event, model: str, spent: int) -> Posting:
         type=type_of(event.payload),
         sums=Sums(entries=1, spent=spent, uncached=spent),
         simulated=books.simulated,
+        payer=books.payer,
     )
 
 

@@ -13,15 +13,19 @@ from holdfast.ledger.verdicts import VerdictKind
 PAGE_MAX = 500
 """Sessions or calls in one answer."""
 
+NEVER = 1e300
+"""Later than anything."""
+
 SessionOrder = Literal["lost", "spent", "newest"]
 
 _NOTHING = Decimal(0)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What is counted: from a time on, one session or all, with simulated ones or without."""
+    """What is counted: from a time on and before another, one session or all, with simulated ones or without."""
 
     since: float = 0.0
+    until: float = NEVER
     session_id: str | None = None
     simulated: bool = False
 
@@ -29,7 +33,8 @@ class Scope(msgspec.Struct, frozen=True):
 class Amounts(msgspec.Struct, frozen=True):
     """`uncached_usd` is what the same calls would have cost without a cache; calls without a price count as they are.
 
-    `hits` are calls that read anything at all; how much of the prompts was read is `usage.read_share`.
+    `hits` are calls that read anything at all; how much of the prompts was read is `usage.read_share`. `stable_written`
+    tokens were written for tools and stable system prompt; `latency_ms` is how long all calls took together.
     """
 
     calls: int = 0
@@ -38,6 +43,8 @@ class Amounts(msgspec.Struct, frozen=True):
     spent_usd: Decimal = _NOTHING
     uncached_usd: Decimal = _NOTHING
     lost_usd: Decimal = _NOTHING
+    latency_ms: int = 0
+    stable_written: int = 0
 
     @property
     def saved_usd(self) -> Decimal:
@@ -60,13 +67,14 @@ class ModelAmounts(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """`calls` have lost something for this reason."""
+    """`calls` have lost something for this reason; `given` is how often the verdict was given, lost or not."""
 
     kind: VerdictKind
     component: str | None
     calls: int
     tokens: int
     lost_usd: Decimal
+    given: int = 0
 
 
 class SessionAmounts(msgspec.Struct, frozen=True):
@@ -106,6 +114,9 @@ class Tables(Protocol):
 
     def causes(self, scope: Scope = ...) -> tuple[Cause, ...]:
         """What cost most first."""
+
+    def verdicts(self, scope: Scope = ...) -> tuple[Cause, ...]:
+        """All verdicts that were given, also those by which nothing was lost; what cost most first."""
 
     def session_amounts(
         self, scope: Scope = ..., *, order: SessionOrder = ..., limit: int = ..., offset: int = ...

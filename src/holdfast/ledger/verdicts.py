@@ -13,6 +13,7 @@ from holdfast.canonical.prompt import Mark, Place, Plan, Ttl
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
+from holdfast.ledger.shares import Payer
 from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
@@ -105,6 +106,8 @@ class Request(msgspec.Struct, frozen=True):
     move: Move | None = None
     planned: tuple[str, str] | None = None
     images: bool = False
+    stable_share: float = 0.0
+    payer: Payer = Payer()
 
     @property
     def moved(self) -> bool:

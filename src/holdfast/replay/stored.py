@@ -24,6 +24,7 @@ from holdfast.events.payloads import (
     TurnStarted,
 )
 from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending
 from holdfast.ledger.calls import keeping_cost_usd
 from holdfast.planning.policy import WaitedFor
@@ -102,7 +103,7 @@ class _Fold:
     """The conversation as the next request will send it."""
 
     def __init__(self) -> None:
-        self.system = ""
+        self._texts = self._nonce = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.project = ""
         self.asked: dict[str, _Asked] = {}
@@ -113,6 +114,10 @@ class _Fold:
         self._new_epoch = False
         self._last: _Asked | None = None
 
+    @property
+    def system(self) -> str:
+        return "\n\n".join(text for text in (self._nonce, self._texts) if text)
+
     def enter(self, event: Event) -> None:
         match event.payload:
             case SessionStarted() as it:
@@ -120,7 +125,10 @@ class _Fold:
             case EpochOpened() as it:
                 # A recording has one head; a later one shows in that nothing of the conversation before it is kept.
                 self._new_epoch = bool(self.asked)
-                self.system, self.tools = "\n\n".join(text.text for text in it.system), it.tools
+                self._texts, self.tools = "\n\n".join(text.text for text in it.system), it.tools
+            case CacheControlled(new_prefix=True, nonce=nonce):
+                # Another text in front of the head is another head.
+                self._new_epoch, self._nonce = bool(self.asked), nonce
             case TurnStarted():
                 self._by_person = True
                 self._drop_ephemeral()

@@ -198,9 +198,15 @@ def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
         simulated=parts.simulated,
+        user_id=_account(options.get("user_id")),
+        team_id=_account(options.get("team_id")),
     )
     opened = EpochOpened(1, pieces.pinned, parts.toolbox.specs, skills=pieces.skills, padding=pieces.padding)
     return started, opened, *pieces.preloaded
+
+
+def _account(name: str | None) -> str | None:
+    return None if name is None else sendable(name)
 
 
 def workspace_hash(workspace: Path | None) -> str | None:
@@ -217,6 +223,8 @@ def _check_unchanged(options: Options, state: State) -> None:
         "layout": state.layout,
         "profile": state.profile,
         "name": state.name,
+        "user_id": state.user_id,
+        "team_id": state.team_id,
     }
     for key, before in told.items():
         now = options.get(key, before)

@@ -45,13 +45,14 @@ class Options(TypedDict, total=False):
     `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made longer, `models` which
     other models the session may use, `calls_expected` how many calls it is likely to make; all three matter only when a
     session is created. `wire` replaces the network, for example by a simulated provider; `simulated` says when a
-    session is created that what it takes is nobody's money. `store` is a path, a URL or a store. Sessions that start
-    with the same head let one of them write it first; `gate=False` lets all go at once, a `Gate` is shared by those
-    that are given it. `prewarm` puts the head into the cache when the session is entered. `keep_alive` lets an idle
-    session use its cache again where that is expected to pay, for `keep_alive_usd_max` at most. `diagnostics` is "off"
-    for sessions that never ask their provider why its cache did not hold; by default they do, where the model can say.
-    With `completion_cache` a request that equals one of the last `completion_cache_seconds` (30), to the byte and from
-    any session of this process, gets the same reply for nothing.
+    session is created that what it takes is nobody's money, and `user_id` and `team_id` on whose account it goes.
+    `store` is a path, a URL or a store. Sessions that start with the same head let one of them write it first;
+    `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
+    cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
+    pay, for `keep_alive_usd_max` at most. `diagnostics` is "off" for sessions that never ask their provider why its
+    cache did not hold; by default they do, where the model can say. With `completion_cache` a request that equals one
+    of the last `completion_cache_seconds` (30), to the byte and from any session of this process, gets the same reply
+    for nothing.
 
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
@@ -118,6 +119,8 @@ class Options(TypedDict, total=False):
     store: Log | str | Path
     wire: Wire | ProvidesWire
     simulated: bool
+    user_id: str
+    team_id: str
     base_url: str
     api_key: str
     gate: Gate | bool
@@ -135,6 +138,7 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
+    *("user_id", "team_id"),
     *("skill_ranking", "profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")

@@ -57,6 +57,14 @@ def make_key(
     return NewKey(f"hf_{key_id}_{secret}", row)
 
 
+def on_account(row: KeyRow, *, user: str | None, team: str | None) -> KeyRow:
+    """The key with whom it was made for. Raises UserError for a name that there cannot be."""
+    for name in (user, team):
+        if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
+            raise UserError(f"a user and a team are printable text of at most {NAME_CHARS_MAX} characters")
+    return msgspec.structs.replace(row, user_id=user, team_id=team)
+
+
 def digest_of(secret: str) -> str:
     """The secret is as long as the digest and drawn by chance: there is nothing that slowness would protect."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -3,7 +3,6 @@
 import asyncio
 import datetime
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -11,7 +10,11 @@ import msgspec
 from holdfast.catalog.lookup import find_model
 from holdfast.catalog.rows import Model
 from holdfast.errors import UserError
-from holdfast.ledger.figures import CallFigure, ExtraFigure, SessionFigures
+from holdfast.ledger import figures
+from holdfast.ledger.figures import size_limits
+from holdfast.ledger.groups import GroupBy, Narrowed
+from holdfast.ledger.money import NAME_CHARACTERS_MAX
+from holdfast.ledger.tables import Scope
 from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.hindsight import Regret, Rivals, regret_of, rival_costs
 from holdfast.service.service import Service
@@ -19,17 +22,17 @@ from holdfast.service.sums import (
     BreakRow,
     CostRow,
     EffectRow,
-    GroupBy,
     SkillRow,
-    breaks_by_cause,
-    costs_by,
-    effects_by_model,
+    break_rows,
+    cost_rows,
+    effect_rows,
+    named_keys,
     percentile,
     repriced,
     skills_by_name,
     usd,
 )
-from holdfast.service.times import Moment, Span, Window, moment, span
+from holdfast.service.times import Moment, Window, moment, span
 from holdfast.service.turns import Turn, turn_of
 
 BASELINE = "anthropic:claude-sonnet-4-6"
@@ -49,11 +52,18 @@ class InWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={
     end: Moment | None = None
 
 
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+
 class CostRequest(InWindow, frozen=True):
     group_by: GroupBy = "model"
     model: str | None = None
     provider: str | None = None
     session: str | None = None
+    gateway_key: KeyId | None = None
+    user: Name | None = None
+    team: Name | None = None
     include_workers: bool = True
 
 
@@ -157,35 +167,27 @@ class RegretReply(Told, frozen=True, kw_only=True):
 Made = TypeVar("Made")
 
 
-async def _over(
-    service: Service, asked: InWindow, make: Callable[[tuple[SessionFigures, ...], Span], Made]
-) -> tuple[Window, Made]:
-    """What is made of the sessions that a window may hold calls of; in a thread, because the log is read."""
+async def _over(service: Service, asked: InWindow, make: Callable[[Scope], Made]) -> tuple[Window, Made]:
+    """What is made of what a window holds; in a thread, because a store is asked."""
     within = span(asked.start, asked.end, now=service.clock())
-    sessions = await asyncio.to_thread(lambda: tuple(service.figures.sessions(since=within.start)))
-    return within.told, await asyncio.to_thread(make, sessions, within)
-
-
-def _calls(sessions: tuple[SessionFigures, ...], within: Span) -> list[CallFigure]:
-    return [call for one in sessions for call in one.calls if within.holds(call.at)]
-
-
-def _extras(sessions: tuple[SessionFigures, ...], within: Span) -> list[ExtraFigure]:
-    return [extra for one in sessions for extra in one.extras if within.holds(extra.at)]
+    scope = Scope(since=within.start, until=within.end, simulated=service.simulated)
+    return within.told, await asyncio.to_thread(make, scope)
 
 
 async def cost(service: Service, request: CostRequest) -> CostReply:
-    def wanted(one: CallFigure | ExtraFigure) -> bool:
-        return (
-            request.model in (None, one.model)
-            and request.provider in (None, one.model.partition(":")[0])
-            and request.session in (None, one.session_id)
-            and (request.include_workers or one.parent_session_id is None)
-        )
+    narrowed = Narrowed(
+        model=request.model,
+        provider=request.provider,
+        session=request.session,
+        gateway_key=request.gateway_key,
+        user=request.user,
+        team=request.team,
+        workers=request.include_workers,
+    )
 
-    def make(sessions: tuple[SessionFigures, ...], within: Span) -> tuple[CostRow, ...]:
-        calls, extras = _calls(sessions, within), _extras(sessions, within)
-        return costs_by(request.group_by, filter(wanted, calls), filter(wanted, extras))
+    def make(scope: Scope) -> tuple[CostRow, ...]:
+        rows = cost_rows(request.group_by, service.log.figures().groups(request.group_by, scope, narrowed))
+        return named_keys(rows, service.records.key) if request.group_by == "gateway_key" else rows
 
     window, rows = await _over(service, request, make)
     told = rows[0] if request.group_by == "none" else rows
@@ -193,38 +195,31 @@ async def cost(service: Service, request: CostRequest) -> CostReply:
 
 
 async def cache_effectiveness(service: Service, request: InWindow) -> EffectReply:
-    window, rows = await _over(service, request, lambda some, within: effects_by_model(_calls(some, within)))
+    window, rows = await _over(
+        service, request, lambda scope: effect_rows(service.log.figures().groups("model", scope))
+    )
     return EffectReply(window=window, current_pricing_version=service.pricing_version, data=rows)
 
 
 async def breaks(service: Service, request: InWindow) -> BreaksReply:
-    window, rows = await _over(service, request, lambda some, within: breaks_by_cause(_calls(some, within)))
+    window, rows = await _over(service, request, lambda scope: break_rows(service.log.tables().verdicts(scope)))
     return BreaksReply(window=window, current_pricing_version=service.pricing_version, data=rows)
 
 
 async def skills(service: Service, request: InWindow) -> SkillsReply:
-    def make(sessions: tuple[SessionFigures, ...], within: Span) -> tuple[SkillRow, ...]:
-        return skills_by_name([load for one in sessions for load in one.skills if within.holds(load.at)])
-
-    window, rows = await _over(service, request, make)
+    window, rows = await _over(service, request, lambda scope: skills_by_name(service.log.figures().skill_loads(scope)))
     return SkillsReply(window=window, current_pricing_version=service.pricing_version, data=rows)
 
 
 async def reliability(service: Service, request: InWindow) -> ReliabilityReply:
-    def make(sessions: tuple[SessionFigures, ...], within: Span) -> Reliability:
-        failures: dict[str, int] = {}
-        for one in sessions:
-            for failed in one.failures:
-                if within.holds(failed.at):
-                    failures[failed.error_class] = failures.get(failed.error_class, 0) + 1
-        waits: dict[str, list[int]] = {}
-        for call in _calls(sessions, within):
-            waits.setdefault(call.model, []).append(call.latency_ms)
+    def make(scope: Scope) -> Reliability:
+        asked = service.log.figures()
+        failures, latencies = asked.failures(scope), asked.latencies(scope)
         return Reliability(
             tuple(ErrorRow(kind, count) for kind, count in sorted(failures.items(), key=lambda row: (-row[1], row[0]))),
             tuple(
-                LatencyRow(model, percentile(some, 0.5), percentile(some, 0.95), len(some))
-                for model, some in sorted(waits.items())
+                LatencyRow(model, percentile(counts, 50), percentile(counts, 95), sum(counts.values()))
+                for model, counts in sorted(latencies.items())
             ),
         )
 
@@ -234,40 +229,35 @@ async def reliability(service: Service, request: InWindow) -> ReliabilityReply:
 
 async def sessions(service: Service, request: SessionsRequest) -> SessionsReply:
     def make() -> tuple[SessionCost, ...]:
-        rows = [_session_cost(one) for one in service.figures.sessions()]
-        if request.order == "cost":
-            rows.sort(key=lambda row: (-row.cost_usd, row.id))
-        return tuple(rows[request.skip : request.skip + request.limit])
+        page = service.log.figures().session_costs(
+            order=request.order, limit=request.limit, skip=request.skip, simulated=service.simulated
+        )
+        return tuple(map(_session_cost, page))
 
     found = await asyncio.to_thread(make)
     everything = Window(None, None)
     return SessionsReply(window=everything, current_pricing_version=service.pricing_version, data=found)
 
 
-def _session_cost(one: SessionFigures) -> SessionCost:
+def _session_cost(one: figures.SessionCost) -> SessionCost:
     row = one.row
     return SessionCost(
         id=row.id,
         name=row.name,
         workspace_path=one.workspace_path,
-        active_model=one.calls[-1].model if one.calls else row.model,
-        cost_usd=usd(one.cost_usd),
-        turn_count=one.turn_count,
+        active_model=one.model,
+        cost_usd=usd(one.spent_usd),
+        turn_count=one.turns,
         created_at=moment(row.started_at),
         updated_at=moment(row.last_event_at),
     )
 
 
 async def turn(service: Service, request: OneTurn) -> TurnReply:
-    def make() -> Turn | None:
-        for one in service.figures.sessions():
-            if request.turn_id in one.turn_ids:
-                return turn_of(request.turn_id, one.row.id, tuple(service.log.read(one.row.id)))
-        return None
-
-    found = await asyncio.to_thread(make)
-    if found is None:
+    events = await asyncio.to_thread(lambda: service.log.figures().turn(request.turn_id))
+    if not events:
         raise not_found("turn", request.turn_id)
+    found = turn_of(request.turn_id, events[0].session_id, events)
     everything = Window(None, None)
     return TurnReply(window=everything, current_pricing_version=service.pricing_version, data=found)
 
@@ -275,13 +265,11 @@ async def turn(service: Service, request: OneTurn) -> TurnReply:
 async def savings(service: Service, request: SavingsRequest) -> SavingsReply:
     baseline = _baseline(service, request.baseline)
 
-    def make(some: tuple[SessionFigures, ...], within: Span) -> Savings:
-        calls, extras = _calls(some, within), _extras(some, within)
-        again = repriced(calls, baseline, service.models, at=service.clock())
-        beside = sum((extra.cost_usd for extra in extras), Decimal(0))
-        paid = sum((call.cost_usd for call in calls), beside)
+    def make(scope: Scope) -> Savings:
         # What was paid beside the calls stands on both sides, as in the report of the command line.
-        uncached = sum((call.uncached_usd for call in calls), beside)
+        whole = service.log.tables().totals(scope)
+        sized = service.log.figures().sized(size_limits(service.models), scope)
+        again = repriced(sized, baseline, service.models, at=service.clock())
         saved = again.baseline_usd - again.actual_usd
         return Savings(
             baseline_model=baseline.id,
@@ -289,12 +277,12 @@ async def savings(service: Service, request: SavingsRequest) -> SavingsReply:
             baseline_repriced_usd=usd(again.baseline_usd),
             savings_usd=usd(saved),
             savings_pct=round(float(saved / again.baseline_usd * 100), 4) if again.baseline_usd else None,
-            actual_stamped_usd=usd(paid),
-            rows_total=len(calls),
+            actual_stamped_usd=usd(whole.spent_usd),
+            rows_total=whole.calls,
             rows_missing_from_price_table=again.missing,
-            uncached_usd=usd(uncached),
-            saved_by_caching_usd=usd(uncached - paid),
-            rivals=rival_costs(some, service.log, service.models, within) if request.rivals else None,
+            uncached_usd=usd(whole.uncached_usd),
+            saved_by_caching_usd=usd(whole.saved_usd),
+            rivals=rival_costs(service.log, service.models, scope) if request.rivals else None,
         )
 
     window, found = await _over(service, request, make)
@@ -312,7 +300,5 @@ def _baseline(service: Service, name: str) -> Model:
 
 
 async def regret(service: Service, request: InWindow) -> RegretReply:
-    window, found = await _over(
-        service, request, lambda some, within: regret_of(some, service.log, service.models, within)
-    )
+    window, found = await _over(service, request, lambda scope: regret_of(service.log, service.models, scope))
     return RegretReply(window=window, current_pricing_version=service.pricing_version, data=found)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from holdfast.ledger import figures
+from holdfast.ledger.tables import Scope
 from holdfast.ledger.verdicts import VerdictKind
 from holdfast.service.routes import Route, route
 from holdfast.service.service import Service
@@ -49,33 +51,33 @@ class BrokenReply(msgspec.Struct, frozen=True):
 async def broken_calls(service: Service, request: BrokenRequest) -> BrokenReply:
     within = span(request.start, request.end, now=service.clock())
 
-    def find() -> list[BrokenCall]:
-        found = [
-            BrokenCall(
-                session=call.session_id,
-                name=one.row.name,
-                number=call.number,
-                at=moment(call.at),
-                model=call.model,
-                cause=verdict.kind,
-                component=verdict.component,
-                detail=verdict.detail,
-                lost_tokens=verdict.lost_tokens,
-                lost_usd=usd(verdict.lost_usd),
-            )
-            for one in service.figures.sessions(since=within.start)
-            for call in one.calls
-            if (verdict := call.verdict) is not None
-            and verdict.kind != "held"
-            and within.holds(call.at)
-            and request.cause in ("any", verdict.kind)
-            and request.component in (None, verdict.component)
-        ]
-        return sorted(found, key=lambda one: (-one.lost_usd, one.session, one.number))
+    def find() -> tuple[BrokenCall, ...]:
+        scope = Scope(since=within.start, until=within.end, simulated=service.simulated)
+        kind = None if request.cause == "any" else request.cause
+        # One more than asked for tells whether there are more.
+        found = service.log.figures().broken(
+            scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
+        )
+        return tuple(map(_told, found))
 
     found = await asyncio.to_thread(find)
-    page = found[request.skip : request.skip + request.limit]
-    return BrokenReply(within.told, tuple(page), len(found) > request.skip + request.limit)
+    return BrokenReply(within.told, found[: request.limit], len(found) > request.limit)
+
+
+def _told(call: figures.BrokenCall) -> BrokenCall:
+    verdict = call.verdict
+    return BrokenCall(
+        session=call.session_id,
+        name=call.name,
+        number=call.number,
+        at=moment(call.at),
+        model=call.model,
+        cause=verdict.kind,
+        component=verdict.component,
+        detail=verdict.detail,
+        lost_tokens=verdict.lost_tokens,
+        lost_usd=usd(verdict.lost_usd),
+    )
 
 
 ROUTES: tuple[Route, ...] = (

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
 from holdfast.events.controls import HOUR_SECONDS, KEPT_SECONDS_MAX, CacheSettings, SessionControl, TtlSetting
-from holdfast.ledger.cache_state import CacheState, ProviderSummary, provider_summaries
+from holdfast.ledger.cache_state import CacheState, Heeds, ProviderSummary, provider_summaries
 from holdfast.ledger.verdicts import VerdictKind
 from holdfast.providers.giving_up import Way, ways_to_give_up
 from holdfast.service.cache_states import KnownCache
@@ -27,7 +27,10 @@ Changed = Way | Literal["named_cache"]
 
 
 class Discussion(msgspec.Struct, frozen=True):
-    """The cache of one session; a discussion is a session. `expires_at` is null where the provider decides."""
+    """The cache of one session; a discussion is a session. `expires_at` is null where the provider decides.
+
+    `heeds` is what the session heeds of what is set here: `switch` is whether it may cache, and no more.
+    """
 
     discussion_id: str
     name: str | None
@@ -46,6 +49,7 @@ class Discussion(msgspec.Struct, frozen=True):
     tokens_read: int
     verdict: VerdictKind | None
     verdict_detail: str
+    heeds: Heeds
 
 
 class Discussions(msgspec.Struct, frozen=True):
@@ -116,6 +120,8 @@ async def disable(service: Service, request: OneDiscussion) -> Discussion:
 async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
     def change() -> Invalidated:
         state = _state(service, request.discussion_id)
+        if state.heeds != "all":
+            raise _unheeded("give up its cache")
         at = service.clock()
         control = service.records.invalidate(state.owner, at=at)
         changed = what_changes(service, state)
@@ -160,15 +166,22 @@ def _effect(changed: tuple[Changed, ...]) -> str:
     said = {
         "cache_key": "the next turn asks under another cache key",
         "prefix_nonce": "the next turn has another text at the start of its system prompt; tools in front of it stay",
-        "named_cache": "the cache that the provider keeps under a name is deleted",
+        "named_cache": "before that turn's first call the session deletes what the provider keeps under a name",
     }
     return "; ".join(said[one] for one in changed) or "nothing of ours is cached there"
 
 
 def _switched(service: Service, session_id: str, *, enabled: bool) -> Discussion:
     state = _state(service, session_id)
+    if state.heeds == "nothing":
+        raise _unheeded("be told whether to cache")
     service.records.enable(state.owner, enabled=enabled)
     return _discussion(service, session_id)
+
+
+def _unheeded(what: str) -> RefusedError:
+    message = f"this session's client writes its own requests and cannot {what}; nothing was changed"
+    return RefusedError(409, "not_heeded", message)
 
 
 def _discussion(service: Service, session_id: str) -> Discussion:
@@ -205,6 +218,7 @@ def _told(service: Service, known: KnownCache, control: SessionControl, settings
         tokens_read=state.usage.cache_read,
         verdict=verdict.kind if verdict else None,
         verdict_detail=verdict.detail if verdict else "",
+        heeds=state.heeds,
     )
 
 
@@ -254,7 +268,7 @@ ROUTES: tuple[Route, ...] = (
         reply=Invalidated,
         rule="admin",
         summary="Let the next turn find nothing cached.",
-        refusals=(404,),
+        refusals=(404, 409),
     ),
     route(
         "POST",
@@ -264,7 +278,7 @@ ROUTES: tuple[Route, ...] = (
         reply=Discussion,
         rule="admin",
         summary="Cache nothing in this session, from its next call on.",
-        refusals=(404,),
+        refusals=(404, 409),
     ),
     route(
         "POST",
@@ -274,6 +288,6 @@ ROUTES: tuple[Route, ...] = (
         reply=Discussion,
         rule="admin",
         summary="Cache again in this session.",
-        refusals=(404,),
+        refusals=(404, 409),
     ),
 )

@@ -9,9 +9,9 @@ import msgspec
 from holdfast import __version__
 from holdfast.canonical.usage import Usage
 from holdfast.errors import StoreError
+from holdfast.ledger.tables import Scope, Tables
 from holdfast.service.counting import header, sample
 from holdfast.service.failures import RefusedError
-from holdfast.service.figures import Figures
 from holdfast.service.routes import PLAIN_TEXT, Answer, Nothing, Route, raw_route, route
 from holdfast.service.service import Service
 
@@ -34,23 +34,23 @@ async def ready(service: Service, request: Nothing) -> Health:
 
 
 async def metrics(service: Service, request: Nothing, last_event_id: str | None) -> Answer:
-    spent = await asyncio.to_thread(lambda: list(_spent(service.figures)))
+    scope = Scope(simulated=service.simulated)
+    spent = await asyncio.to_thread(lambda: list(_spent(service.log.tables(), scope)))
     lines = [*service.counted.lines(), *spent]
     return Answer(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
 
 
-def _spent(figures: Figures) -> Iterator[str]:
+def _spent(tables: Tables, scope: Scope) -> Iterator[str]:
     """What all calls of the store took, by model."""
+    models = sorted(tables.models(scope), key=lambda one: (one.model, one.provider))
     usage: dict[str, Usage] = {}
     calls: dict[str, int] = {}
     cost: dict[str, Decimal] = {}
-    for session in figures.sessions():
-        for call in session.calls:
-            usage[call.model] = usage.get(call.model, Usage()) + call.usage
-            calls[call.model] = calls.get(call.model, 0) + 1
-            cost[call.model] = cost.get(call.model, Decimal(0)) + call.cost_usd
-        for extra in session.extras:
-            cost[extra.model] = cost.get(extra.model, Decimal(0)) + extra.cost_usd
+    for one in models:
+        cost[one.model] = cost.get(one.model, Decimal(0)) + one.amounts.spent_usd
+        if one.amounts.calls:
+            usage[one.model] = usage.get(one.model, Usage()) + one.amounts.usage
+            calls[one.model] = calls.get(one.model, 0) + one.amounts.calls
     yield from header("holdfast_llm_calls_total", "counter", "Calls that a provider was paid for.")
     for model in sorted(calls):
         yield sample("holdfast_llm_calls_total", {"model": model}, calls[model])

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import msgspec
 
 from holdfast.catalog.lookup import Models, find_model
 from holdfast.errors import UserError
 from holdfast.events.log import Log
-from holdfast.ledger.figures import SessionFigures
+from holdfast.ledger.tables import PAGE_MAX, KeepsTables, Scope
 from holdfast.planning.memory import Learned
 from holdfast.planning.ours import OurPolicy
 from holdfast.planning.policy import Policy
@@ -19,11 +20,14 @@ from holdfast.replay.play import setting_for
 from holdfast.replay.recording import Transcript, counted_once
 from holdfast.replay.stored import stored_transcript
 from holdfast.replay.totals import Totals
-from holdfast.service.times import Span
 
 SESSIONS_MAX = 200
 RIVAL_SESSIONS_MAX = 20
 """How many sessions are played again, the newest first: each takes a while."""
+
+
+class Booked(Log, KeepsTables, Protocol):
+    """A log, and what it adds up to."""
 
 
 class RivalRow(msgspec.Struct, frozen=True):
@@ -62,8 +66,8 @@ class Regret(msgspec.Struct, frozen=True):
     sessions_left_out: int
 
 
-def regret_of(sessions: Iterable[SessionFigures], log: Log, models: Models, window: Span) -> Regret:
-    transcripts, left_out = _transcripts(sessions, log, window, sessions_max=SESSIONS_MAX)
+def regret_of(log: Booked, models: Models, scope: Scope) -> Regret:
+    transcripts, left_out = _transcripts(log, scope, sessions_max=SESSIONS_MAX)
     audit = Audit(models)
     for transcript in transcripts:
         audit.add(transcript)
@@ -88,10 +92,10 @@ def regret_of(sessions: Iterable[SessionFigures], log: Log, models: Models, wind
     )
 
 
-def rival_costs(sessions: Iterable[SessionFigures], log: Log, models: Models, window: Span) -> Rivals:
+def rival_costs(log: Booked, models: Models, scope: Scope) -> Rivals:
     """Each conversation by the rules and at today's prices of the model that answered most of its calls."""
     totals, ours = Totals(), OurPolicy(Learned())
-    transcripts, _ = _transcripts(sessions, log, window, sessions_max=RIVAL_SESSIONS_MAX)
+    transcripts, _ = _transcripts(log, scope, sessions_max=RIVAL_SESSIONS_MAX)
     for one in transcripts:
         name = Counter(call.model or "" for call in one.recording.calls).most_common(1)[0][0]
         try:
@@ -106,18 +110,23 @@ def rival_costs(sessions: Iterable[SessionFigures], log: Log, models: Models, wi
     return Rivals(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
-def _transcripts(
-    sessions: Iterable[SessionFigures], log: Log, window: Span, *, sessions_max: int
-) -> tuple[list[Transcript], int]:
-    """Those with a call in the window, and how many were left out."""
-    within = [one for one in sessions if any(window.holds(call.at) for call in one.calls)]
-    found = counted_once(_read(within[:sessions_max], log), since=window.start)
+def _transcripts(log: Booked, scope: Scope, *, sessions_max: int) -> tuple[list[Transcript], int]:
+    """Those of the newest sessions with a call in the window, and how many were left out."""
+    within = list(_callers(log, scope))
+    found = counted_once(_read(within[:sessions_max], log), since=scope.since)
     return found, max(0, len(within) - sessions_max)
 
 
-def _read(sessions: Iterable[SessionFigures], log: Log) -> Iterator[Transcript]:
-    for one in sessions:
-        transcript = stored_transcript(log.read(one.row.id), one.row.id)
+def _callers(log: Booked, scope: Scope) -> Iterator[str]:
+    tables, offset = log.tables(), 0
+    while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
+        yield from (one.id for one in page if one.amounts.calls)
+        offset += len(page)
+
+
+def _read(session_ids: Iterable[str], log: Log) -> Iterator[Transcript]:
+    for session_id in session_ids:
+        transcript = stored_transcript(log.read(session_id), session_id)
         if transcript is not None:
             yield transcript
 

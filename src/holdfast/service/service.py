@@ -8,12 +8,17 @@ from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.events.log import Log
 from holdfast.events.records import Records
 from holdfast.instructions.library import Library
+from holdfast.ledger.figures import KeepsFigures
+from holdfast.ledger.tables import KeepsTables
 from holdfast.service.cache_states import CacheStates
 from holdfast.service.counting import Counted
-from holdfast.service.figures import Figures, LogFigures
 from holdfast.service.hub import Hub
 from holdfast.service.watched import WatchedSessions
 from holdfast.sources.skills.found import SkillRoot
+
+
+class ServedLog(Log, KeepsTables, KeepsFigures, Protocol):
+    """A log that says what it adds up to."""
 
 
 class Sample(Protocol):
@@ -31,7 +36,7 @@ class Service:
 
     def __init__(
         self,
-        log: Log,
+        log: ServedLog,
         records: Records,
         models: Models,
         *,
@@ -50,7 +55,7 @@ class Service:
         self.require_keys = require_keys
         self.library = library
         self.counted = Counted()
-        self.figures: Figures = LogFigures(log, models, simulated=simulated)
+        self.simulated = simulated
         self.cache_states = CacheStates(log, models)
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)

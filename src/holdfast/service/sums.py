@@ -1,20 +1,19 @@
 """What calls add up to, by group: the arithmetic behind the figures, in Decimal, told rounded to six places."""
 
-import datetime
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import cost_usd
-from holdfast.ledger.figures import CallFigure, ExtraFigure, SkillFigure
-from holdfast.ledger.verdicts import VerdictKind
-
-GroupBy = Literal["model", "provider", "session", "day", "hour", "parent_session", "is_worker", "none"]
+from holdfast.events.access import KeyRow
+from holdfast.ledger.figures import Sized, SkillLoad, size_limits
+from holdfast.ledger.groups import Group, GroupBy
+from holdfast.ledger.tables import Amounts, Cause
+from holdfast.ledger.verdicts import UNEXPECTED, VerdictKind
 
 _PLACES = 6
 
@@ -23,8 +22,11 @@ def usd(amount: Decimal | float) -> float:
     return round(float(amount), _PLACES)
 
 
-class CostRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One group; it is named by the one key that it was grouped by. The kinds of input tokens do not overlap."""
+class CostRow(msgspec.Struct, frozen=True):
+    """One group; it is named by the one key that it was grouped by, which is null for what belongs to none.
+
+    The kinds of input tokens do not overlap. `gateway_key_name` is what a key is called in lists.
+    """
 
     cost_usd: float
     input_tokens: int
@@ -33,13 +35,17 @@ class CostRow(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_creation_input_tokens: int
     avg_latency_ms: float | None
     call_count: int
-    model: str | None = None
-    provider: str | None = None
-    session: str | None = None
-    day: str | None = None
-    hour: str | None = None
-    parent_session: str | None = None
-    is_worker: bool | None = None
+    model: str | UnsetType = UNSET
+    provider: str | UnsetType = UNSET
+    session: str | UnsetType = UNSET
+    day: str | UnsetType = UNSET
+    hour: str | UnsetType = UNSET
+    gateway_key: str | UnsetType | None = UNSET
+    gateway_key_name: str | UnsetType | None = UNSET
+    user: str | UnsetType | None = UNSET
+    team: str | UnsetType | None = UNSET
+    parent_session: str | UnsetType = UNSET
+    is_worker: bool | UnsetType = UNSET
 
 
 class EffectRow(msgspec.Struct, frozen=True):
@@ -61,10 +67,13 @@ class EffectRow(msgspec.Struct, frozen=True):
 
 
 class BreakRow(msgspec.Struct, frozen=True):
+    """`call_count` calls were judged so, of which `losing_calls` have lost something."""
+
     cause: VerdictKind
     component: str | None
     is_break: bool
     call_count: int
+    losing_calls: int
     lost_tokens: int
     lost_usd: float
 
@@ -88,91 +97,57 @@ class Repriced(msgspec.Struct, frozen=True):
     missing: int
 
 
-class _Sum:
-    def __init__(self) -> None:
-        self.usage = Usage()
-        self.cost_usd = Decimal(0)
-        self.latency_ms = 0
-        self.calls = self.hits = self.stable_written = 0
-
-    def add(self, call: CallFigure) -> None:
-        self.usage += call.usage
-        self.cost_usd += call.cost_usd
-        self.latency_ms += call.latency_ms
-        self.calls += 1
-        self.hits += call.usage.cache_read > 0
-        self.stable_written += call.stable_written
+def cost_rows(group_by: GroupBy, groups: Iterable[Group]) -> tuple[CostRow, ...]:
+    """Dearest first; days and hours in their order. Of two that cost the same their names decide."""
+    by_name = sorted(groups, key=lambda one: str(one.name or ""))
+    if group_by not in ("day", "hour"):
+        by_name.sort(key=lambda one: -one.amounts.spent_usd)
+    return tuple(_cost_row(group_by, one) for one in by_name)
 
 
-def costs_by(group_by: GroupBy, calls: Iterable[CallFigure], extras: Iterable[ExtraFigure]) -> tuple[CostRow, ...]:
-    """Dearest first; days and hours in their order. Without calls there is one row for `none`, and no other."""
-    key = _KEYS[group_by]
-    sums: dict[str | bool | None, _Sum] = {None: _Sum()} if group_by == "none" else {}
-    for call in calls:
-        sums.setdefault(key(call), _Sum()).add(call)
-    for extra in extras:
-        # What a cache cost beside the calls is paid by the same group; it is no call.
-        sums.setdefault(key(extra), _Sum()).cost_usd += extra.cost_usd
-    rows = [_cost_row(group_by, name, one) for name, one in sums.items()]
-    if group_by in ("day", "hour"):
-        return tuple(sorted(rows, key=lambda row: row.day or row.hour or ""))
-    return tuple(sorted(rows, key=lambda row: (-row.cost_usd, str(msgspec.structs.astuple(row)))))
-
-
-def _day(one: CallFigure | ExtraFigure) -> str:
-    return datetime.datetime.fromtimestamp(one.at, datetime.UTC).strftime("%Y-%m-%d")
-
-
-def _hour(one: CallFigure | ExtraFigure) -> str:
-    return datetime.datetime.fromtimestamp(one.at, datetime.UTC).strftime("%Y-%m-%dT%H")
-
-
-_KEYS: dict[GroupBy, Callable[[CallFigure | ExtraFigure], str | bool | None]] = {
-    "model": lambda one: one.model,
-    "provider": lambda one: one.model.partition(":")[0],
-    "session": lambda one: one.session_id,
-    "day": _day,
-    "hour": _hour,
-    "parent_session": lambda one: one.parent_session_id or one.session_id,
-    "is_worker": lambda one: one.parent_session_id is not None,
-    "none": lambda one: None,
-}
-
-
-def _cost_row(group_by: GroupBy, name: str | bool | None, one: _Sum) -> CostRow:
-    named: dict[str, object] = {} if group_by == "none" else {group_by: name}
+def _cost_row(group_by: GroupBy, group: Group) -> CostRow:
+    named: dict[str, object] = {} if group_by == "none" else {group_by: group.name}
+    amounts = group.amounts
     row = CostRow(
-        cost_usd=usd(one.cost_usd),
-        input_tokens=one.usage.input,
-        output_tokens=one.usage.output,
-        cached_input_tokens=one.usage.cache_read,
-        cache_creation_input_tokens=one.usage.cache_write,
-        avg_latency_ms=round(one.latency_ms / one.calls, 1) if one.calls else None,
-        call_count=one.calls,
+        cost_usd=usd(amounts.spent_usd),
+        input_tokens=amounts.usage.input,
+        output_tokens=amounts.usage.output,
+        cached_input_tokens=amounts.usage.cache_read,
+        cache_creation_input_tokens=amounts.usage.cache_write,
+        avg_latency_ms=round(amounts.latency_ms / amounts.calls, 1) if amounts.calls else None,
+        call_count=amounts.calls,
     )
     return msgspec.structs.replace(row, **named)
 
 
-def effects_by_model(calls: Iterable[CallFigure]) -> tuple[EffectRow, ...]:
-    """By name of the model."""
-    sums: dict[str, _Sum] = {}
-    for call in calls:
-        sums.setdefault(call.model, _Sum()).add(call)
-    return tuple(_effect_row(model, one) for model, one in sorted(sums.items()))
+def named_keys(rows: Iterable[CostRow], find: Callable[[str], KeyRow | None]) -> tuple[CostRow, ...]:
+    """Rows by key, with what each key is called."""
+
+    def name_of(key_id: str | UnsetType | None) -> str | None:
+        row = find(key_id) if isinstance(key_id, str) else None
+        return row.name if row else None
+
+    return tuple(msgspec.structs.replace(row, gateway_key_name=name_of(row.gateway_key)) for row in rows)
 
 
-def _effect_row(model: str, one: _Sum) -> EffectRow:
-    sent = one.usage.tokens_sent
+def effect_rows(groups: Iterable[Group]) -> tuple[EffectRow, ...]:
+    """By name of the model; one that was charged for, and never called, has no effect to tell."""
+    called = [(str(one.name), one.amounts) for one in groups if one.amounts.calls]
+    return tuple(_effect_row(model, amounts) for model, amounts in sorted(called, key=lambda one: one[0]))
+
+
+def _effect_row(model: str, amounts: Amounts) -> EffectRow:
+    sent = amounts.usage.tokens_sent
     return EffectRow(
         model=model,
-        uncached_input_tokens=one.usage.input,
-        cached_input_tokens=one.usage.cache_read,
-        cache_creation_tokens=one.usage.cache_write,
-        hit_rate=_share(one.usage.cache_read, sent),
-        hit_coverage=_share(one.hits, one.calls),
-        cache_write_share=_share(one.usage.cache_write, sent),
-        stable_write_share=_share(one.stable_written, sent),
-        call_count=one.calls,
+        uncached_input_tokens=amounts.usage.input,
+        cached_input_tokens=amounts.usage.cache_read,
+        cache_creation_tokens=amounts.usage.cache_write,
+        hit_rate=_share(amounts.usage.cache_read, sent),
+        hit_coverage=_share(amounts.hits, amounts.calls),
+        cache_write_share=_share(amounts.usage.cache_write, sent),
+        stable_write_share=_share(amounts.stable_written, sent),
+        call_count=amounts.calls,
     )
 
 
@@ -180,34 +155,22 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def breaks_by_cause(calls: Iterable[CallFigure]) -> tuple[BreakRow, ...]:
-    """Every verdict but `held`, those that cost most first."""
-    rows: dict[tuple[VerdictKind, str | None], BreakRow] = {}
-    lost: dict[tuple[VerdictKind, str | None], Decimal] = {}
-    for call in calls:
-        verdict = call.verdict
-        if verdict is None or verdict.kind == "held":
-            continue
-        key = verdict.kind, verdict.component
-        before = rows.get(key, BreakRow(*key, verdict.is_break, 0, 0, 0.0))
-        lost[key] = lost.get(key, Decimal(0)) + verdict.lost_usd
-        rows[key] = BreakRow(
-            *key,
-            verdict.is_break,
-            before.call_count + 1,
-            before.lost_tokens + verdict.lost_tokens,
-            usd(lost[key]),
-        )
-    return tuple(sorted(rows.values(), key=lambda row: (-row.lost_usd, row.cause, row.component or "")))
+def break_rows(verdicts: Iterable[Cause]) -> tuple[BreakRow, ...]:
+    """Every verdict but `held`, in the order given."""
+    return tuple(
+        BreakRow(one.kind, one.component, one.kind in UNEXPECTED, one.given, one.calls, one.tokens, usd(one.lost_usd))
+        for one in verdicts
+        if one.kind != "held"
+    )
 
 
-def skills_by_name(loads: Sequence[SkillFigure]) -> tuple[SkillRow, ...]:
+def skills_by_name(loads: Sequence[SkillLoad]) -> tuple[SkillRow, ...]:
     asked = {(load.session_id, load.skill) for load in loads if load.reason == "on_demand"}
-    by_name: dict[str, list[SkillFigure]] = {}
+    by_name: dict[str, list[SkillLoad]] = {}
     for load in loads:
         by_name.setdefault(load.skill, []).append(load)
 
-    def count(some: Sequence[SkillFigure], reason: str) -> int:
+    def count(some: Sequence[SkillLoad], reason: str) -> int:
         return sum(load.reason == reason for load in some)
 
     return tuple(
@@ -225,22 +188,28 @@ def skills_by_name(loads: Sequence[SkillFigure]) -> tuple[SkillRow, ...]:
     )
 
 
-def repriced(calls: Iterable[CallFigure], baseline: Model, models: Models, *, at: float) -> Repriced:
+def repriced(sized: Iterable[Sized], baseline: Model, models: Models, *, at: float) -> Repriced:
     """Each call at the price of today for its size; a call whose model has no price counts in neither sum."""
     actual = other = Decimal(0)
     missing = 0
-    for call in calls:
-        row = models.get(call.model)
+    limits, today = size_limits(models), utc_date(at)
+    for some in sized:
+        row = models.get(some.model)
         if row is None or not row.prices:
-            missing += 1
+            missing += some.calls
             continue
-        sent = call.usage.tokens_sent
-        actual += cost_usd(call.usage, price_at(row, utc_date(at), sent))
-        other += cost_usd(call.usage, price_at(baseline, utc_date(at), sent))
+        # Any size between the two limits has the same price.
+        sent = limits[some.sizes - 1] + 1 if some.sizes else 0
+        actual += cost_usd(some.usage, price_at(row, today, sent))
+        other += cost_usd(some.usage, price_at(baseline, today, sent))
     return Repriced(actual, other, missing)
 
 
-def percentile(values: Sequence[int], share: float) -> int:
-    """The smallest value that no less than this share of all lie at or below."""
-    ordered = sorted(values)
-    return ordered[max(0, min(len(ordered) - 1, -(-len(ordered) * round(share * 100) // 100) - 1))]
+def percentile(counts: Mapping[int, int], percent: int) -> int:
+    """The smallest value that no less than this share of all lie at or below; `counts` says how often each is there."""
+    rank = max(1, -(-sum(counts.values()) * percent // 100))
+    for value in sorted(counts):
+        rank -= counts[value]
+        if rank <= 0:
+            return value
+    return max(counts)

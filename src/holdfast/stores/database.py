@@ -14,8 +14,10 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.ledger.answers import Answers
+from holdfast.ledger.figures import Figures
 from holdfast.ledger.postings import matters
 from holdfast.ledger.tables import Tables
+from holdfast.stores.figure_reads import FigureReads
 from holdfast.stores.instructions_records import DatabaseInstructions, InstructionTables
 from holdfast.stores.queries import Cell, Queries
 from holdfast.stores.record_queries import RecordQueries
@@ -187,6 +189,10 @@ class DatabaseLog:
     def tables(self) -> Tables:
         """What is asked is told of all sessions; those that have not been entered yet, are then."""
         return Answers(TableReads(self._fetch, self._table_queries, self.catch_up))
+
+    def figures(self) -> Figures:
+        """What is asked beyond the books, from the same tables."""
+        return FigureReads(self._fetch, self._table_queries, self.catch_up)
 
     def rebuild(self) -> None:
         """Empty the tables; `catch_up` fills them from the log."""

@@ -10,7 +10,9 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event, type_of
 from holdfast.events.log import SessionRow
 from holdfast.events.payloads import CacheLearned
+from holdfast.ledger.figures import Figures
 from holdfast.ledger.folded import folded_tables
+from holdfast.ledger.folded_figures import FoldedFigures
 from holdfast.ledger.tables import Tables
 from holdfast.stores.memory_records import MemoryRecords
 from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, joined, rows_of, tallies
@@ -128,6 +130,9 @@ class MemoryStore:
 
     def tables(self) -> Tables:
         return folded_tables(self, self._models)
+
+    def figures(self) -> Figures:
+        return FoldedFigures(self, self._models)
 
     def close(self) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from holdfast.events.payloads import (
     ToolCalled,
     ToolConfirmationResolved,
 )
+from holdfast.events.payloads_gateway import GatewayForwarded
 
 AUDITED: tuple[type[Payload], ...] = (
     SessionStarted,
@@ -27,6 +28,7 @@ AUDITED: tuple[type[Payload], ...] = (
     ToolConfirmationResolved,
     DelegationStarted,
     DelegationCompleted,
+    GatewayForwarded,
 )
 """Kinds of events that outlive the retention. None of them holds what was said: prompts, replies, and what tools were
 given and gave are gone, and with them what a request was made of, so that verdicts are gone too."""

@@ -103,16 +103,19 @@ class TableQueries:
         return f"DELETE FROM {self.schema}{table.name} WHERE {key} AND {table.sums[0]} = 0"
 
     def rolled_up(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
-        """Parameters: the first day, the greatest `simulated`, and so many sessions."""
-        where = f"day >= {self.mark} AND simulated <= {self.mark}{self._of(sessions)}"
+        """Parameters: the first day, the one behind the last, the greatest `simulated`, and so many sessions."""
+        where = f"day >= {self.mark} AND day < {self.mark} AND simulated <= {self.mark}{self._of(sessions)}"
         return _added(keys, sums or table.sums, f"{self.schema}{table.name} WHERE {where}")
 
-    def within(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
+    def within(
+        self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0, spans: int = 1
+    ) -> str:
         """The same from the rows of the tables.
 
-        Parameters, once for each table: since when, until when, the greatest `simulated`, and so many sessions.
+        Parameters, once for each table: since when and until when for each of so many spans, the greatest `simulated`,
+        and so many sessions.
         """
-        where = f"at >= {self.mark} AND at < {self.mark} AND simulated <= {self.mark}{self._of(sessions)}"
+        where = f"{self.spans(spans)} AND simulated <= {self.mark}{self._of(sessions)}"
         arms = []
         for name, spellings in ARMS[table.name]:
             spelled = ", ".join(f"{spelling} AS {sum}" for sum, spelling in spellings.items())
@@ -120,18 +123,23 @@ class TableQueries:
             arms.append(f"SELECT {', '.join(table.keys)}, {spelled} FROM {self.schema}{name} WHERE {given}")
         return _added(keys, sums or table.sums, f"({' UNION ALL '.join(arms)}) AS part")
 
+    def spans(self, count: int) -> str:
+        """Parameters: since when and until when, so often."""
+        return f"({' OR '.join([f'at >= {self.mark} AND at < {self.mark}'] * count)})"
+
     def _of(self, sessions: int) -> str:
         return f" AND session_id IN ({self.marks(sessions)})" if sessions else ""
 
-    def session_page(self, order: SessionOrder, *, partly: bool) -> str:
+    def session_page(self, order: SessionOrder, *, spans: int) -> str:
         """Which sessions stand on a page.
 
-        Parameters: those of `rolled_up`, those of `within` if the first day counts partly, limit and offset.
+        Parameters: those of `rolled_up`, those of `within` if some days count partly, limit and offset.
         """
         by = ("calls", "spent", "lost")
         added = self.rolled_up(SESSION_DAYS, ("session_id",), sums=by)
-        if partly:
-            both = f"({added} UNION ALL {self.within(SESSION_DAYS, ('session_id',), sums=by)}) AS parts"
+        if spans:
+            partly = self.within(SESSION_DAYS, ("session_id",), sums=by, spans=spans)
+            both = f"({added} UNION ALL {partly}) AS parts"
             added = _added(("session_id",), by, both)
         return (
             f"SELECT {', '.join(SESSION_COLUMNS)} FROM ({added}) AS added JOIN {self.schema}sessions "
@@ -140,10 +148,11 @@ class TableQueries:
         )
 
     def worst(self, sessions: int) -> str:
-        """Parameters: since when, the greatest `simulated`, the sessions."""
+        """Parameters: since when, until when, the greatest `simulated`, the sessions."""
         ranked = "row_number() OVER (PARTITION BY session_id ORDER BY lost DESC, number) AS place"
         where = (
-            f"lost > 0 AND at >= {self.mark} AND simulated <= {self.mark} AND session_id IN ({self.marks(sessions)})"
+            f"lost > 0 AND at >= {self.mark} AND at < {self.mark} AND simulated <= {self.mark} "
+            f"AND session_id IN ({self.marks(sessions)})"
         )
         return (
             f"SELECT session_id, kind FROM (SELECT session_id, kind, {ranked} FROM {self.schema}calls WHERE {where}) "

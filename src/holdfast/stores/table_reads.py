@@ -1,7 +1,10 @@
 """How the tables of a database are asked: whole days from the roll-ups, a part of a day from the rows of its calls."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Protocol
+
+import msgspec
 
 from holdfast.events.log import SessionRow
 from holdfast.ledger.answers import KINDS, Rows
@@ -17,7 +20,6 @@ from holdfast.stores.table_queries import ARMS, TableQueries
 from holdfast.stores.table_rows import entry_of
 
 DAY_SECONDS = 86_400
-_NEVER = 1e300
 
 
 class Fetch(Protocol):
@@ -36,19 +38,19 @@ class TableReads:
         self._catch_up()
         if scope.session_id is not None:
             query = self._queries.within(table, keys, sessions=1)
-            found = self._fetch(query, _within(table, scope, _NEVER, scope.session_id))
+            found = self._fetch(query, _within(table, scope, ((scope.since, scope.until),), scope.session_id))
         else:
-            found = self._from_day(table, keys, scope)
+            found = self._by_day(table, keys, scope)
         return [(row[: len(keys)], row[len(keys) :]) for row in found]  # type: ignore[misc] # as the query says
 
-    def _from_day(self, table: RollUp, keys: tuple[str, ...], scope: Scope, *ids: str) -> list[tuple[object, ...]]:
-        """Whole days, and the first one from a moment on."""
-        first, until = _first_day(scope.since)
+    def _by_day(self, table: RollUp, keys: tuple[str, ...], scope: Scope, *ids: str) -> list[tuple[object, ...]]:
+        """Whole days, and the first and the last as far as they count."""
+        days = days_of(scope.since, scope.until)
         query = self._queries.rolled_up(table, keys, sessions=len(ids))
-        found = self._fetch(query, (first, int(scope.simulated), *ids))
-        if until is not None:
-            query = self._queries.within(table, keys, sessions=len(ids))
-            found += self._fetch(query, _within(table, scope, until, *ids))
+        found = self._fetch(query, (days.first, days.behind, int(scope.simulated), *ids))
+        if days.partly:
+            query = self._queries.within(table, keys, sessions=len(ids), spans=len(days.partly))
+            found += self._fetch(query, _within(table, scope, days.partly, *ids))
         return found
 
     def sessions(
@@ -57,15 +59,15 @@ class TableReads:
         self._catch_up()
         if scope.session_id is not None:
             return self._one_session(scope, scope.session_id)[offset : offset + limit]
-        first, until = _first_day(scope.since)
-        parameters: tuple[Cell, ...] = (first, int(scope.simulated))
-        if until is not None:
-            parameters += _within(SESSION_DAYS, scope, until)
-        query = self._queries.session_page(order, partly=until is not None)
+        days = days_of(scope.since, scope.until)
+        parameters: tuple[Cell, ...] = (days.first, days.behind, int(scope.simulated))
+        if days.partly:
+            parameters += _within(SESSION_DAYS, scope, days.partly)
+        query = self._queries.session_page(order, spans=len(days.partly))
         found = list(map(session_of, self._fetch(query, (*parameters, limit, offset))))
         sums = {row.id: Sums() for row in found}
         if found:
-            for session_id, *amounts in self._from_day(SESSION_DAYS, ("session_id",), scope, *sums):
+            for session_id, *amounts in self._by_day(SESSION_DAYS, ("session_id",), scope, *sums):
                 sums[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # as the query says
         return [(row, sums[row.id]) for row in found]
 
@@ -78,7 +80,7 @@ class TableReads:
         if not session_ids:
             return {}
         query = self._queries.worst(len(session_ids))
-        found = self._fetch(query, (scope.since, int(scope.simulated), *session_ids))
+        found = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
         return {str(session_id): KINDS[kind] for session_id, kind in found}
 
     def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]:
@@ -86,16 +88,35 @@ class TableReads:
         return [entry_of(row) for row in self._fetch(self._queries.calls, (session_id, after, limit))]
 
 
-def _within(table: RollUp, scope: Scope, until: float, *ids: str) -> tuple[Cell, ...]:
-    arm: tuple[Cell, ...] = (scope.since, until, int(scope.simulated), *ids)
+class Days(msgspec.Struct, frozen=True):
+    """The days that count wholly, from `first` on and before `behind`, and the parts of others that count."""
+
+    first: str
+    behind: str
+    partly: tuple[tuple[float, float], ...]
+
+
+def days_of(since: float, until: float) -> Days:
+    """How a window is made of days; a moment in a day counts its day partly."""
+    first, start = _day_from(since)
+    last, end = _day_from(until)
+    if start == end:
+        return Days(first, first, ((since, until),))
+    partly = []
+    if since > start:
+        # Behind this day in the order of texts, and before the next one.
+        first = f"{first}~"
+        partly.append((since, start + DAY_SECONDS))
+    if end < until <= AT_MAX:
+        partly.append((end, until))
+    return Days(first, last if until <= AT_MAX else f"{last}~", tuple(partly))
+
+
+def _day_from(at: float) -> tuple[str, float]:
+    day = day_of(min(max(at, 0.0), AT_MAX))
+    return day, day_start(day)
+
+
+def _within(table: RollUp, scope: Scope, spans: Sequence[tuple[float, float]], *ids: str) -> tuple[Cell, ...]:
+    arm: tuple[Cell, ...] = (*chain.from_iterable(spans), int(scope.simulated), *ids)
     return arm * len(ARMS[table.name])
-
-
-def _first_day(since: float) -> tuple[str, float | None]:
-    """The least day that counts wholly; the end of the one before it, if that counts from `since` on."""
-    day = day_of(min(max(since, 0.0), AT_MAX))
-    start = day_start(day)
-    if since <= start:
-        return day, None
-    # Behind this day in the order of texts, and before the next one.
-    return f"{day}~", start + DAY_SECONDS

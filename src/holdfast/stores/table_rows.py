@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple
 
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.usage import Usage
@@ -10,6 +11,7 @@ from holdfast.errors import StoreError
 from holdfast.ledger.books import CallRecord, Entry
 from holdfast.ledger.money import dollars
 from holdfast.ledger.postings import Posting, at_fault
+from holdfast.ledger.shares import Payer
 from holdfast.ledger.verdicts import Verdict
 
 
@@ -49,6 +51,10 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True):
     component: str | None
     lost_tokens: int
     verdict: str | None
+    stable_written: int
+    key_id: str
+    user_id: str
+    team_id: str
 
 
 class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +67,9 @@ class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
     simulated: int
     type: str
     spent: int
+    key_id: str
+    user_id: str
+    team_id: str
 
 
 class FailureRow(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +101,7 @@ def row_of(posting: Posting) -> TableRow:
     whose = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
     simulated, latency_ms = int(posting.simulated), posting.latency_ms
     if posting.outcome is None:
-        return ChargeRow(*whose, simulated, posting.type, posting.sums.spent)
+        return ChargeRow(*whose, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
     return FailureRow(*whose, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
 
 
@@ -134,6 +143,10 @@ def _call_row(posting: Posting, entry: Entry) -> CallRow:
         component=at_fault(verdict.component) if verdict else None,
         lost_tokens=verdict.lost_tokens if verdict else 0,
         verdict=_encode(verdict).decode() if verdict else None,
+        stable_written=sums.stable_written,
+        key_id=posting.payer.key_id,
+        user_id=posting.payer.user_id,
+        team_id=posting.payer.team_id,
     )
 
 
@@ -156,6 +169,8 @@ def entry_of(columns: Sequence[object]) -> Entry:
         plan=plan,
         chain=row.chain,
         verdict=verdict,
+        stable_written=row.stable_written,
+        payer=Payer(row.key_id, row.user_id, row.team_id),
     )
 
 
