@@ -20,6 +20,7 @@ from holdfast.gateway.forwarding import Gateway
 from holdfast.gateway.grants import Grant, Grants
 from holdfast.gateway.improving import Improver
 from holdfast.gateway.observing import Observer
+from holdfast.gateway.remembering import recall_spending
 from holdfast.gateway.routing import simulated_upstreams
 from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.service.app import make_app
@@ -75,6 +76,7 @@ def serving_gateway(
     assert isinstance(kept, HasRecords)
     service = Service(kept, kept.records, shipped_models(), clock=clock, require_keys=require_keys)
     granted = Grants(grants or {}, environ or {})
+    recall_spending(granted, kept, clock())
     improver = Improver(shipped_models(), Volatile(rules))
     observer = Observer(kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.spent)
     door = KeyDoor(judging(service), granted, clock=clock, salt=b"salt", improve=improve)

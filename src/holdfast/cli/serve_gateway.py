@@ -15,6 +15,7 @@ from holdfast.gateway.forwarding import Gateway, TurnedAwayError
 from holdfast.gateway.grants import Grants, read_grants
 from holdfast.gateway.improving import Improver
 from holdfast.gateway.observing import Observer
+from holdfast.gateway.remembering import recall_spending
 from holdfast.gateway.routing import simulated_upstreams, upstreams_of
 from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.service.access import holder_of
@@ -52,6 +53,7 @@ def open_gateway(
         else:
             reached = upstreams_of(told, os.environ)
         granted = Grants(rows, os.environ)
+        recall_spending(granted, service.log, service.clock())
         improver = Improver(service.models, Volatile((DATES, *(Rule(*_pair(one, "--volatile")) for one in volatile))))
         observer = Observer(
             service.log,

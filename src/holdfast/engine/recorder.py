@@ -67,6 +67,14 @@ class Call(msgspec.Struct, frozen=True):
     started_at: float
 
 
+class Resumed(msgspec.Struct, frozen=True):
+    """Where a session stands that an earlier process recorded: its last request, and its last event."""
+
+    session_id: str
+    links: tuple[Link, ...]
+    last_event_id: str
+
+
 class Recorder:
     """Safe to use from several threads. Nothing in here raises because of what a client or a store does."""
 
@@ -79,6 +87,7 @@ class Recorder:
         new_id: NewId,
         warnings: Warnings,
         opening: Callable[[str], SessionStarted] = SessionStarted,
+        resumed: Resumed | None = None,
     ) -> None:
         self._log = log
         self._models = models
@@ -87,13 +96,13 @@ class Recorder:
         self._warnings = warnings
         self._opening = opening
         self._lock = RLock()
-        self._links: tuple[Link, ...] = ()
-        self._last_event_id: str | None = None
+        self._links: tuple[Link, ...] = resumed.links if resumed else ()
+        self._last_event_id: str | None = resumed.last_event_id if resumed else None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
         self._dropped: deque[tuple[Call, Reply | None]] = deque()
         self._pricing_version = pricing_version(models)
-        self.session_id = new_id(clock())
+        self.session_id = resumed.session_id if resumed else new_id(clock())
 
     @property
     def log(self) -> Log:

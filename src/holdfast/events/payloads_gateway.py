@@ -13,6 +13,21 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     done: bool = False
 
 
+class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What knows a conversation again after a restart, in digests alone.
+
+    The first `kept` blocks are those of the request before, `blocks` stand behind them. `session` is the digest of an
+    id that the client sent, and `because` says where it stood.
+    """
+
+    mount: str
+    head: str
+    kept: int
+    blocks: tuple[str, ...]
+    session: str | None = None
+    because: str = ""
+
+
 class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     """Why a request was taken for one of this session, how sure that is from 0 to 1, and whose key it came with.
 
@@ -24,3 +39,4 @@ class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     key_id: str | None = None
     improved: bool = False
     changes: tuple[Change, ...] = ()
+    trace: Trace | None = None

@@ -10,24 +10,26 @@ from holdfast.canonical.reply import Reply, ReplyFinished
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.harmless import Warnings
-from holdfast.engine.recorder import Call, Recorder
+from holdfast.engine.recorder import Call, Recorder, Resumed
 from holdfast.engine.witness import Witness
 from holdfast.errors import ProviderError
 from holdfast.events.log import Log
 from holdfast.events.payloads import Parent, SessionStarted
-from holdfast.events.payloads_gateway import Change, GatewayForwarded
+from holdfast.events.payloads_gateway import Change, GatewayForwarded, Trace
 from holdfast.gateway.clues import clues_in
-from holdfast.gateway.conversations import Conversations, Said
+from holdfast.gateway.conversations import Conversations, Found, Said
 from holdfast.gateway.decoding import plain_body
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.improving import Improver
 from holdfast.gateway.notes import Notes
+from holdfast.gateway.remembering import remembered, wider_scope
 from holdfast.gateway.reply import Headers
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
 
 _NOT_RECORDED = "a call is not recorded"
 HEAD_CHARS = 40
+DIGEST_CHARS = 16
 _UNREAD = "a reply cannot be read, so that nobody knows what it took"
 
 Spent = Callable[[str, float, float], None]
@@ -64,6 +66,7 @@ class Observer:
         self._warnings = Warnings("holdfast.gateway")
         self._conversations: Conversations[Witness] = Conversations()
         self._now = 0.0
+        self._remembers = False
         self._notes = notes(self._worked_on)
 
     @property
@@ -90,8 +93,18 @@ class Observer:
             self._warnings.once("the record cannot keep up: calls are forwarded and not recorded; /metrics counts them")
 
     def _worked_on(self, work: Callable[[], None]) -> None:
+        if not self._remembers:
+            self._remembers = True
+            with self._warnings.harmless("sessions of before are not known again"):
+                self._remember()
         with self._warnings.harmless(_NOT_RECORDED):
             work()
+
+    def _remember(self) -> None:
+        """Conversations of earlier processes go on as the sessions that they were."""
+        for one in remembered(self._log):
+            witness = Witness(self._recorder(SessionStarted, one.resumed), self._warnings)
+            self._conversations.restore(one.said, witness, one.reply_id)
 
     def _begin(self, exchange: Exchange) -> None:
         body, speaks = exchange.request_body, exchange.target.speaks
@@ -102,13 +115,19 @@ class Observer:
         adapter = adapter_for(speaks)
         plain = plain_body(body, _told(exchange.headers, b"content-encoding"))
         wire = adapter.read_request(plain, {PATH: exchange.target.path})
-        scope = f"{exchange.target.mount} {exchange.caller.account}"
-        said = Said(scope, _head_of(wire), _blocks_of(wire), clues_in(plain, exchange.headers))
+        said = _said(exchange, wire, plain)
         found, witness = self._conversations.enter(said, functools.partial(self._opened, exchange))
         prepared = witness.prepared(adapter, wire)
         improved = bool(exchange.changes)
         changes = exchange.changes or self._habits(speaks, plain)
-        forwarded = GatewayForwarded(found.because, found.confidence, exchange.caller.key_id, improved, changes)
+        forwarded = GatewayForwarded(
+            because=found.because,
+            confidence=found.confidence,
+            key_id=exchange.caller.key_id,
+            improved=improved,
+            changes=changes,
+            trace=_trace(exchange.target.mount, said, found),
+        )
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
             exchange.record = _UnderWay(found.key, adapter, witness.recorder, call)
@@ -126,15 +145,18 @@ class Observer:
         opening = functools.partial(
             SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
         )
-        recorder = Recorder(
+        return Witness(self._recorder(opening), self._warnings)
+
+    def _recorder(self, opening: Callable[[str], SessionStarted], resumed: Resumed | None = None) -> Recorder:
+        return Recorder(
             self._log,
             models=self._models,
             clock=lambda: self._now,
             new_id=self._new_id,
             warnings=self._warnings,
             opening=opening,
+            resumed=resumed,
         )
-        return Witness(recorder, self._warnings)
 
     def _finish(self, exchange: Exchange) -> None:
         under_way = exchange.record
@@ -203,15 +225,31 @@ def _told(headers: Headers, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
 
 
+def _said(exchange: Exchange, wire: WireRequest, body: bytes) -> Said:
+    clues, mount, caller = clues_in(body, exchange.headers), exchange.target.mount, exchange.caller
+    if clues.session is not None:
+        clues = msgspec.structs.replace(clues, session=_short(clues.session.encode("utf-8", "surrogatepass")))
+    scope = f"{mount} {caller.account}"
+    return Said(scope, _head_of(wire), _blocks_of(wire), clues, wider_scope(mount, caller.key_id))
+
+
+def _trace(mount: str, said: Said, found: Found) -> Trace:
+    return Trace(mount, said.head, found.kept, said.blocks[found.kept :], said.clues.session, said.clues.because)
+
+
+def _short(said: bytes) -> str:
+    return digest(said)[:DIGEST_CHARS]
+
+
 def _head_of(wire: WireRequest) -> str:
     """What stays the same even where a head is badly kept: names of tools, and how the first text begins."""
     tools = sorted(tool.name for tool in wire.prompt.tools)
     texts = (text.text for segment in wire.prompt.segments for text in segment.system)
-    return digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
+    return _short(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
 
 
 def _blocks_of(wire: WireRequest) -> tuple[str, ...]:
     passages = wire.prompt.passages
     return tuple(
-        digest(msgspec.json.encode((passage.role, block))) for passage in passages for block in passage.content
+        _short(msgspec.json.encode((passage.role, block))) for passage in passages for block in passage.content
     )
