@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from holdfast.events.payloads_gateway import Change
-from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX
+from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX, header
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
 
@@ -43,7 +43,7 @@ class Exchange:
         self.end: End = "cancelled"
         self.changes: tuple[Change, ...] = ()
         self.record: object = None
-        self._request = Kept()
+        self._request = Kept(is_too_large=is_too_large(headers))
         self._reply = Kept()
 
     @property
@@ -73,8 +73,8 @@ class Exchange:
 class Kept:
     """Bytes that came in parts, up to a size; all or none of them."""
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] | None = []
+    def __init__(self, *, is_too_large: bool = False) -> None:
+        self._parts: list[bytes] | None = None if is_too_large else []
         self.size_bytes = 0
 
     def add(self, part: bytes) -> None:
@@ -88,6 +88,12 @@ class Kept:
 
     def whole(self) -> bytes | None:
         return None if self._parts is None else b"".join(self._parts)
+
+
+def is_too_large(headers: Headers) -> bool:
+    """Whether a message says of itself that it is too large to be kept."""
+    length = header(headers, b"content-length") or b""
+    return length.isdigit() and int(length[:20]) > KEPT_BYTES_MAX
 
 
 def without_credentials(headers: Headers) -> Headers:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 import msgspec
 
 from holdfast.events.payloads_gateway import Change
-from holdfast.gateway.exchange import KEPT_BYTES_MAX
+from holdfast.gateway.exchange import KEPT_BYTES_MAX, is_too_large
 from holdfast.gateway.headers import header
 from holdfast.gateway.improving import Improved, Improver
 from holdfast.gateway.reply import Headers
@@ -29,6 +29,8 @@ class Ready(msgspec.Struct, frozen=True):
 
 async def made_ready(improver: Improver, target: Target, headers: Headers, receive: Receive) -> Ready:
     """Nothing in here raises: whatever goes wrong, the request goes as it came."""
+    if is_too_large(headers):
+        return Ready(headers, receive)
     messages, body = await _collected(receive)
     if body is None or target.speaks is None or header(headers, b"content-encoding") not in (None, b"identity"):
         return Ready(headers, _again(messages, receive))
@@ -48,6 +50,7 @@ async def _collected(receive: Receive) -> tuple[list[Message], bytes | None]:
     """What has come of a request, and its body where that is whole and not too large."""
     messages: list[Message] = []
     parts: list[bytes] = []
+    size_bytes = 0
     while True:
         message = await receive()
         messages.append(message)
@@ -55,7 +58,8 @@ async def _collected(receive: Receive) -> tuple[list[Message], bytes | None]:
         if message["type"] != "http.request" or not isinstance(part, bytes):
             return messages, None
         parts.append(part)
-        if sum(map(len, parts)) > KEPT_BYTES_MAX:
+        size_bytes += len(part)
+        if size_bytes > KEPT_BYTES_MAX:
             return messages, None
         if not message.get("more_body", False):
             return messages, b"".join(parts)
