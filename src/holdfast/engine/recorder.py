@@ -13,7 +13,7 @@ from holdfast.canonical.blocks import THINKING_KINDS, ToolUse
 from holdfast.canonical.encoding import ENCODING
 from holdfast.canonical.moves import Move
 from holdfast.canonical.pieces import Link, shared_links
-from holdfast.canonical.prompt import Plan
+from holdfast.canonical.prompt import Plan, Ttl
 from holdfast.canonical.reply import Reply
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, utc_date
@@ -26,6 +26,7 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import (
     AnyPayload,
+    CachePinged,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -198,6 +199,26 @@ class Recorder:
             cost_usd=self.cost_of(call, usage),
         )
         self._end(call, failed)
+
+    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, piece: int) -> Decimal:
+        """A call was made again, for no answer, so that what it wrote is kept; what that cost."""
+        prepared, cost = call.prepared, self.cost_of(call, usage)
+        pinged = CachePinged(
+            kind="refresh",
+            model=prepared.model,
+            ttl=ttl,
+            usage=usage,
+            cost_usd=cost,
+            pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
+            reason="kept while the client was silent",
+            sent_at=self._clock(),
+            piece=piece,
+            pieces=len(prepared.links),
+            marked_tokens=usage.tokens_sent,
+        )
+        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+            self._write(pinged)
+        return cost
 
     def drop(self, call: Call, partial: Reply | None) -> None:
         """The caller let go of a stream without closing it.

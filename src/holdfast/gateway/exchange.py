@@ -69,6 +69,9 @@ class Exchange:
         """It need not be kept any longer."""
         self._request = Kept()
 
+    def reply_was_read(self) -> None:
+        self._reply = Kept()
+
 
 class Kept:
     """Bytes that came in parts, up to a size; all or none of them."""

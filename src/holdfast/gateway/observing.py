@@ -21,9 +21,11 @@ from holdfast.gateway.conversations import Conversations, Found, Said
 from holdfast.gateway.decoding import plain_body
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.improving import Improver
+from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
 from holdfast.gateway.remembering import remembered, wider_scope
 from holdfast.gateway.reply import Headers
+from holdfast.gateway.routing import Target
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
 
@@ -82,6 +84,10 @@ class Observer:
         if exchange.target.speaks is not None:
             self._put(functools.partial(self._finish, exchange), exchange)
 
+    def pinged(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
+        """A request that asked for nothing was answered, to keep what this exchange has written."""
+        self._put(functools.partial(self._keep, exchange, letter, answer, at), exchange)
+
     def wait_until_recorded(self, seconds_max: float) -> bool:
         return self._notes.wait_until_empty(seconds_max)
 
@@ -119,7 +125,7 @@ class Observer:
         found, witness = self._conversations.enter(said, functools.partial(self._opened, exchange))
         prepared = witness.prepared(adapter, wire)
         improved = bool(exchange.changes)
-        changes = exchange.changes or self._habits(speaks, plain)
+        changes = exchange.changes or self._habits(exchange.target, plain)
         forwarded = GatewayForwarded(
             because=found.because,
             confidence=found.confidence,
@@ -132,10 +138,10 @@ class Observer:
         if call is not None:
             exchange.record = _UnderWay(found.key, adapter, witness.recorder, call)
 
-    def _habits(self, speaks: str, body: bytes) -> tuple[Change, ...]:
+    def _habits(self, target: Target, body: bytes) -> tuple[Change, ...]:
         """What improving would have changed."""
         try:
-            changes = self._improver.improved(speaks, body).changes
+            changes = self._improver.improved(target.speaks or "", body, path=target.path).changes
         except Exception:  # noqa: BLE001 - what cannot be improved has no habits that we could name
             return ()
         return tuple(msgspec.structs.replace(change, done=False) for change in changes)
@@ -167,7 +173,17 @@ class Observer:
         try:
             reply = self._settled(exchange, under_way)
         finally:
+            exchange.reply_was_read()
             self._conversations.left(under_way.key, reply.id if reply else "")
+
+    def _keep(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
+        under_way = exchange.record
+        if isinstance(under_way, _UnderWay):
+            self._now = at
+            usage = under_way.adapter.read_reply(answer).usage
+            cost = under_way.recorder.ping(under_way.call, usage, ttl=letter.ttl, piece=letter.piece)
+            if exchange.caller.key_id is not None:
+                self._spent(exchange.caller.key_id, at, float(cost))
 
     def _settled(self, exchange: Exchange, under_way: _UnderWay) -> Reply | None:
         recorder, call = under_way.recorder, under_way.call
