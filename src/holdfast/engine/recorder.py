@@ -1,7 +1,7 @@
 """What a wrapped client's calls took: events of one session, as a session of our own would record them."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
 from itertools import groupby
@@ -140,6 +140,11 @@ class Recorder:
             return find_model(model, self._models)
         except UserError:
             return None
+
+    def shared(self, links: Sequence[Link]) -> int:
+        """How many blocks a request begins with that the one before began with too."""
+        with self._lock:
+            return shared_links(self._links, links)
 
     def begin(self, prepared: Prepared, *beside: AnyPayload) -> Call | None:
         """`beside` is recorded with it."""

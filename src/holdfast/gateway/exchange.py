@@ -29,7 +29,7 @@ class Caller(msgspec.Struct, frozen=True):
 class Exchange:
     """Bodies are kept as they came, up to a size; headers without those that carry a credential.
 
-    `record` is the watcher's own.
+    `record` is the watcher's own; `original` is the request as it came, where another one was sent.
     """
 
     def __init__(self, target: Target, headers: Headers, caller: Caller, at: float) -> None:
@@ -43,6 +43,7 @@ class Exchange:
         self.end: End = "cancelled"
         self.changes: tuple[Change, ...] = ()
         self.record: object = None
+        self.original: bytes | None = None
         self._request = Kept(is_too_large=is_too_large(headers))
         self._reply = Kept()
 
@@ -57,7 +58,7 @@ class Exchange:
 
     @property
     def kept_bytes(self) -> int:
-        return self._request.size_bytes + self._reply.size_bytes
+        return self._request.size_bytes + self._reply.size_bytes + len(self.original or b"")
 
     def asked(self, body: bytes) -> None:
         self._request.add(body)
@@ -68,6 +69,7 @@ class Exchange:
     def request_was_read(self) -> None:
         """It need not be kept any longer."""
         self._request = Kept()
+        self.original = None
 
     def reply_was_read(self) -> None:
         self._reply = Kept()

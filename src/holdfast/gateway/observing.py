@@ -15,27 +15,38 @@ from holdfast.engine.witness import Witness
 from holdfast.errors import ProviderError
 from holdfast.events.log import Log
 from holdfast.events.payloads import Parent, SessionStarted
-from holdfast.events.payloads_gateway import Change, GatewayForwarded, Trace
+from holdfast.events.payloads_gateway import GatewayForwarded, Trace
 from holdfast.gateway.clues import clues_in
 from holdfast.gateway.conversations import Conversations, Found, Said
 from holdfast.gateway.decoding import plain_body
 from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.habits import Habits, as_sent, habits_of, with_diff
 from holdfast.gateway.improving import Improver
 from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
 from holdfast.gateway.remembering import remembered, wider_scope
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
+from holdfast.gateway.shadow import Shadow, shape_of
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
 
 _NOT_RECORDED = "a call is not recorded"
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
+BUSY_NOTES = 64
+"""Where so many calls wait for their record, habits are not looked for."""
 _UNREAD = "a reply cannot be read, so that nobody knows what it took"
 
 Spent = Callable[[str, float, float], None]
 """What a call of a key's holder cost: the key's id, when, in dollars."""
+
+
+class _Followed(msgspec.Struct, frozen=True):
+    """A conversation: what records it, and what prices it."""
+
+    witness: Witness
+    shadow: Shadow
 
 
 class _UnderWay(msgspec.Struct, frozen=True):
@@ -43,6 +54,7 @@ class _UnderWay(msgspec.Struct, frozen=True):
     adapter: Adapter
     recorder: Recorder
     call: Call
+    shadow: Shadow
 
 
 class Observer:
@@ -66,7 +78,7 @@ class Observer:
         self._improver = improver or Improver(models)
         self._spent = spent
         self._warnings = Warnings("holdfast.gateway")
-        self._conversations: Conversations[Witness] = Conversations()
+        self._conversations: Conversations[_Followed] = Conversations()
         self._now = 0.0
         self._remembers = False
         self._notes = notes(self._worked_on)
@@ -110,10 +122,10 @@ class Observer:
         """Conversations of earlier processes go on as the sessions that they were."""
         for one in remembered(self._log):
             witness = Witness(self._recorder(SessionStarted, one.resumed), self._warnings)
-            self._conversations.restore(one.said, witness, one.reply_id)
+            self._conversations.restore(one.said, _Followed(witness, Shadow()), one.reply_id)
 
     def _begin(self, exchange: Exchange) -> None:
-        body, speaks = exchange.request_body, exchange.target.speaks
+        body, speaks, original = exchange.request_body, exchange.target.speaks, exchange.original
         if body is None or speaks is None:
             return
         exchange.request_was_read()
@@ -122,36 +134,49 @@ class Observer:
         plain = plain_body(body, _told(exchange.headers, b"content-encoding"))
         wire = adapter.read_request(plain, {PATH: exchange.target.path})
         said = _said(exchange, wire, plain)
-        found, witness = self._conversations.enter(said, functools.partial(self._opened, exchange))
+        found, followed = self._conversations.enter(said, functools.partial(self._opened, exchange))
+        witness, shadow = followed.witness, followed.shadow
         prepared = witness.prepared(adapter, wire)
-        improved = bool(exchange.changes)
-        changes = exchange.changes or self._habits(exchange.target, plain)
+        shared, pieces = witness.recorder.shared(prepared.links), witness.newest.pieces if witness.newest else []
+        if exchange.changes:
+            changes = with_diff(exchange.changes, original, plain) if original is not None else exchange.changes
+            priced = as_sent(adapter, prepared.row, shadow, (wire, exchange.asked_at, prepared.tokens))
+        else:
+            asked = (adapter, wire, exchange.asked_at, prepared.tokens)
+            habits = self._habits(exchange.target, plain, shadow, asked)
+            changes, priced = habits.changes, habits.priced
         forwarded = GatewayForwarded(
             because=found.because,
             confidence=found.confidence,
             key_id=exchange.caller.key_id,
-            improved=improved,
+            improved=bool(exchange.changes),
             changes=changes,
             trace=_trace(exchange.target.mount, said, found),
+            shape=shape_of(pieces[shared:]),
+            priced=priced,
         )
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
-            exchange.record = _UnderWay(found.key, adapter, witness.recorder, call)
+            exchange.record = _UnderWay(found.key, adapter, witness.recorder, call, shadow)
 
-    def _habits(self, target: Target, body: bytes) -> tuple[Change, ...]:
-        """What improving would have changed."""
+    def _habits(
+        self, target: Target, body: bytes, shadow: Shadow, asked: tuple[Adapter, WireRequest, float, int]
+    ) -> Habits:
+        """What improving would have changed; nothing while there is more to be recorded than time for it."""
+        if self._notes.waiting > BUSY_NOTES:
+            return Habits()
         try:
-            changes = self._improver.improved(target.speaks or "", body, path=target.path).changes
+            return habits_of(self._improver, target, body, shadow=shadow, call=asked)
         except Exception:  # noqa: BLE001 - what cannot be improved has no habits that we could name
-            return ()
-        return tuple(msgspec.structs.replace(change, done=False) for change in changes)
+            return Habits()
 
-    def _opened(self, exchange: Exchange, above: Witness | None) -> Witness:
-        parent = None if above is None else Parent(above.recorder.session_id, "", above.recorder.session_id, 1)
+    def _opened(self, exchange: Exchange, above: "_Followed | None") -> "_Followed":
+        session = None if above is None else above.witness.recorder.session_id
+        parent = None if session is None else Parent(session, "", session, 1)
         opening = functools.partial(
             SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
         )
-        return Witness(self._recorder(opening), self._warnings)
+        return _Followed(Witness(self._recorder(opening), self._warnings), Shadow())
 
     def _recorder(self, opening: Callable[[str], SessionStarted], resumed: Resumed | None = None) -> Recorder:
         return Recorder(
@@ -190,6 +215,8 @@ class Observer:
         reply, whole, failure = self._read(exchange, under_way.adapter)
         if reply is not None and whole:
             recorder.complete(call, reply)
+            if reply.usage.tokens_sent and call.prepared.tokens:
+                under_way.shadow.tokens_factor = reply.usage.tokens_sent / call.prepared.tokens
         elif failure is not None:
             recorder.fail(call, failure.kind, _told_of(exchange, failure), reply)
         elif exchange.end == "cancelled":

@@ -50,6 +50,7 @@ async def made_ready(improver: Improver, exchange: Exchange, headers: Headers, r
     if reading is None or reading.improved.body is None:
         return Ready(headers, _again(messages, receive), reading)
     spelled = reading.improved.body
+    exchange.original = body
     whole: Message = {"type": "http.request", "body": spelled, "more_body": False}
     return Ready(_resized(headers, len(spelled)), _again([whole], receive), reading)
 
