@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.canonical.blocks import Json
+from holdfast.canonical.encoding import plain_json
 from holdfast.catalog.rows import Model
 from holdfast.events.payloads_gateway import Change, Priced
+from holdfast.gateway.edits import TOOLS, VOLATILE, Body
 from holdfast.gateway.improving import Improver
 from holdfast.gateway.routing import Target
 from holdfast.gateway.shadow import AS_SENT, IMPROVED, Shadow
@@ -18,6 +20,11 @@ PRICED_BYTES_MAX = 1024 * 1024
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 DIFF_BYTES_MAX = 512 * 1024
+
+
+_SAID = ("messages", "input", "contents", "prompt_cache_key")
+_MEMBERS = {TOOLS: ("tools",), VOLATILE: ("system", "instructions", "systemInstruction")}
+"""Which members of a request a habit is about, by how its name begins."""
 
 
 class Habits(msgspec.Struct, frozen=True):
@@ -57,12 +64,23 @@ def as_sent(adapter: Adapter, row: Model | None, shadow: Shadow, call: tuple[Wir
 
 
 def with_diff(changes: tuple[Change, ...], before: bytes, after: bytes) -> tuple[Change, ...]:
-    """The first change carries the masked diff of the whole request."""
-    if not changes or len(before) > DIFF_BYTES_MAX:
+    """Each change with the masked diff of the member that it is about; what two are about is shown once."""
+    if len(before) > DIFF_BYTES_MAX:
         return changes
-    lines = (line for line in diff_lines(before, after, context=0) if not line.startswith(("---", "+++", "@@")))
-    shown = tuple(masked(line) for _, line in zip(range(LINES_MAX), lines, strict=False))
-    return (msgspec.structs.replace(changes[0], diff=shown), *changes[1:])
+    old: Body = msgspec.json.decode(before)
+    new: Body = msgspec.json.decode(after)
+    shown: set[str] = set()
+    told: list[Change] = []
+    for change in changes:
+        names = next((names for start, names in _MEMBERS.items() if change.habit.startswith(start)), _SAID)
+        lines: list[str] = []
+        for name in names:
+            if name not in shown and old.get(name) != new.get(name):
+                shown.add(name)
+                differs = diff_lines(plain_json({name: old.get(name)}), plain_json({name: new.get(name)}), context=0)
+                lines += [masked(line) for line in differs if not line.startswith(("---", "+++", "@@"))]
+        told.append(msgspec.structs.replace(change, diff=tuple(lines[:LINES_MAX])))
+    return tuple(told)
 
 
 def diff_lines(before: bytes, after: bytes, *, context: int = 2) -> Iterator[str]:
