@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
@@ -19,7 +20,9 @@ from holdfast.gateway.exchange import Watcher
 from holdfast.gateway.forwarding import Gateway
 from holdfast.gateway.grants import Grant, Grants
 from holdfast.gateway.improving import Improver
+from holdfast.gateway.keeping import Keeper
 from holdfast.gateway.observing import Observer
+from holdfast.gateway.remembering import recall_spending
 from holdfast.gateway.routing import simulated_upstreams
 from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.service.app import make_app
@@ -41,6 +44,7 @@ class ServedGateway:
         self.service = service
         self.observer = observer
         self.store = store
+        self.look: Callable[[], int] = lambda: 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -70,19 +74,35 @@ def serving_gateway(
     require_keys: bool = False,
     improve: bool = False,
     rules: Sequence[Rule] = (DATES,),
+    keep_alive_usd: str | None = None,
+    drain: bool = False,
 ) -> Iterator[ServedGateway]:
     kept = store or MemoryStore()
     assert isinstance(kept, HasRecords)
     service = Service(kept, kept.records, shipped_models(), clock=clock, require_keys=require_keys)
     granted = Grants(grants or {}, environ or {})
+    recall_spending(granted, kept, clock())
     improver = Improver(shipped_models(), Volatile(rules))
     observer = Observer(kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.spent)
     door = KeyDoor(judging(service), granted, clock=clock, salt=b"salt", improve=improve)
+    keeper = None
+    if keep_alive_usd is not None:
+        keeper = Keeper(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), pinged=observer.pinged)
     made: list[Gateway] = []
 
     def fronted(app: ASGIApp) -> ASGIApp:
-        upstreams = simulated_upstreams(upstream_url)
-        made.append(Gateway(app, upstreams, door=door, watcher=watcher(observer), clock=clock, improver=improver))
+        made.append(
+            Gateway(
+                app,
+                simulated_upstreams(upstream_url),
+                door=door,
+                watcher=watcher(observer),
+                clock=clock,
+                improver=improver,
+                keeper=keeper,
+                drain=drain,
+            )
+        )
         return made[0]
 
     async def started() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
@@ -98,7 +118,12 @@ def serving_gateway(
     with LoopThread() as thread, bind("127.0.0.1", 0) as bound:
         stop, running = thread.run(started())
         try:
-            yield ServedGateway(url_of(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].under_way)
+            running_gateway = ServedGateway(
+                url_of(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].under_way
+            )
+            if keeper is not None:
+                running_gateway.look = lambda: thread.run(keeper.look())
+            yield running_gateway
         finally:
             thread.run(stopped())
             observer.close()

@@ -51,11 +51,11 @@ def test_clients_work_through_it_and_their_calls_are_stored(tmp_path: Path) -> N
 
 
 def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:
-    path = str(tmp_path / "store.db")
     for arguments, said in (
         ((), "could be mended in 1 call: volatile date"),
         (("--improve",), "mended in 1 call: volatile date"),
     ):
+        path = str(tmp_path / f"store{len(arguments)}.db")
         with serving("--simulate", "--db", path, *arguments) as url:
             asked = {
                 "model": "claude-sonnet-5-5",
@@ -70,7 +70,7 @@ def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path
             newest = store.sessions()[0].id
         result = CliRunner().invoke(command, ("sessions", "show", newest, "--db", path))
         assert "through the gateway; its calls belong together by 70% or more" in result.output
-        assert said in result.output.splitlines()
+        assert any(line.startswith(said) for line in result.output.splitlines())
 
 
 def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ def told_of_gateway(events: "Iterable[Event]") -> "Iterator[str]":
     least = min(forwarded, key=lambda one: one.confidence)
     sure = f"{least.confidence:.0%} or more: {printable(least.because)}"
     yield f"through the gateway; its calls belong together by {sure}"
-    habits = Counter((change.habit, change.done) for one in forwarded for change in one.changes)
-    for (habit, done), count in habits.most_common():
+    changes = [change for one in forwarded for change in one.changes]
+    for (habit, done), count in Counter((change.habit, change.done) for change in changes).most_common():
         calls = "1 call" if count == 1 else f"{count} calls"
-        yield f"{'mended' if done else 'could be mended'} in {calls}: {printable(habit)}"
+        usd = sum(change.usd or 0.0 for change in changes if change.habit == habit and change.done == done)
+        price = f", which would save ${usd:.6f}" if usd > 0 else ""
+        yield f"{'mended' if done else 'could be mended'} in {calls}: {printable(habit)}{price}"

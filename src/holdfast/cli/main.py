@@ -20,6 +20,7 @@ COMMANDS = {
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
     "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",
     "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
+    "gateway": "Show what went through the gateway: costs and what they could be, changes, spending.",
     "history": "Show what was really said in a session, whatever its view has become.",
     "keys": "Make, list and revoke keys of the service.",
     "learned": "Show what stored sessions have taught those that come after them.",

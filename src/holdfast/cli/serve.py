@@ -45,6 +45,14 @@ PORT = 8787
     "--volatile", metavar="NAME=REGEX", multiple=True, help="Text of system prompts that --improve moves to the end."
 )
 @click.option(
+    "--keep-alive",
+    "keep_alive_usd",
+    metavar="USD",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --improve, keep caches of silent clients alive, for this much a day at most.",
+)
+@click.option("--drain", is_flag=True, help="Read a reply on whose client has left, to know what it took.")
+@click.option(
     "--grants", metavar="FILE", help="What keys of scope gateway stand for and may spend; yours alone (0600)."
 )
 def command(
@@ -63,6 +71,8 @@ def command(
     grants: str | None,
     improve: bool,
     volatile: tuple[str, ...],
+    keep_alive_usd: float | None,
+    drain: bool,
 ) -> None:
     """Serve a page with cache states, their controls, prompts and figures, and the gateway, over HTTP until stopped.
 
@@ -77,7 +87,7 @@ def command(
     from holdfast.errors import UserError
 
     try:
-        from holdfast.cli.serve_gateway import open_gateway
+        from holdfast.cli.serve_gateway import Wishes, open_gateway
         from holdfast.service.app import make_app
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
@@ -100,8 +110,8 @@ def command(
         )
         _furnish(service, simulate=simulate)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
-        gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
-        with gateway as fronted:
+        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain)
+        with open_gateway(service, upstreams, wishes) as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
             with contextlib.closing(bind(host, port)) as bound:
                 click.echo(url_of(bound, host))

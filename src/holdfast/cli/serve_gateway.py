@@ -5,8 +5,10 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 from starlette.types import ASGIApp
 
 from holdfast.errors import UserError
@@ -14,7 +16,9 @@ from holdfast.gateway.door import Holder, KeyDoor
 from holdfast.gateway.forwarding import Gateway, TurnedAwayError
 from holdfast.gateway.grants import Grants, read_grants
 from holdfast.gateway.improving import Improver
+from holdfast.gateway.keeping import Keeper
 from holdfast.gateway.observing import Observer
+from holdfast.gateway.remembering import recall_spending
 from holdfast.gateway.routing import simulated_upstreams, upstreams_of
 from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.service.access import holder_of
@@ -28,43 +32,68 @@ SCOPES = ("gateway", "admin")
 DROPPED = "holdfast_gateway_dropped_total"
 
 
+class Wishes(msgspec.Struct, frozen=True):
+    """What was asked of the gateway on the command line."""
+
+    simulate: bool = False
+    grants: str | None = None
+    improve: bool = False
+    volatile: tuple[str, ...] = ()
+    keep_alive_usd: float | None = None
+    drain: bool = False
+
+
 @contextmanager
-def open_gateway(
-    service: Service,
-    upstreams: Sequence[str],
-    *,
-    simulate: bool = False,
-    grants: str | None = None,
-    improve: bool = False,
-    volatile: Sequence[str] = (),
-) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
+def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
     """What puts a gateway in front of an application. Raises UserError for what cannot be understood."""
     told = dict(_pair(one, "--upstream") for one in upstreams)
-    if simulate and told:
+    if wishes.simulate and told:
         raise UserError("--simulate is an upstream for all providers; leave out --upstream")
-    rows = read_grants(Path(grants)) if grants else {}
+    rows = read_grants(Path(wishes.grants)) if wishes.grants else {}
     # What is recorded is worked on in a thread; it must not keep the loop waiting for its turn while bytes lie there.
     sys.setswitchinterval(SWITCH_SECONDS)
     with ExitStack() as stack:
-        if simulate:
+        if wishes.simulate:
             url = stack.enter_context(served(SimulatedProvider(models=service.models)))
             reached = simulated_upstreams(url)
         else:
             reached = upstreams_of(told, os.environ)
         granted = Grants(rows, os.environ)
-        improver = Improver(service.models, Volatile((DATES, *(Rule(*_pair(one, "--volatile")) for one in volatile))))
+        recall_spending(granted, service.log, service.clock())
+        improver = Improver(
+            service.models, Volatile((DATES, *(Rule(*_pair(one, "--volatile")) for one in wishes.volatile)))
+        )
         observer = Observer(
             service.log,
             models=service.models,
             new_id=service.new_id,
-            simulated=simulate,
+            simulated=wishes.simulate,
             improver=improver,
             spent=granted.spent,
         )
         stack.callback(observer.close)
         service.counted.also(DROPPED, "Notes on forwarded calls that were dropped.", lambda: observer.dropped)
-        door = KeyDoor(judging(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=improve)
-        yield lambda app: Gateway(app, reached, door=door, watcher=observer, clock=service.clock, improver=improver)
+        door = KeyDoor(
+            judging(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
+        )
+        keeper = None
+        if wishes.keep_alive_usd is not None:
+            most = Decimal(str(wishes.keep_alive_usd))
+            keeper = Keeper(clock=service.clock, usd_a_day_max=most, pinged=observer.pinged)
+
+        def fronted(app: ASGIApp) -> ASGIApp:
+            return Gateway(
+                app,
+                reached,
+                door=door,
+                watcher=observer,
+                clock=service.clock,
+                improver=improver,
+                keeper=keeper,
+                drain=wishes.drain,
+            )
+
+        yield fronted
 
 
 def _pair(told: str, option: str) -> tuple[str, str]:

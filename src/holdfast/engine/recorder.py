@@ -1,7 +1,7 @@
 """What a wrapped client's calls took: events of one session, as a session of our own would record them."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
 from itertools import groupby
@@ -13,7 +13,7 @@ from holdfast.canonical.blocks import THINKING_KINDS, ToolUse
 from holdfast.canonical.encoding import ENCODING
 from holdfast.canonical.moves import Move
 from holdfast.canonical.pieces import Link, shared_links
-from holdfast.canonical.prompt import Plan
+from holdfast.canonical.prompt import Plan, Ttl
 from holdfast.canonical.reply import Reply
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, utc_date
@@ -26,6 +26,7 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import (
     AnyPayload,
+    CachePinged,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -67,6 +68,14 @@ class Call(msgspec.Struct, frozen=True):
     started_at: float
 
 
+class Resumed(msgspec.Struct, frozen=True):
+    """Where a session stands that an earlier process recorded: its last request, and its last event."""
+
+    session_id: str
+    links: tuple[Link, ...]
+    last_event_id: str
+
+
 class Recorder:
     """Safe to use from several threads. Nothing in here raises because of what a client or a store does."""
 
@@ -79,6 +88,7 @@ class Recorder:
         new_id: NewId,
         warnings: Warnings,
         opening: Callable[[str], SessionStarted] = SessionStarted,
+        resumed: Resumed | None = None,
     ) -> None:
         self._log = log
         self._models = models
@@ -87,13 +97,13 @@ class Recorder:
         self._warnings = warnings
         self._opening = opening
         self._lock = RLock()
-        self._links: tuple[Link, ...] = ()
-        self._last_event_id: str | None = None
+        self._links: tuple[Link, ...] = resumed.links if resumed else ()
+        self._last_event_id: str | None = resumed.last_event_id if resumed else None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
         self._dropped: deque[tuple[Call, Reply | None]] = deque()
         self._pricing_version = pricing_version(models)
-        self.session_id = new_id(clock())
+        self.session_id = resumed.session_id if resumed else new_id(clock())
 
     @property
     def log(self) -> Log:
@@ -130,6 +140,11 @@ class Recorder:
             return find_model(model, self._models)
         except UserError:
             return None
+
+    def shared(self, links: Sequence[Link]) -> int:
+        """How many blocks a request begins with that the one before began with too."""
+        with self._lock:
+            return shared_links(self._links, links)
 
     def begin(self, prepared: Prepared, *beside: AnyPayload) -> Call | None:
         """`beside` is recorded with it."""
@@ -189,6 +204,26 @@ class Recorder:
             cost_usd=self.cost_of(call, usage),
         )
         self._end(call, failed)
+
+    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, piece: int) -> Decimal:
+        """A call was made again, for no answer, so that what it wrote is kept; what that cost."""
+        prepared, cost = call.prepared, self.cost_of(call, usage)
+        pinged = CachePinged(
+            kind="refresh",
+            model=prepared.model,
+            ttl=ttl,
+            usage=usage,
+            cost_usd=cost,
+            pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
+            reason="kept while the client was silent",
+            sent_at=self._clock(),
+            piece=piece,
+            pieces=len(prepared.links),
+            marked_tokens=usage.tokens_sent,
+        )
+        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+            self._write(pinged)
+        return cost
 
     def drop(self, call: Call, partial: Reply | None) -> None:
         """The caller let go of a stream without closing it.

@@ -30,6 +30,8 @@ class Witness:
         self._lock = Lock()
         self._drafts: dict[tuple[str, float], Draft] = {}
         self._tails: dict[str, tuple[int, str]] = {}
+        self.newest: Scroll | None = None
+        """The request that was prepared last, as we spell it; it changes with the next one."""
 
     def prepared(self, adapter: Adapter, wire: WireRequest, rewrite: Rewrite | None = None) -> Prepared:
         """What to record of a request; without `rewrite` it is sent as it is."""
@@ -80,4 +82,5 @@ class Witness:
         shared = shared_links(before, draft.scroll.links)
         move = draft.move(shared) if shared < len(before) else None
         draft.settle()
+        self.newest = draft.scroll
         return draft.scroll, move

@@ -21,22 +21,35 @@ K = TypeVar("K")
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a request says, as digests: of its head, and of each block of its history."""
+    """What a request says, as digests: of its head, and of each block of its history.
+
+    Conversations of two scopes are never taken for one. `wider` is the scope of conversations that are known from
+    before a restart, when nobody knows any longer whose account they were of; the first that goes on with one has it.
+    """
 
     scope: str
     head: str
     blocks: tuple[str, ...]
     clues: Clues
+    wider: str = ""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        return (self.scope, self.wider) if self.wider else (self.scope,)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """`confidence` is from 0 to 1; `parent` is the key of the conversation that this one left, where it is new."""
+    """`confidence` is from 0 to 1; `parent` is the key of the conversation that this one left, where it is new.
+
+    `kept` is how many blocks it begins with that the request before began with too.
+    """
 
     key: int
     is_new: bool
     confidence: float
     because: str
     parent: int | None = None
+    kept: int = 0
 
 
 class _Known(Generic[T]):
@@ -44,7 +57,7 @@ class _Known(Generic[T]):
         self.key = key
         self.said = said
         self.kept = kept
-        self.named = (said.scope, said.clues.session) if said.clues.session is not None else None
+        self.named: tuple[str, str] | None = None
         self.places: list[tuple[str, int, str]] = []
         self.under_way = 0
 
@@ -68,20 +81,34 @@ class Conversations(Generic[T]):
         found = self._found(said)
         if found.is_new:
             above = None if found.parent is None else self._known[found.parent].kept
-            known = _Known(found.key, said, make(above))
-            self._known[found.key] = known
-            self._next += 1
-            if known.named is not None:
-                self._named.setdefault(known.named, []).append(found.key)
+            known = self._added(said, make(above))
         else:
             known = self._known[found.key]
             self._known.move_to_end(found.key)
+            found = msgspec.structs.replace(found, kept=_begin_alike(known.said.blocks, said.blocks))
             known.said = said
         known.under_way += 1
         self._note(known)
+        self._make_room()
+        return found, known.kept
+
+    def restore(self, said: Said, kept: T, reply_id: str) -> None:
+        """A conversation of an earlier process, known by its last request; its scope is the wider one."""
+        known = self._added(said, kept)
+        self._note(known)
+        if reply_id:
+            self._replies[said.scope, reply_id] = known.key
+        self._make_room()
+
+    def _added(self, said: Said, kept: T) -> "_Known[T]":
+        known = _Known(self._next, said, kept)
+        self._known[known.key] = known
+        self._next += 1
+        return known
+
+    def _make_room(self) -> None:
         while len(self._known) > self._max:
             self._forget(next(iter(self._known)))
-        return found, known.kept
 
     def left(self, key: int, reply_id: str) -> None:
         """A request has ended; a later one may go on from its reply by the id alone."""
@@ -97,7 +124,8 @@ class Conversations(Generic[T]):
     def _found(self, said: Said) -> Found:
         clues = said.clues
         if clues.follows is not None:
-            key = self._replies.get((said.scope, clues.follows))
+            keys = (self._replies.get((scope, clues.follows)) for scope in said.scopes)
+            key = next((one for one in keys if one is not None), None)
             if key is not None and key in self._known:
                 return Found(key, False, 1.0, "it names the reply before")
         known = self._by_history(said)
@@ -121,7 +149,7 @@ class Conversations(Generic[T]):
         best: _Known[T] | None = None
         best_agreed = 0
         for place, digest in enumerate(said.blocks):
-            for key in self._tails.get((said.scope, place, digest), ()):
+            for key in (key for scope in said.scopes for key in self._tails.get((scope, place, digest), ())):
                 known = self._known[key]
                 if known.said.clues.session != said.clues.session:
                     continue
@@ -145,10 +173,12 @@ class Conversations(Generic[T]):
         """The conversation from which this one parts: a sub-agent of a named session, or a branch."""
         if said.clues.session is None:
             return None
-        return next(iter(self._named.get((said.scope, said.clues.session), [])), None)
+        keys = (key for scope in said.scopes for key in self._named.get((scope, said.clues.session or ""), ()))
+        return min(keys, default=None)
 
     def _note(self, known: _Known[T]) -> None:
         self._unnote(known)
+        self._name(known)
         blocks = known.said.blocks
         for place in range(max(0, len(blocks) - NEWEST_BLOCKS), len(blocks)):
             name = (known.said.scope, place, blocks[place])
@@ -157,6 +187,16 @@ class Conversations(Generic[T]):
             # Thousands may begin with the same words; those of late are the likely ones.
             del keys[:-CANDIDATES_MAX]
             known.places.append(name)
+
+    def _name(self, known: _Known[T]) -> None:
+        session = known.said.clues.session
+        named = None if session is None else (known.said.scope, session)
+        if named != known.named:
+            if known.named is not None:
+                _taken_out(self._named, known.named, known.key)
+            if named is not None:
+                self._named.setdefault(named, []).append(known.key)
+            known.named = named
 
     def _unnote(self, known: _Known[T]) -> None:
         for place in known.places:
@@ -176,6 +216,11 @@ def _taken_out(keys_of: dict[K, list[int]], name: K, key: int) -> None:
         keys.remove(key)
     if not keys:
         keys_of.pop(name, None)
+
+
+def _begin_alike(before: Sequence[str], now: Sequence[str]) -> int:
+    pairs = enumerate(zip(before, now, strict=False))
+    return next((place for place, (old, new) in pairs if old != new), min(len(before), len(now)))
 
 
 def _agreed(before: Sequence[str], now: Sequence[str]) -> int:

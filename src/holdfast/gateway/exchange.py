@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from holdfast.events.payloads_gateway import Change
-from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX
+from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX, header
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
 
@@ -31,7 +31,7 @@ class Caller(msgspec.Struct, frozen=True):
 class Exchange:
     """Bodies are kept as they came, up to a size; headers without those that carry a credential.
 
-    `record` is the watcher's own.
+    `record` is the watcher's own; `original` is the request as it came, where another one was sent.
     """
 
     def __init__(self, target: Target, headers: Headers, caller: Caller, at: float) -> None:
@@ -45,7 +45,8 @@ class Exchange:
         self.end: End = "cancelled"
         self.changes: tuple[Change, ...] = ()
         self.record: object = None
-        self._request = Kept()
+        self.original: bytes | None = None
+        self._request = Kept(is_too_large=is_too_large(headers))
         self._reply = Kept()
 
     @property
@@ -59,7 +60,7 @@ class Exchange:
 
     @property
     def kept_bytes(self) -> int:
-        return self._request.size_bytes + self._reply.size_bytes
+        return self._request.size_bytes + self._reply.size_bytes + len(self.original or b"")
 
     def asked(self, body: bytes) -> None:
         self._request.add(body)
@@ -70,13 +71,17 @@ class Exchange:
     def request_was_read(self) -> None:
         """It need not be kept any longer."""
         self._request = Kept()
+        self.original = None
+
+    def reply_was_read(self) -> None:
+        self._reply = Kept()
 
 
 class Kept:
     """Bytes that came in parts, up to a size; all or none of them."""
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] | None = []
+    def __init__(self, *, is_too_large: bool = False) -> None:
+        self._parts: list[bytes] | None = None if is_too_large else []
         self.size_bytes = 0
 
     def add(self, part: bytes) -> None:
@@ -90,6 +95,12 @@ class Kept:
 
     def whole(self) -> bytes | None:
         return None if self._parts is None else b"".join(self._parts)
+
+
+def is_too_large(headers: Headers) -> bool:
+    """Whether a message says of itself that it is too large to be kept."""
+    length = header(headers, b"content-length") or b""
+    return length.isdigit() and int(length[:20]) > KEPT_BYTES_MAX
 
 
 def without_credentials(headers: Headers) -> Headers:

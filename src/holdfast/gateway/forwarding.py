@@ -8,12 +8,14 @@ from typing import Protocol
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.engine.gate import Gate
 from holdfast.errors import FailureKind
 from holdfast.gateway.exchange import Caller, Exchange, Watcher
 from holdfast.gateway.headers import reply_headers, request_headers
 from holdfast.gateway.improving import Improver
+from holdfast.gateway.keeping import Keeper
 from holdfast.gateway.line import CutError, Line, Lines
-from holdfast.gateway.replaying import Message, Receive, made_ready
+from holdfast.gateway.replaying import Message, Ready, Receive, made_ready
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target, Upstream, target_of
 from holdfast.providers.registry import adapter_for
@@ -24,6 +26,9 @@ Scope = MutableMapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+
+DRAIN_SECONDS_MAX = 600.0
+"""How long a reply is read on whose client has left."""
 
 _KINDS: Mapping[int, FailureKind] = {401: "auth", 403: "auth", 429: "rate_limit"}
 
@@ -63,6 +68,8 @@ class Gateway:
         watcher: Watcher,
         clock: Clock,
         improver: Improver | None = None,
+        keeper: Keeper | None = None,
+        drain: bool = False,
     ) -> None:
         self._behind = behind
         self._upstreams = upstreams
@@ -70,6 +77,9 @@ class Gateway:
         self._watcher = watcher
         self._clock = clock
         self._improver = improver
+        self._keeper = keeper
+        self._drain = drain
+        self._gate = Gate()
         self._lines = Lines()
         self.under_way = 0
 
@@ -96,56 +106,75 @@ class Gateway:
 
     def close(self) -> None:
         self._lines.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     async def _exchanged(
         self, exchange: Exchange, admitted: Admitted, scope: Scope, ends: tuple[Receive, Send]
     ) -> None:
         receive, send = ends
-        upstream = self._upstreams[exchange.target.mount]
-        headers = admitted.headers
+        ready = Ready(admitted.headers, receive)
         if admitted.improve and self._improver is not None and exchange.target.speaks is not None:
-            ready = await made_ready(self._improver, exchange.target, headers, receive)
-            headers, receive, exchange.changes = ready.headers, ready.receive, ready.changes
+            ready = await made_ready(self._improver, exchange, admitted.headers, receive)
+            exchange.changes = ready.changes
+        if ready.reading is None:
+            await self._carried(exchange, ready, scope, send)
+            return
+        if self._keeper is not None:
+            self._keeper.went_on(ready.reading.digests)
+        async with self._gate.crossing(ready.reading.claim, self._clock) as crossing:
+            await self._carried(exchange, ready, scope, send, crossing.begun)
+
+    async def _carried(
+        self,
+        exchange: Exchange,
+        ready: Ready,
+        scope: Scope,
+        send: Send,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        upstream = self._upstreams[exchange.target.mount]
         try:
             line = await self._lines.take(upstream)
         except CutError:
             await _unreachable(exchange, send)
             return
-        line.ask(
-            str(scope["method"]),
-            _wanted(upstream, exchange.target, scope),
-            request_headers(headers, upstream.authority),
-        )
-        carried = _Carried(self._lines, upstream, line)
-        going = asyncio.ensure_future(self._go(exchange, line, receive))
-        coming = asyncio.ensure_future(_come(exchange, carried, send))
+        wanted = _wanted(upstream, exchange.target, scope)
+        line.ask(str(scope["method"]), wanted, request_headers(ready.headers, upstream.authority))
+        carried = _Carried(self._lines, upstream, line, drain=self._drain)
+        going = asyncio.ensure_future(self._go(exchange, carried, ready.receive))
         try:
-            await asyncio.wait((going, coming), return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                await coming
+            await _come(exchange, carried, send, begun)
         finally:
             going.cancel()
-            coming.cancel()
-            await asyncio.gather(going, coming, return_exceptions=True)
+            await asyncio.wait((going,))
             carried.give_back()
+        letter = ready.reading.letter if ready.reading else None
+        if self._keeper is not None and letter is not None and exchange.status == 200 and exchange.end == "whole":
+            self._keeper.keep(letter, exchange, upstream, (wanted, ready.headers))
 
-    async def _go(self, exchange: Exchange, line: Line, receive: Receive) -> None:
-        """Ends when the client has left; until then all that it says goes on as it comes."""
+    async def _go(self, exchange: Exchange, carried: "_Carried", receive: Receive) -> None:
+        """All that the client says goes on as it comes; ends when the client has left."""
         more = True
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            if not more:
-                continue
-            body = message.get("body", b"")
-            assert isinstance(body, bytes)
-            exchange.asked(body)
-            await line.say(body)
-            more = bool(message.get("more_body", False))
-            if not more:
-                line.said()
-                self._tell(self._watcher.asked, exchange)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    carried.leave(whole=not more)
+                    return
+                if not more:
+                    continue
+                body = message.get("body", b"")
+                assert isinstance(body, bytes)
+                exchange.asked(body)
+                await carried.line.say(body)
+                more = bool(message.get("more_body", False))
+                if not more:
+                    carried.line.said()
+                    self._tell(self._watcher.asked, exchange)
+        except Exception:
+            carried.line.abort()
+            raise
 
     def _tell(self, hear: Callable[[Exchange], None], exchange: Exchange) -> None:
         try:
@@ -157,11 +186,26 @@ class Gateway:
 class _Carried:
     """A line while it carries one exchange; given back once."""
 
-    def __init__(self, lines: Lines, upstream: Upstream, line: Line) -> None:
+    def __init__(self, lines: Lines, upstream: Upstream, line: Line, *, drain: bool) -> None:
         self.line = line
+        self.left = False
+        self._drain = drain
         self._lines = lines
         self._upstream = upstream
         self._given_back = False
+
+    def leave(self, *, whole: bool) -> None:
+        """The client has left. What it asked for ends, or is read on for what it takes, where the request was whole."""
+        self.left = True
+        if self._drain and whole and not self._given_back:
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS_MAX, self._give_up)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # A line that was given back carries somebody else by now.
+        if not self._given_back:
+            self.line.abort()
 
     def give_back(self) -> None:
         if not self._given_back:
@@ -169,23 +213,27 @@ class _Carried:
             self._lines.give_back(self._upstream, self.line)
 
 
-async def _come(exchange: Exchange, carried: _Carried, send: Send) -> None:
+async def _come(exchange: Exchange, carried: _Carried, send: Send, begun: Callable[[], None]) -> None:
     """The reply as it comes. One that is cut is cut for the client as well, at the same byte."""
     line = carried.line
     try:
         head = await line.head()
     except CutError:
-        await _unreachable(exchange, send)
+        if not carried.left:
+            await _unreachable(exchange, send)
         return
     exchange.status, exchange.reply_headers = head.status, head.headers
-    await send({"type": "http.response.start", "status": head.status, "headers": reply_headers(head.headers)})
+    if head.status == 200:
+        begun()
+    if not carried.left:
+        await send({"type": "http.response.start", "status": head.status, "headers": reply_headers(head.headers)})
     whole = False
     while not whole:
         try:
             chunk = await line.chunk()
         except CutError:
             # To return without an end closes the client's connection before the reply is whole, as ours was.
-            exchange.end = "cut"
+            exchange.end = "cancelled" if carried.left else "cut"
             return
         exchange.answered(chunk)
         whole = line.is_whole
@@ -193,7 +241,8 @@ async def _come(exchange: Exchange, carried: _Carried, send: Send) -> None:
             exchange.end = "whole"
             # Before the last byte is out: with it the next request may come, and find this line at rest.
             carried.give_back()
-        await send({"type": "http.response.body", "body": chunk, "more_body": not whole})
+        if not carried.left:
+            await send({"type": "http.response.body", "body": chunk, "more_body": not whole})
 
 
 def _raw_path(scope: Scope) -> str:

@@ -60,6 +60,10 @@ class Grants:
         with self._lock:
             self._spent[day] = self._spent.get(day, 0.0) + dollars
 
+    @property
+    def has_budgets(self) -> bool:
+        return any(row.budget_usd_a_day is not None for row in self._rows.values())
+
     def spent_today(self, key_id: str, now: float) -> float:
         with self._lock:
             return self._spent.get((key_id, utc_date(now)), 0.0)

@@ -29,6 +29,10 @@ class Notes(Generic[T]):
         self._thread: Thread | None = None
         self.dropped = 0
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def put(self, note: T, size_bytes: int) -> bool:
         """Whether it was taken."""
         with self._changed:

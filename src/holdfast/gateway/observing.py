@@ -10,28 +10,43 @@ from holdfast.canonical.reply import Reply, ReplyFinished
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.harmless import Warnings
-from holdfast.engine.recorder import Call, Recorder
+from holdfast.engine.recorder import Call, Recorder, Resumed
 from holdfast.engine.witness import Witness
 from holdfast.errors import ProviderError
 from holdfast.events.log import Log
 from holdfast.events.payloads import Parent, SessionStarted
-from holdfast.events.payloads_gateway import Change, GatewayForwarded
+from holdfast.events.payloads_gateway import GatewayForwarded, Trace
 from holdfast.gateway.clues import clues_in
-from holdfast.gateway.conversations import Conversations, Said
+from holdfast.gateway.conversations import Conversations, Found, Said
 from holdfast.gateway.decoding import plain_body
 from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.habits import Habits, as_sent, habits_of, with_diff
 from holdfast.gateway.improving import Improver
+from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
+from holdfast.gateway.remembering import remembered, wider_scope
 from holdfast.gateway.reply import Headers
+from holdfast.gateway.routing import Target
+from holdfast.gateway.shadow import Shadow, shape_of
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
 
 _NOT_RECORDED = "a call is not recorded"
 HEAD_CHARS = 40
+DIGEST_CHARS = 16
+BUSY_NOTES = 64
+"""Where so many calls wait for their record, habits are not looked for."""
 _UNREAD = "a reply cannot be read, so that nobody knows what it took"
 
 Spent = Callable[[str, float, float], None]
 """What a call of a key's holder cost: the key's id, when, in dollars."""
+
+
+class _Followed(msgspec.Struct, frozen=True):
+    """A conversation: what records it, and what prices it."""
+
+    witness: Witness
+    shadow: Shadow
 
 
 class _UnderWay(msgspec.Struct, frozen=True):
@@ -39,6 +54,7 @@ class _UnderWay(msgspec.Struct, frozen=True):
     adapter: Adapter
     recorder: Recorder
     call: Call
+    shadow: Shadow
 
 
 class Observer:
@@ -62,8 +78,9 @@ class Observer:
         self._improver = improver or Improver(models)
         self._spent = spent
         self._warnings = Warnings("holdfast.gateway")
-        self._conversations: Conversations[Witness] = Conversations()
+        self._conversations: Conversations[_Followed] = Conversations()
         self._now = 0.0
+        self._remembers = False
         self._notes = notes(self._worked_on)
 
     @property
@@ -79,6 +96,10 @@ class Observer:
         if exchange.target.speaks is not None:
             self._put(functools.partial(self._finish, exchange), exchange)
 
+    def pinged(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
+        """A request that asked for nothing was answered, to keep what this exchange has written."""
+        self._put(functools.partial(self._keep, exchange, letter, answer, at), exchange)
+
     def wait_until_recorded(self, seconds_max: float) -> bool:
         return self._notes.wait_until_empty(seconds_max)
 
@@ -90,11 +111,21 @@ class Observer:
             self._warnings.once("the record cannot keep up: calls are forwarded and not recorded; /metrics counts them")
 
     def _worked_on(self, work: Callable[[], None]) -> None:
+        if not self._remembers:
+            self._remembers = True
+            with self._warnings.harmless("sessions of before are not known again"):
+                self._remember()
         with self._warnings.harmless(_NOT_RECORDED):
             work()
 
+    def _remember(self) -> None:
+        """Conversations of earlier processes go on as the sessions that they were."""
+        for one in remembered(self._log):
+            witness = Witness(self._recorder(SessionStarted, one.resumed), self._warnings)
+            self._conversations.restore(one.said, _Followed(witness, Shadow()), one.reply_id)
+
     def _begin(self, exchange: Exchange) -> None:
-        body, speaks = exchange.request_body, exchange.target.speaks
+        body, speaks, original = exchange.request_body, exchange.target.speaks, exchange.original
         if body is None or speaks is None:
             return
         exchange.request_was_read()
@@ -102,42 +133,63 @@ class Observer:
         adapter = adapter_for(speaks)
         plain = plain_body(body, _told(exchange.headers, b"content-encoding"))
         wire = adapter.read_request(plain, {PATH: exchange.target.path})
-        scope = f"{exchange.target.mount} {exchange.caller.account}"
-        said = Said(scope, _head_of(wire), _blocks_of(wire), clues_in(plain, exchange.headers))
-        found, witness = self._conversations.enter(said, functools.partial(self._opened, exchange))
+        said = _said(exchange, wire, plain)
+        found, followed = self._conversations.enter(said, functools.partial(self._opened, exchange))
+        witness, shadow = followed.witness, followed.shadow
         prepared = witness.prepared(adapter, wire)
-        improved = bool(exchange.changes)
-        changes = exchange.changes or self._habits(speaks, plain)
-        caller = exchange.caller
+        shared, pieces = witness.recorder.shared(prepared.links), witness.newest.pieces if witness.newest else []
+        if exchange.changes:
+            changes = with_diff(exchange.changes, original, plain) if original is not None else exchange.changes
+            priced = as_sent(adapter, prepared.row, shadow, (wire, exchange.asked_at, prepared.tokens))
+        else:
+            asked = (adapter, wire, exchange.asked_at, prepared.tokens)
+            habits = self._habits(exchange.target, plain, shadow, asked)
+            changes, priced = habits.changes, habits.priced
         forwarded = GatewayForwarded(
-            found.because, found.confidence, caller.key_id, improved, changes, caller.user_id, caller.team_id
+            because=found.because,
+            confidence=found.confidence,
+            key_id=exchange.caller.key_id,
+            user_id=exchange.caller.user_id,
+            team_id=exchange.caller.team_id,
+            improved=bool(exchange.changes),
+            changes=changes,
+            trace=_trace(exchange.target.mount, said, found),
+            shape=shape_of(pieces[shared:]),
+            priced=priced,
         )
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
-            exchange.record = _UnderWay(found.key, adapter, witness.recorder, call)
+            exchange.record = _UnderWay(found.key, adapter, witness.recorder, call, shadow)
 
-    def _habits(self, speaks: str, body: bytes) -> tuple[Change, ...]:
-        """What improving would have changed."""
+    def _habits(
+        self, target: Target, body: bytes, shadow: Shadow, asked: tuple[Adapter, WireRequest, float, int]
+    ) -> Habits:
+        """What improving would have changed; nothing while there is more to be recorded than time for it."""
+        if self._notes.waiting > BUSY_NOTES:
+            return Habits()
         try:
-            changes = self._improver.improved(speaks, body).changes
+            return habits_of(self._improver, target, body, shadow=shadow, call=asked)
         except Exception:  # noqa: BLE001 - what cannot be improved has no habits that we could name
-            return ()
-        return tuple(msgspec.structs.replace(change, done=False) for change in changes)
+            return Habits()
 
-    def _opened(self, exchange: Exchange, above: Witness | None) -> Witness:
-        parent = None if above is None else Parent(above.recorder.session_id, "", above.recorder.session_id, 1)
+    def _opened(self, exchange: Exchange, above: "_Followed | None") -> "_Followed":
+        session = None if above is None else above.witness.recorder.session_id
+        parent = None if session is None else Parent(session, "", session, 1)
         opening = functools.partial(
             SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
         )
-        recorder = Recorder(
+        return _Followed(Witness(self._recorder(opening), self._warnings), Shadow())
+
+    def _recorder(self, opening: Callable[[str], SessionStarted], resumed: Resumed | None = None) -> Recorder:
+        return Recorder(
             self._log,
             models=self._models,
             clock=lambda: self._now,
             new_id=self._new_id,
             warnings=self._warnings,
             opening=opening,
+            resumed=resumed,
         )
-        return Witness(recorder, self._warnings)
 
     def _finish(self, exchange: Exchange) -> None:
         under_way = exchange.record
@@ -148,13 +200,25 @@ class Observer:
         try:
             reply = self._settled(exchange, under_way)
         finally:
+            exchange.reply_was_read()
             self._conversations.left(under_way.key, reply.id if reply else "")
+
+    def _keep(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
+        under_way = exchange.record
+        if isinstance(under_way, _UnderWay):
+            self._now = at
+            usage = under_way.adapter.read_reply(answer).usage
+            cost = under_way.recorder.ping(under_way.call, usage, ttl=letter.ttl, piece=letter.piece)
+            if exchange.caller.key_id is not None:
+                self._spent(exchange.caller.key_id, at, float(cost))
 
     def _settled(self, exchange: Exchange, under_way: _UnderWay) -> Reply | None:
         recorder, call = under_way.recorder, under_way.call
         reply, whole, failure = self._read(exchange, under_way.adapter)
         if reply is not None and whole:
             recorder.complete(call, reply)
+            if reply.usage.tokens_sent and call.prepared.tokens:
+                under_way.shadow.tokens_factor = reply.usage.tokens_sent / call.prepared.tokens
         elif failure is not None:
             recorder.fail(call, failure.kind, _told_of(exchange, failure), reply)
         elif exchange.end == "cancelled":
@@ -206,15 +270,31 @@ def _told(headers: Headers, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
 
 
+def _said(exchange: Exchange, wire: WireRequest, body: bytes) -> Said:
+    clues, mount, caller = clues_in(body, exchange.headers), exchange.target.mount, exchange.caller
+    if clues.session is not None:
+        clues = msgspec.structs.replace(clues, session=_short(clues.session.encode("utf-8", "surrogatepass")))
+    scope = f"{mount} {caller.account}"
+    return Said(scope, _head_of(wire), _blocks_of(wire), clues, wider_scope(mount, caller.key_id))
+
+
+def _trace(mount: str, said: Said, found: Found) -> Trace:
+    return Trace(mount, said.head, found.kept, said.blocks[found.kept :], said.clues.session, said.clues.because)
+
+
+def _short(said: bytes) -> str:
+    return digest(said)[:DIGEST_CHARS]
+
+
 def _head_of(wire: WireRequest) -> str:
     """What stays the same even where a head is badly kept: names of tools, and how the first text begins."""
     tools = sorted(tool.name for tool in wire.prompt.tools)
     texts = (text.text for segment in wire.prompt.segments for text in segment.system)
-    return digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
+    return _short(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
 
 
 def _blocks_of(wire: WireRequest) -> tuple[str, ...]:
     passages = wire.prompt.passages
     return tuple(
-        digest(msgspec.json.encode((passage.role, block))) for passage in passages for block in passage.content
+        _short(msgspec.json.encode((passage.role, block))) for passage in passages for block in passage.content
     )

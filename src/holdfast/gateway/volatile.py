@@ -32,6 +32,12 @@ class Volatile:
     def __init__(self, rules: Sequence[Rule] = (DATES,)) -> None:
         self._rules = tuple((rule.name, _compiled(rule)) for rule in rules)
 
+    def without(self, names: frozenset[str]) -> "Volatile":
+        """The same without the rules of these names."""
+        other = Volatile(())
+        other._rules = tuple(rule for rule in self._rules if rule[0] not in names)
+        return other
+
     def taken_out(self, text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         """The text without it, and what was taken out, each with the name of its rule."""
         found: list[tuple[int, int, str]] = []

@@ -1,0 +1,245 @@
+"""What a forwarded session cost and would have cost: each habit with its price, other plans, the least."""
+
+import http.client
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.main import command
+from holdfast.clock import ManualClock
+from holdfast.errors import UserError
+from holdfast.gateway.volatile import DATES, Rule
+from holdfast.replay.forwarded import Counterfactual, counterfactual
+from holdfast.service.access import make_key
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.testing.serving import served
+from served_gateway import ServedGateway, serving_gateway
+
+GUIDE = "You read before you write, and you say what you did. " * 600
+MEMORY = Rule("memory", r"<memory>[^<]*</memory>")
+NAMES = ("delete", "edit", "list", "read", "search", "write")
+TURNS = 8
+SCHEMA = {"type": "object", "properties": {}}
+
+Spell = Callable[[int, bool], tuple[str, dict[str, Any]]]
+"""The path and the body of a turn, well written or not."""
+
+
+def head(turn: int, well: bool) -> tuple[str, str, tuple[str, ...]]:
+    """The system prompt, what belongs at the end, and the tools in their order."""
+    changing = f"Today's date is 2026-11-16, 08:{turn:02}.\n<memory>{turn} things so far.</memory>"
+    if well:
+        return f"\n{GUIDE}", changing, NAMES
+    date, memory = changing.split("\n")
+    return f"{date}\n{memory}\n{GUIDE}", "", tuple(random.Random(turn).sample(NAMES, len(NAMES)))
+
+
+def said(turn: int) -> list[tuple[str, str]]:
+    found = [("user", "Question 0: " + "what does this line do? " * 40)]
+    for place in range(1, turn + 1):
+        found += [("assistant", f"Answer {place}: " + "it adds. " * 60), ("user", f"Question {place}? " * 30)]
+    return found
+
+
+def chat(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    tools = [
+        {"type": "function", "function": {"name": name, "description": f"{name}. " * 30, "parameters": SCHEMA}}
+        for name in names
+    ]
+    messages = [{"role": role, "content": text} for role, text in said(turn)]
+    body: dict[str, Any] = {
+        "model": MODELS["chat"],
+        "tools": tools,
+        "messages": [{"role": "system", "content": system}, *messages],
+    }
+    if well:
+        body["prompt_cache_key"] = "mine"
+        body["messages"].append({"role": "system", "content": last})
+    return "/openai/v1/chat/completions", body
+
+
+def responses(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    tools = [
+        {"type": "function", "name": name, "description": f"{name}. " * 30, "parameters": SCHEMA} for name in names
+    ]
+    items = [{"role": role, "content": text} for role, text in said(turn)]
+    body: dict[str, Any] = {
+        "model": MODELS["responses"],
+        "tools": tools,
+        "instructions": system,
+        "input": items,
+        "store": False,
+    }
+    if well:
+        body["prompt_cache_key"] = "mine"
+        items.append({"role": "developer", "content": last})
+    return "/openai/v1/responses", body
+
+
+def gemini(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    declared = [{"name": name, "description": f"{name}. " * 30, "parameters": SCHEMA} for name in names]
+    roles = {"user": "user", "assistant": "model"}
+    contents = [{"role": roles[role], "parts": [{"text": text}]} for role, text in said(turn)]
+    if well:
+        contents.append({"role": "user", "parts": [{"text": last}]})
+    body = {
+        "systemInstruction": {"parts": [{"text": system}]},
+        "tools": [{"functionDeclarations": declared}],
+        "contents": contents,
+    }
+    return f"/gemini/v1beta/models/{MODELS['gemini']}:generateContent", body
+
+
+def anthropic(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    tools = [{"name": name, "description": f"{name}. " * 30, "input_schema": SCHEMA} for name in names]
+    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said(turn)]
+    body: dict[str, Any] = {"model": MODELS["anthropic"], "max_tokens": 50, "tools": tools, "messages": messages}
+    if not well:
+        return "/anthropic/v1/messages", {**body, "system": system}
+    mark = {"cache_control": {"type": "ephemeral"}}
+    messages[-1]["content"] = [
+        {"type": "text", "text": messages[-1]["content"], **mark},
+        {"type": "text", "text": last},
+    ]
+    return "/anthropic/v1/messages", {**body, "system": [{"type": "text", "text": system, **mark}]}
+
+
+MODELS = {
+    "anthropic": "claude-sonnet-5-5",
+    "chat": "gpt-6.1-sol",
+    "responses": "gpt-6.1-sol",
+    "gemini": "gemini-3.8-flash",
+}
+SPELLS: dict[str, Spell] = {"anthropic": anthropic, "chat": chat, "responses": responses, "gemini": gemini}
+
+
+def ask(gateway: ServedGateway, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=20)
+    keys = {"x-api-key": "any", "authorization": "Bearer any", "x-goog-api-key": "any"}
+    connection.request("POST", path, json.dumps(body), {**keys, **(headers or {})})
+    reply = connection.getresponse()
+    assert reply.status == 200, reply.read()
+    reply.read()
+    connection.close()
+    gateway.recorded()
+
+
+def played(
+    spell: Spell, *, well: bool = False, improve: bool = False, store: MemoryStore | None = None
+) -> Counterfactual:
+    clock, kept = ManualClock(1_790_000_000), store or MemoryStore()
+    provider = SimulatedProvider(clock=clock)
+    with (
+        served(provider) as url,
+        serving_gateway(url, store=kept, improve=improve, rules=(DATES, MEMORY), clock=clock) as gateway,
+    ):
+        for turn in range(TURNS):
+            ask(gateway, *spell(turn, well))
+            clock.advance(20)
+        (session,) = gateway.recorded()
+    found = counterfactual(kept.read(session), shipped_models())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", SPELLS)
+def test_bad_habits_mended_cost_what_the_same_costs_written_well(name: str) -> None:
+    improved = played(SPELLS[name], improve=True)
+    written_well = played(SPELLS[name], well=True)
+    as_it_is = played(SPELLS[name])
+    assert improved.cost_usd <= 1.1 * written_well.cost_usd
+    assert as_it_is.cost_usd > 1.3 * improved.cost_usd
+    assert {"volatile date", "volatile memory", "tools out of order"} <= {row.habit for row in improved.habits}
+    # What observing says that improving would cost is what improving then costs.
+    assert as_it_is.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
+
+
+def test_each_habit_is_named_with_its_price() -> None:
+    found = played(anthropic)
+    prices = {row.habit: row.usd for row in found.habits}
+    assert prices.keys() == {"volatile date", "volatile memory", "tools out of order", "marks missing"}
+    assert all(0 < price <= found.as_sent_usd * 1.3 for price in prices.values())
+    assert found.as_sent_usd > 2 * found.improved_usd
+
+
+def test_the_least_is_below_every_plan_and_the_plans_are_those_of_others() -> None:
+    found = played(anthropic, well=True)
+    assert {"litellm", "langchain", "goose", "claude-code-5m", "none", "holdfast"} <= {
+        row.policy for row in found.policies
+    }
+    assert found.optimum_usd is not None
+    assert all(found.optimum_usd <= row.usd for row in found.policies)
+    assert found.optimum_usd <= found.as_sent_usd
+    none = next(row.usd for row in found.policies if row.policy == "none")
+    assert none > 2 * found.as_sent_usd
+
+
+def test_a_session_of_ones_own_has_no_counterfactual() -> None:
+    assert counterfactual((), shipped_models()) is None
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[str, str]:
+    """A store with a session of bad habits that was improved, and the session's id."""
+    path, clock = str(tmp_path / "s.db"), ManualClock(1_790_000_000)
+    store = SqliteStore(path)
+    made = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size, name="team-a")
+    with (
+        served(SimulatedProvider(clock=clock)) as url,
+        serving_gateway(url, store=store, improve=True, rules=(DATES, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
+    ):
+        store.records.add_key(made.row)
+        for turn in range(3):
+            ask(gateway, *anthropic(turn, False), {"x-holdfast-key": made.key})
+            clock.advance(40_000)
+        (session,) = gateway.recorded()
+    store.close()
+    return path, session
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
+    path, session = stored
+    costs = run("gateway", "costs", session, "--db", path)
+    assert "paid: $" in costs
+    assert "the plan of litellm" in costs
+    assert json.loads(run("gateway", "costs", session, "--db", path, "--json"))["calls"] == 3
+    changes = run("gateway", "changes", session, "--db", path)
+    assert "call 2: mended: volatile date (system)" in changes
+    assert "xxxxx'x xxxx xx 0000-00-00" in changes
+    assert "Today" not in changes
+    days = json.loads(run("gateway", "spend", "--db", path, "--json"))
+    assert sum(row["calls"] for row in days) == 3
+    assert len({row["day"] for row in days}) == 2
+    assert {row["label"] for row in days} == {"team-a"}
+    assert all(row["key_id"] and row["cost_usd"] > 0 for row in days)
+    assert "team-a" in run("gateway", "spend", "--db", path, "--since", "2026-01-01")
+
+
+def test_a_request_in_a_file_is_tried_out(tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(anthropic(1, False)[1]))
+    shown = run("gateway", "try", str(file), "--volatile", "memory=<memory>[^<]*</memory>")
+    assert "tools out of order (tools)" in shown
+    assert "-system: Today's date is 2026-11-16, 08:01." in shown.splitlines()
+    file.write_text("{")
+    result = CliRunner().invoke(command, ("gateway", "try", str(file)))
+    assert isinstance(result.exception, UserError)
