@@ -7,6 +7,7 @@ from typing import Literal, Unpack
 
 from holdfast.canonical.blocks import Text, ToolResult, ToolUse
 from holdfast.canonical.prompt import Passage
+from holdfast.clock import new_ulid
 from holdfast.events.log import Log
 from holdfast.knowledge.folder import Disk, KnowledgeFolder, knowledge_folder
 from holdfast.knowledge.harvest import Spoken
@@ -21,7 +22,9 @@ QUESTION = "Should the cache live in src/cache.py?"
 
 async def talked(log: Log, folder: Path | None, /, *asks: str, end: bool = True, **options: Unpack[Options]) -> str:
     """A stored session in which these things were asked, each answered with a decision and a question."""
-    given: Options = {"store": log, "workspace": folder} if folder else {"store": log}
+    given: Options = {"store": log, "new_id": new_ulid}
+    if folder is not None:
+        given["workspace"] = folder
     async with new_session(played(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)) as session:
         for ask in asks:
             await session.send(ask)

@@ -114,5 +114,10 @@ def change(before: str, after: str) -> Change:
     )
 
 
+def pending_words(items: int) -> str:
+    """What is said of a digest that waits, and nothing where none does."""
+    return f"newer digest pending ({items} {'item' if items == 1 else 'items'})" if items else ""
+
+
 def item_lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line.startswith("- ")]

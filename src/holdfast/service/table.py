@@ -5,6 +5,7 @@ from holdfast.service import (
     broken_calls,
     caching,
     health,
+    knowledge,
     session_routes,
     signing_in,
     skill_library,
@@ -22,5 +23,6 @@ ROUTES: tuple[Route, ...] = (
     *analytics_routes.ROUTES,
     *broken_calls.ROUTES,
     *skill_library.ROUTES,
+    *knowledge.ROUTES,
     *trying.ROUTES,
 )
