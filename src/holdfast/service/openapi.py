@@ -19,7 +19,7 @@ _MEANINGS = {
     401: "A key is missing or not valid.",
     403: "The key does not allow this, or a page of another origin asks.",
     404: "There is no such thing.",
-    409: "It stands against what is there.",
+    409: "It stands against what is there, or the service was not started for it.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     421: "The service is not known under that name.",
@@ -85,7 +85,7 @@ def _operation(one: Route, parts: dict[str, Json]) -> Json:
     }
     if has_body(one):
         body = {"schema": {"$ref": REF.format(name=_name(one.request))}}
-        made["requestBody"] = {"required": True, "content": {JSON: body}}
+        made["requestBody"] = {"required": one.needs_body, "content": {JSON: body}}
     return made
 
 

@@ -16,11 +16,7 @@ _LENGTH = re.compile(r"[0-9]{1,15}")
 
 async def fields_of(one: Route, request: Request) -> dict[str, object]:
     """Raises RefusedError for what cannot be read, is too large, or is said twice."""
-    fields = (
-        _queried(request)
-        if one.method == "GET"
-        else await _told(request, required=bool(one.other_names) and not one.body_optional)
-    )
+    fields = _queried(request) if one.method == "GET" else await _told(request, required=one.needs_body)
     twice = fields.keys() & request.path_params.keys()
     if twice:
         raise RefusedError(400, "said_twice", f"{min(twice)} stands in the path already")

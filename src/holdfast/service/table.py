@@ -6,6 +6,7 @@ from holdfast.service import (
     caching,
     health,
     instructions,
+    knowledge,
     session_routes,
     signing_in,
     skill_library,
@@ -23,6 +24,7 @@ ROUTES: tuple[Route, ...] = (
     *analytics_routes.ROUTES,
     *broken_calls.ROUTES,
     *skill_library.ROUTES,
+    *knowledge.ROUTES,
     *trying.ROUTES,
     *instructions.ROUTES,
 )
