@@ -1,5 +1,6 @@
-"""How the command that serves comes by the instructions of agents."""
+"""`holdfast instructions`: the instructions of agents, from files to what is recalled."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 import click
@@ -7,6 +8,33 @@ import click
 if TYPE_CHECKING:
     from holdfast.events.log import Log
     from holdfast.instructions.library import Library
+
+
+COMMANDS = {
+    "migrate": "Propose units and a manifest for files of instructions.",
+}
+"""Name and one line of help; `holdfast.cli.instructions_<name>` holds a click command of that name."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found = getattr(importlib.import_module(f"holdfast.cli.instructions_{cmd_name}"), cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group("instructions", cls=_Commands)
+def command() -> None:
+    """Turn files of instructions into units that are recalled when they are needed, and look after them."""
 
 
 def library_of(log: "Log", *, wanted: bool) -> "Library | None":

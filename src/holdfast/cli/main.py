@@ -18,6 +18,7 @@ COMMANDS = {
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
     "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",
     "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
+    "instructions": "Turn files of instructions into units that are recalled when they are needed.",
     "keys": "Make, list and revoke keys of the service.",
     "learned": "Show what stored sessions have taught those that come after them.",
     "recovery": "List known failures of stored sessions, and follow their recipes.",
