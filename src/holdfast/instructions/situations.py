@@ -29,7 +29,7 @@ code commit design issue log package page plan profile release report review sta
 _NOUNS_TOO = frozenset(_NOUNS_TOO_TEXT.split())
 
 _TOPICS: tuple[tuple[str, str], ...] = (
-    (r"wrap.?up|finish|before (?:you )?(?:submit|commit|push)|definition of done|checklist", "finish a task and wrap up"),
+    (r"wrap.?up|finish|before (?:you )?(?:submit|commit|push)|checklist", "finish a task and wrap up"),
     (r"pull requests?|\bprs?\b", "open a pull request"),
     (r"code review|review", "review a change"),
     (r"commit", "commit a change"),

@@ -15,7 +15,7 @@ ORDERS_SHARE_MIN = 0.75
 _ALWAYS_TITLE = re.compile(
     r"(?:things? )?(?:you )?(?:must )?(?:never|always|do not|don'?ts?|must|must not|not allowed|forbidden|prohibited)"
     r"(?: (?:do|does|use|touch|allowed|actions?|things|do every (?:single )?time))?"
-    r"|(?:the )?(?:golden|hard|cardinal|critical|safety|ground|mandatory|absolute|non.?negotiable) (?:rules?|constraints?)"
+    r"|(?:the )?(?:golden|hard|cardinal|critical|safety|ground|mandatory|absolute|non.?negotiable) rules?"
     r"|guard.?rails?|red lines?|(?:hard )?(?:prohibitions|boundaries|limits)",
     re.I,
 )

@@ -18,13 +18,13 @@ MANIFEST_BYTES_MAX = 2_000_000
 
 
 class ManifestFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`always_rules` are those of the agent's boot stub."""
+    """`always_rules` are those of the agent's boot stub; without them it keeps those that it has."""
 
     agent_id: str
     version: str
     entries: tuple[Entry, ...]
     migration_mode: MigrationMode | None = None
-    always_rules: tuple[str, ...] = ()
+    always_rules: tuple[str, ...] | None = None
     approvals: tuple[GivenApproval, ...] = ()
 
     @property
