@@ -3,23 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
+EXTRAS := [dev,semantic,minilm]
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test check format golden bench deep clean
+.PHONY: help demo test check format golden screenshots bench deep clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .venv/bin/python:
 	$(if $(UV),uv venv --quiet --seed --python $(PYTHON) .venv,$(PYTHON) -m venv .venv)
 
-.venv/.core: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e . -c constraints.txt
-	@touch $@
-
-.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e '.[dev,semantic,minilm]' -c constraints.txt
+.venv/.core .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e '.$(if $(findstring dev,$@),$(EXTRAS))' -c constraints.txt
 	@touch .venv/.core $@
 
 demo: .venv/.core  ## Play a cached multi-turn session against the simulator, offline
@@ -41,6 +38,9 @@ format: .venv/.dev  ## Format and mend what can be mended
 
 golden: .venv/.dev  ## Write the golden files anew; review the diff like code
 	HOLDFAST_GOLDEN=write $(PYTEST) -p no:xdist tests/golden tests/tidy/test_public_api.py
+
+screenshots: .venv/.dev  ## Draw every view, light and dark, wide and narrow, into build/screenshots
+	HOLDFAST_REQUIRE_BROWSER=1 HOLDFAST_SCREENSHOTS=build/screenshots $(PYTEST) -p no:xdist tests/browser/test_page.py -k fits
 
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
+from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
 from holdfast.canonical.blocks import user
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
@@ -28,7 +29,7 @@ def run() -> list[tuple[str, str]]:
     """Rows of name and figure; of each measurement the best round counts."""
     rows = _measured("SQLite", _in_a_file)
     try:
-        return rows + _measured("PostgreSQL", _on_a_server)
+        return rows + _measured("PostgreSQL", on_a_server)
     except ImportError as error:
         return [*rows, ("PostgreSQL", f"not measured, {error.name} is not installed")]
 
@@ -38,10 +39,13 @@ def _measured(engine: str, opened: Opens) -> list[tuple[str, str]]:
     each = _events_per_second(opened, _append_and_wait, [(event,) for event in _events(SINGLE_EVENTS)])
     singly = _events_per_second(opened, _append_then_wait, [(event,) for event in _events(GROUPED_EVENTS)])
     together = _events_per_second(opened, _append_then_wait, batches)
+    calls = [tuple(batch) for batch in _split(_calls(GROUPED_EVENTS), EVENTS_AT_ONCE)]
+    called = _events_per_second(opened, _append_then_wait, calls)
     return [
         (f"{engine}, commit each, events/s", f"{each:,.0f}"),
         (f"{engine}, group commit, one event an append, events/s", f"{singly:,.0f}"),
         (f"{engine}, group commit, {EVENTS_AT_ONCE} events an append, events/s", f"{together:,.0f}"),
+        (f"{engine}, the same, every fifth event a call that is entered into the tables, events/s", f"{called:,.0f}"),
         (f"{engine}, group commit / commit each", f"{singly / each:.1f}x"),
     ]
 
@@ -53,7 +57,7 @@ def _in_a_file() -> Iterator[Log]:
 
 
 @contextmanager
-def _on_a_server() -> Iterator[Log]:
+def on_a_server() -> Iterator[Log]:
     """The server of the tests, but with every commit synced to its disk."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     try:
@@ -91,6 +95,11 @@ def _events(count: int) -> list[Event]:
         Event(id=f"{number:026d}", at=1_800_000_000.0 + number, session_id="s", actor="user", payload=payload)
         for number in range(count)
     ]
+
+
+def _calls(count: int) -> list[Event]:
+    sessions = count // (CALLS_A_SESSION * EVENTS_A_CALL)
+    return [event for number in range(sessions) for event in session_of_calls(number, at=START)]
 
 
 def _split(events: Sequence[Event], size: int) -> list[Sequence[Event]]:

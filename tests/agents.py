@@ -13,6 +13,7 @@ from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessagesWithdrawn, ModelSwitched, RequestPrepared
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_recovery import Mending
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.registry import adapter_for
@@ -122,6 +123,9 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
         if isinstance(event.payload, MessagesWithdrawn | Mending):
             # The provider took nothing of what was refused.
             length = answered
+        if isinstance(event.payload, ContextCompacted):
+            # What stands behind the cut was given up on purpose.
+            length, answered = event.payload.kept_blocks, min(answered, event.payload.kept_blocks)
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix that could move.
             length = 0

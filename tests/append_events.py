@@ -1,7 +1,7 @@
 """A program that appends events to a store and writes to standard output the id of each that is acknowledged.
 
 Arguments: the store's address, the session, how many events, how many of them in one append, and how the program
-ends: `close` the store, or `leave` without a word to it.
+ends: `close` the store, or `leave` without a word to it. A session `calls...` has model calls in it.
 """
 
 import os
@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
 from holdfast.stores.open import open_store
-from log_examples import talk
+from log_examples import calls_made, talk
 
 WAITING_MAX = 8
 
@@ -21,7 +21,7 @@ def main(address: str, session: str, count: int, at_once: int, ending: str) -> N
     store = open_store(address)
     waiting: list[Future[None]] = []
     for start in range(0, count, at_once):
-        events = talk(at_once, session, start=start)
+        events = (calls_made if session.startswith("calls") else talk)(at_once, session, start=start)
         done = store.append(events)
         done.add_done_callback(lambda done, events=events: report(done, events))  # type: ignore[misc] # bound now
         waiting.append(done)

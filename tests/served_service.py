@@ -14,7 +14,7 @@ from holdfast.events.log import Log
 from holdfast.events.records import HasRecords
 from holdfast.instructions.library import Library
 from holdfast.service.access import make_key
-from holdfast.service.app import make_app
+from holdfast.service.app import REQUESTS_MAX, make_app
 from holdfast.service.routes import Route
 from holdfast.service.service import Service
 from holdfast.service.serving import bind, serve, url_of
@@ -99,7 +99,9 @@ def serving_store(
     models: Models | None = None,
     clock: Clock = system_clock,
     require_keys: bool = False,
+    simulated: bool = False,
     allowed_hosts: Sequence[str] = (),
+    requests_max: int = REQUESTS_MAX,
     library: Library | None = None,
 ) -> Iterator[Client]:
     assert isinstance(store, HasRecords)
@@ -111,10 +113,11 @@ def serving_store(
             models or shipped_models(),
             clock=clock,
             require_keys=require_keys,
+            simulated=simulated,
             library=library,
         )
         stop = asyncio.Event()
-        app = make_app(service, routes, allowed_hosts=allowed_hosts)
+        app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)
         return service, stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
     async def stopped() -> None:

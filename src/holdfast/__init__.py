@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from holdfast.compaction.compress import SummaryCompressionResult as SummaryCompressionResult
     from holdfast.compaction.compress import compress_summary as compress_summary
     from holdfast.compaction.compress import compress_summary_text as compress_summary_text
+    from holdfast.compaction.values import CompactionConfig as CompactionConfig
+    from holdfast.compaction.values import CompactionResult as CompactionResult
     from holdfast.economics.waiting import NextWake as NextWake
     from holdfast.engine.confirm import ConfirmationRequest as ConfirmationRequest
     from holdfast.engine.context import ToolContext as ToolContext
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.options import Options as Options
     from holdfast.runtime.prompt_cache import PromptCache as PromptCache
     from holdfast.runtime.session import Session as Session
+    from holdfast.runtime.session import compact_session as compact_session
     from holdfast.runtime.session import next_wake as next_wake
     from holdfast.runtime.session import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
@@ -65,6 +68,8 @@ _HOMES = {
     "Answer": "holdfast.engine.turn",
     "BudgetError": "holdfast.errors",
     "CacheBreakEvent": "holdfast.ledger.stats",
+    "CompactionConfig": "holdfast.compaction.values",
+    "CompactionResult": "holdfast.compaction.values",
     "ConfirmationRequest": "holdfast.engine.confirm",
     "EscalationPolicy": "holdfast.recovery.scenarios",
     "Event": "holdfast.events.envelope",
@@ -107,6 +112,7 @@ _HOMES = {
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
     "compress_summary": "holdfast.compaction.compress",
     "compress_summary_text": "holdfast.compaction.compress",
+    "compact_session": "holdfast.runtime.session",
     "default_skills_dir": "holdfast.sources.skills.library",
     "load_skills": "holdfast.sources.skills.library",
     "next_wake": "holdfast.runtime.session",

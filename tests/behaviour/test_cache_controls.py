@@ -9,15 +9,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
+import msgspec
 import pytest
 
+from holdfast.canonical.blocks import Message, Text, Thinking
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.engine.certify import certify
 from holdfast.engine.heeding import nonce_of
+from holdfast.engine.state import apply, fold
 from holdfast.events.controls import CacheSettings, FixedTtl
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads import (
+    CacheKept,
+    CachePinged,
+    EpochOpened,
+    LlmCallCompleted,
+    MessageAppended,
+    RequestPrepared,
+    SessionStarted,
+)
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.records import Records
 from holdfast.ledger.books import entries
@@ -27,7 +38,9 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
+from log_examples import event
 from simulated_gemini import LONG
 
 ROUTED = "openrouter:anthropic/claude-sonnet-5.5"
@@ -79,6 +92,7 @@ class Play:
         self.provider = SimulatedProvider(clock=self.clock, script=parse_script(LOOP))
         self.store = MemoryStore()
         given: Options = {
+            "diagnostics": "off",
             "model": spoken_to,
             "allow_uncached": True,
             "system_prompt": LONG,
@@ -101,7 +115,7 @@ class Play:
 
     @property
     def controlled(self) -> list[CacheControlled]:
-        return [event.payload for event in self.events if isinstance(event.payload, CacheControlled)]
+        return [one.payload for one in self.events if isinstance(one.payload, CacheControlled)]
 
 
 async def played(model: str, change: Change | None = None, *, first: Change | None = None) -> Play:
@@ -272,11 +286,23 @@ async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
 async def test_a_resumed_session_has_the_bytes_that_it_had() -> None:
     play = await played("anthropic:claude-sonnet-5-5", invalidate)
     shared: Options = {"store": play.store, "wire": play.provider, "clock": play.clock, "tools": [read]}
+    shared["diagnostics"] = "off"
     async with Session.resume(play.session.id, **shared) as session:
         await session.send("Three.")
     head = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
     assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", head))
     assert len(play.controlled) == 1
+
+
+async def test_where_caching_is_off_nobody_is_asked_why_it_did_not_hold() -> None:
+    play = Play("anthropic:claude-sonnet-5-5", diagnostics="auto")
+    async with play.session as session:
+        await session.send("One.")
+        play.store.records.enable(session.id, enabled=False)
+        await session.send("Two.")
+    asked = [b'"diagnostics"' in body for body in play.bodies]
+    assert asked == [True] + [False] * (len(asked) - 1)
+    assert len(asked) > 1
 
 
 async def test_a_named_cache_is_deleted_and_no_longer_named_once_caching_is_off() -> None:
@@ -406,3 +432,65 @@ asyncio.run(main())
         store.records.enable(session, enabled=True)
         assert say("Three.") == "True"
         other.stdin.close()
+
+
+async def test_another_epoch_begins_with_the_same_nonce() -> None:
+    play = await played("anthropic:claude-sonnet-5-5", invalidate)
+    opened = next(event for event in play.events if isinstance(event.payload, EpochOpened))
+    assert isinstance(opened.payload, EpochOpened)
+    again = msgspec.structs.replace(opened, payload=msgspec.structs.replace(opened.payload, epoch=2))
+    before = fold(play.events, play.session.id)
+    assert apply(before, again).head == before.head
+    assert [segment.name for segment in before.head][:2] == ["tools", "nonce"]
+
+
+def test_thinking_does_not_outlive_the_prefix_it_was_bound_to() -> None:
+    thought = MessageAppended(Message("assistant", (Thinking("hm", "signature"), Text("Yes."))))
+    events = [
+        event("e1", SessionStarted("anthropic:claude-sonnet-5-5")),
+        event("e2", thought),
+        event("e3", CacheControlled(ttl="1h")),
+    ]
+    state = fold(events, "s")
+    assert len(state.passages[0].content) == 2
+    moved = event("e4", CacheControlled(nonce="[1]", generation=1, reason="x", new_prefix=True))
+    assert apply(state, moved).passages[0].content == (Text("Yes."),)
+
+
+async def test_a_head_is_not_warmed_where_caching_is_off() -> None:
+    play = Play("anthropic:claude-sonnet-5-5", prewarm=True)
+    play.store.records.set_settings(CacheSettings({"anthropic": False}))
+    async with play.session:
+        assert play.provider.requests == ()
+        assert [one.enabled for one in play.controlled] == [False]
+
+
+async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=0))
+    async with play.session as session:
+        await session.send("One.")
+        await session.switch_model("gemini:gemini-3.6-flash")
+        play.store.records.set_settings(CacheSettings())
+        for _ in range(4):
+            play.clock.advance(600)
+            await session.send("Again.")
+        assert [cache.model for cache in play.provider.named_caches] == ["gemini-3.6-flash"]
+
+
+async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: str) -> None:
+    provider = SimulatedProvider()
+    with PostgresStore(postgres) as elsewhere:
+        async with Session.create(
+            model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=postgres, wire=provider
+        ) as session:
+            await session.send("One.")
+            elsewhere.records.enable(session.id, enabled=False)
+            await session.send("Two.")
+            elsewhere.records.enable(session.id, enabled=True)
+            elsewhere.records.invalidate(session.id, at=5.0)
+            await session.send("Three.")
+            nonce = nonce_of(session.id, 1).encode()
+    bodies = [one.body for one in provider.requests]
+    assert [b"cache_control" in body for body in bodies] == [True, False, True]
+    assert [nonce in body for body in bodies] == [False, False, True]

@@ -191,13 +191,24 @@ def test_cost_shows_each_turn_with_and_without_a_cache(tmp_path: Path) -> None:
     assert re.search(r"^\$0.\d{4}; without a cache \$0.\d{4}: saved -?\$0.\d{4} \(-?\d+ %\)$", output, re.M)
 
 
+def test_compact_says_what_it_did_or_why_it_did_nothing(tmp_path: Path) -> None:
+    short = offline(tmp_path, "hi", "/compact")
+    assert (short.exit_code, "nothing is compacted: " in short.stdout) == (0, True)
+    (tmp_path / "long.txt").write_text("\n".join(f"{number} bottles of ale" for number in range(3_000)))
+    long = offline(tmp_path, *["read long.txt"] * 4, "/compact", "read long.txt")
+    assert re.search(
+        r"^\d+ messages left the view, which the log keeps; [\d,]+ tokens became [\d,]+$", long.stdout, re.M
+    )
+    assert long.exit_code == 0
+
+
 def test_cache_tells_what_is_warm_and_why(tmp_path: Path) -> None:
     output = offline(tmp_path, "/cache", "hi", "/cache").stdout
     assert output.startswith("nothing is cached\n")
     assert re.search(r"^warm: [\d,]+ tokens for 4:5\d more, 5:00 from each use$", output, re.M)
     assert re.search(r"^next: come back within 2[78]\d s for ", output, re.M)
     assert "last: first use, 0 tokens read" in output
-    assert "mark: behind block 9 for 5m: end of the tools" in output
+    assert "mark: behind block 10 for 5m: end of the tools" in output
 
 
 def test_context_shows_the_layers_as_a_bar(tmp_path: Path) -> None:
@@ -261,7 +272,7 @@ def test_an_unknown_command_names_the_nearest_and_the_way_to_send_it(tmp_path: P
 def test_help_lists_every_command(tmp_path: Path) -> None:
     output = offline(tmp_path, "/help").stdout
     assert re.findall(r"^(/\w+)", output, re.M) == [
-        *("/help", "/cost", "/cache", "/context", "/model", "/tools", "/skills", "/session", "/exit")
+        *("/help", "/cost", "/cache", "/context", "/compact", "/model", "/tools", "/skills", "/session", "/exit")
     ]
 
 

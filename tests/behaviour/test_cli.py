@@ -308,12 +308,14 @@ def test_a_session_shows_its_calls() -> None:
     run("demo", "--keep")
     (row,) = json.loads(run("sessions", "list", "--json").output)
     output = run("sessions", "show", row["id"]).output
-    *rows, total, padding = output.splitlines()
-    assert [line.split()[0] for line in rows] == ["call", *map(str, range(1, 13))]
+    *rows, legend, total, padding = output.splitlines()
+    numbers = [*map(str, range(1, 13))]
+    assert [line.split()[0] for line in rows] == ["call", *numbers, *numbers]
+    assert legend.endswith(" history")
     assert total == "12 calls, $0.032894; anthropic:claude-sonnet-5-5"
     assert padding.startswith("not padded: ")
-    assert output.count("held") == 23
-    assert output.count("first_use") == 1
+    assert output.count("held") == 23 + 11
+    assert output.count("first_use") == 2
 
 
 def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Path) -> None:

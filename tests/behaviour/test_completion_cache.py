@@ -16,8 +16,9 @@ from holdfast.errors import UserError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.ledger.books import Entry, entries
-from holdfast.ledger.report import Reporter
+from holdfast.ledger.report import report_of
 from holdfast.ledger.stats import cache_stats
+from holdfast.ledger.tables import Scope
 from holdfast.ledger.turns import turn_costs
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
@@ -229,10 +230,7 @@ async def test_reports_count_only_what_a_provider_was_asked() -> None:
     for _ in range(2):
         async with Session.create(**room.options()) as session:
             await session.send("So?")
-    reporter = Reporter(shipped_models())
-    for row in room.store.sessions():
-        reporter.add(row, list(room.store.read(row.id)))
-    assert reporter.report().total.calls == 1
+    assert report_of(room.store.tables(), Scope(simulated=True)).total.calls == 1
     (turn,) = turn_costs(room.store.read(session.id), shipped_models())
     assert turn.cost_usd == turn.uncached_cost_usd == 0
 

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import ConfirmationRequest, ToolContext, ToolError, tool
 from holdfast.canonical.blocks import ToolUse
+from holdfast.canonical.encoding import digest
 from holdfast.clock import ManualClock
 from holdfast.engine.confirm import Rules, summary_of
 from holdfast.engine.context import Surroundings
@@ -369,7 +370,7 @@ async def test_a_long_output_is_kept_whole_in_a_file_and_shown_by_head_and_tail(
     box = Toolbox([flood], around=Surroundings("s", output_folder=tmp_path / "outputs"))
     told = await call(box, "flood")
     (kept,) = (tmp_path / "outputs").iterdir()
-    assert f"left out; all 250000 bytes are in {kept} ...]\n" in told.text
+    assert f"left out; all 250000 bytes are in {kept}, sha:{digest(whole.encode())[:8]} ...]\n" in told.text
     assert (told.text[0], told.text[-1], len(told.text) <= OUTPUT_CHARACTERS_MAX) == ("a", "é", True)
     assert kept.read_text() == whole
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -393,4 +394,4 @@ def test_an_output_that_no_disk_takes_is_shown_without_a_path(tmp_path: Path, ca
 def test_the_name_of_a_kept_output_is_no_path_whatever_the_call_is_called(tmp_path: Path) -> None:
     where = keep_output(tmp_path, "../../\0\ud800/x", "text")
     (kept,) = tmp_path.iterdir()
-    assert where == f"all 4 bytes are in {kept}"
+    assert where == f"all 4 bytes are in {kept}, sha:{digest(b'text')[:8]}"

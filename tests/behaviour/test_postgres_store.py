@@ -31,7 +31,7 @@ def failure(done: Future[None]) -> str:
 def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
     """What a store does to put one event on the log, up to the commit."""
     told = [said(number, session)]
-    other.execute(ADD_TO_SESSION, astuple(tallies(told)[0]))
+    other.execute(ADD_TO_SESSION, (*astuple(tallies(told)[0]), len(told)))
     with other.cursor() as cursor, cursor.copy(COPY) as copy:
         copy.write_row(astuple(rows_of(told)[0]))
 

@@ -19,6 +19,7 @@ from holdfast.engine.state import fold
 from holdfast.errors import ProviderError
 from holdfast.events.envelope import Event, type_of
 from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessageAppended, RequestPrepared
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_recovery import (
     PassagesMended,
     ProviderLimited,
@@ -284,6 +285,26 @@ async def test_steps_that_make_the_view_smaller_can_be_given() -> None:
         "retry_request",
     ]
     assert played.statuses == [200, 400, 200]
+    played.check()
+
+
+@pytest.mark.parametrize("never", [False, True])
+async def test_a_history_that_does_not_fit_is_made_shorter_unless_it_must_not_be(never: bool) -> None:
+    said = [f"Part {number}: " + "so it was told. " * 400 for number in range(6)]
+    lines = ["One.", "Two.", "Three.", "Four.", "Five.", {"fault": "window;tokens=16000"}, "Six."]
+    played = Played(*lines, model=UNBOUND, compaction=not never)
+    outcome = await played.say(*said)
+    if never:
+        assert outcome[-1] == "context_overflow"
+        assert played.kept(ContextCompacted) == []
+        return
+    # The script answers by how often the model has spoken, as far as that is in view.
+    assert outcome == ["One.", "Two.", "Three.", "Four.", "Five.", "Two."]
+    shorter = played.kept(ContextCompacted)
+    assert shorter[-1].trigger == "overflow"
+    assert shorter[-1].tokens_after < 16_000 < shorter[0].tokens_before
+    assert "checkpoint" in [step for step, _ in played.steps]
+    assert played.statuses[-2:] == [400, 200]
     played.check()
 
 

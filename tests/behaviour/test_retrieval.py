@@ -73,6 +73,14 @@ def test_a_reference_is_quoted_bracketed_linked_or_an_address(spelled: str) -> N
     assert found["skill:merge/v1"].shares[-1].fit == 1
 
 
+def test_a_unit_is_not_its_own_neighbour() -> None:
+    sharing = [Unit("one", "alpha", triggers=("ship it",)), Unit("two", "beta", triggers=("ship it",))]
+    assert Index(sharing).search("alpha", floor=0).found[0].shares[-1].fit == 0
+    itself = Unit("three", "gamma", content="This is `gamma`.")
+    found = Index([itself, *sharing]).search("gamma", floor=0).found[0]
+    assert (found.links, found.shares[-1].fit) == ((), 0)
+
+
 def test_what_many_share_binds_each_less() -> None:
     def reached(count: int) -> float:
         sharing = [Unit(f"unit-{one}", triggers=("ship it",), content="rare" * (one == 0)) for one in range(count)]

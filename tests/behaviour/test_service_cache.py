@@ -6,10 +6,13 @@ import pytest
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
+from holdfast.events.payloads_controls import CacheControlled
+from holdfast.ledger.cache_state import CacheState, fold_cache
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
+from log_examples import event
 from served_service import Client, serving_store
 from simulated_gemini import LONG
 
@@ -202,6 +205,14 @@ async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(
     listed = play.client.get("/api/cache")["discussions"]
     enabled = {row["discussion_id"]: row["caching_enabled"] for row in listed}
     assert (enabled[child], enabled[session.id]) == (False, False)
+
+
+def test_what_was_given_up_is_cached_no_longer_also_before_the_next_call() -> None:
+    kept = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
+    given_up = event("e1", CacheControlled(reason="the cache was given up"))
+    assert kept.is_cached(5.0)
+    assert not fold_cache(kept, [given_up], shipped_models()).is_cached(5.0)
+    assert fold_cache(kept, [event("e1", CacheControlled(ttl="1h"))], shipped_models()).is_cached(5.0)
 
 
 async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:

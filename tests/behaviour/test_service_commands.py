@@ -91,7 +91,7 @@ def test_two_keys_have_nothing_in_common(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "trouble"),
     [
-        (("--scope", "root"), "'root' is no scope: use admin, read, or agent:<id>"),
+        (("--scope", "root"), "'root' is no scope: use admin, read, gateway, or agent:<id>"),
         (("--scope", "agent:"), "is no scope"),
         (("--scope", "agent:a b"), "is no scope"),
         (("--scope", "read", "--entity", "acme:ann"), "belongs to a key of scope admin"),

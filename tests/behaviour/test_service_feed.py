@@ -266,6 +266,16 @@ async def test_what_was_deleted_is_passed_over() -> None:
     await hub.close()
 
 
+async def test_where_nothing_is_left_the_newest_place_is_told_once() -> None:
+    feed = SteadyFeed(300, missing=range(1, 301))
+    hub = Hub(feed, ManualClock(), poll_seconds=0.0)
+    listening = hub.listen(0)
+    assert await heard(listening, 1) == [Placed(300, None)]
+    feed.newest = 301
+    assert places(await heard(listening, 1)) == [301]
+    await hub.close()
+
+
 async def test_events_that_two_servers_write_at_once_are_all_heard(postgres: str) -> None:
     with PostgresStore(postgres) as one, PostgresStore(postgres) as two:
         hub = Hub(one.records, ManualClock(), poll_seconds=0.0)

@@ -10,13 +10,14 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import pricing_version
+from holdfast.catalog.lookup import pricing_version, shipped_models
 from holdfast.cli.main import command
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.payloads import LlmCallFailed, SkillLoaded
 from holdfast.ledger.figures import CallFigure, SkillFigure
 from holdfast.runtime.session import Session
+from holdfast.service.figures import LogFigures
 from holdfast.service.sums import costs_by, effects_by_model, percentile, skills_by_name
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
@@ -72,6 +73,24 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
             told.ids.append(session.id)
         clock.advance(3_600)
         yield told
+
+
+async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told: Told) -> None:
+    before = told.rows(f"/analytics/cost?{ALL}")
+    clock = ManualClock(START)
+    async with Session.create(
+        model=SONNET,
+        system_prompt=LONG,
+        store=told.store,
+        wire=SimulatedProvider(clock=clock),
+        clock=clock,
+        new_id=CountedIds("played"),
+        simulated=True,
+    ) as session:
+        await session.send("One.")
+    assert told.rows(f"/analytics/cost?{ALL}") == before
+    counted = LogFigures(told.store, shipped_models(), simulated=True)
+    assert sum(len(one.calls) for one in counted.sessions()) == 1 + sum(row["call_count"] for row in before)
 
 
 async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:

@@ -1,6 +1,10 @@
 """What the service says to requests that are not as they should be: one shape, and no page of a framework."""
 
+import json
+import socket
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import get_args
 
 import pytest
@@ -39,7 +43,7 @@ def test_a_service_without_its_store_lives_and_is_not_ready() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nowhere", 404, "not_found"),
         ("GET", "/healthz/", 404, "not_found"),
         ("GET", "/api/cache/a/b/c", 404, "not_found"),
         ("DELETE", "/api/cache", 405, "method_not_allowed"),
@@ -153,6 +157,50 @@ def test_a_fault_of_ours_is_told_in_our_shape_and_quotes_nothing(caplog: pytest.
     assert (answered.status, answered.code) == (500, "internal_error")
     assert "ZeroDivisionError" in caplog.text
     assert "canary" not in caplog.text + answered.body.decode()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HELLO\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"y" * 400_000,
+        b"GET /" + b"a" * 400_000,
+    ],
+)
+def test_bytes_that_are_no_request_are_answered_in_the_same_shape(client: Client, sent: bytes) -> None:
+    host, _, port = client.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        with suppress(OSError):
+            line.sendall(sent)
+        head, _, body = _received(line).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json")
+    assert json.loads(body)["error"]["code"] == "malformed_request"
+
+
+def _received(line: socket.socket) -> bytes:
+    found = b""
+    with suppress(ConnectionResetError):
+        while more := line.recv(65_536):
+            found += more
+    return found
+
+
+def test_a_large_body_behind_a_short_head_is_no_long_head(client: Client) -> None:
+    body = b'{"ttl": "auto"}' + b" " * 900_000
+    answered = client.ask("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
+    assert answered.status == 200
+
+
+def test_so_many_requests_may_be_under_way_and_not_one_more() -> None:
+    with serving_store(MemoryStore(), requests_max=1) as client:
+        with urllib.request.urlopen(f"{client.url}/api/cache/stream", timeout=10) as feed:
+            assert feed.readline() == b": listening\n"
+            answered = client.ask("GET", "/healthz")
+            assert (answered.status, answered.code) == (503, "too_busy")
+        while client.ask("GET", "/healthz").status != 200:
+            pass
 
 
 def test_no_answer_is_kept_by_anybody_on_the_way(client: Client) -> None:

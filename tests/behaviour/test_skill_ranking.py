@@ -67,6 +67,10 @@ def test_semantic_ranking_finds_what_fits_the_query() -> None:
     assert names(store, "quantum chromodynamics") == []
 
 
+def test_what_only_the_body_says_is_found_too() -> None:
+    assert names(SkillStore(SKILLS, ranking="semantic"), "commits")[:1] == ["release-notes"]
+
+
 def test_a_blank_query_lists_all_however_they_are_ranked() -> None:
     assert names(SkillStore(SKILLS, ranking="semantic"), " ") == [skill.name for skill in SKILLS]
 

@@ -18,6 +18,7 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite_file import APPLICATION_ID, explain, open_reader, open_writer, prepare_file
 from log_examples import said, talk
 
+NEWER = len(load("sqlite")) + 1
 NOBODY = 65534
 
 
@@ -99,7 +100,7 @@ def test_a_store_without_a_file_is_refused(path: str) -> None:
 
 
 def make_newer(path: Path) -> None:
-    change(written(path), "PRAGMA user_version = 70")
+    change(written(path), f"PRAGMA user_version = {NEWER}")
 
 
 def make_foreign(path: Path) -> None:
@@ -133,7 +134,10 @@ def make_loop(path: Path) -> None:
 
 
 UNUSABLE: dict[Callable[[Path], None], tuple[type[HoldfastError], str]] = {
-    make_newer: (StoreError, "was written by a newer Holdfast (its version: 70, known here: "),
+    make_newer: (
+        StoreError,
+        f"was written by a newer Holdfast (its version: {NEWER}, known here: {NEWER - 1}): upgrade holdfast",
+    ),
     make_foreign: (StoreError, "is a database of another program: name another file"),
     make_foreign_by_its_mark: (StoreError, "is a database of another program: name another file"),
     make_text: (StoreError, "is not a database: name another file"),

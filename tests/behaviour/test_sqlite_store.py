@@ -78,8 +78,9 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
     prepare_file(path)
     connection = open_writer(path, load("sqlite"), busy_seconds_max=1)
     # SQLite reports the end of this allowance exactly as it does the end of a disk.
-    connection.execute("PRAGMA max_page_count = 16")
-    writes = SqliteWrites(connection, path)
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 8}")
+    writes = SqliteWrites(connection, path, {})
     writer = Writer(writes.commit, writes.close)
     answers: list[Future[None]] = []
     for number in range(3):
@@ -151,15 +152,14 @@ def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(p
         assert store.sessions() == ()
 
 
-# The pages of the schema; what was written to its tables stands behind them.
-KEPT_BYTES = 48 * 4096
-
-
 def test_a_damaged_file_is_told_of_when_it_is_read(path: Path) -> None:
+    with SqliteStore(path):
+        pass
+    empty_bytes = path.stat().st_size
     with SqliteStore(path) as store:
         store.append(talk(400)).result(10)
     whole = bytearray(path.read_bytes())
-    whole[KEPT_BYTES:] = b"\xa5" * (len(whole) - KEPT_BYTES)
+    whole[empty_bytes:] = b"\xa5" * (len(whole) - empty_bytes)
     path.write_bytes(whole)
     with SqliteStore(path) as store:
         with pytest.raises(StoreError, match="is damaged: restore it from a copy"):
@@ -321,7 +321,7 @@ def test_a_callback_may_append_and_close_but_not_wait_for_a_deletion(path: Path)
     first = store.append([said(0)])
     first.add_done_callback(follow_up)
     assert finished.wait(10)
-    assert heard[3] == "a callback of an append cannot wait for a deletion: delete from another thread"
+    assert heard[3] == "a callback of an append cannot wait for the writer: do this from another thread"
     assert [done.exception(timeout=10) for done in heard if isinstance(done, Future)] == [None] * 3
     with SqliteStore(path) as again:
         assert list(again.read("s")) == talk(4)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import StoreError
 from holdfast.stores.rows import rows_of
-from holdfast.stores.writer import Append, Delete, Job, Settle, Writer, weigh
+from holdfast.stores.writer import Append, Delete, Enter, Job, Settle, Writer, weigh
 from log_examples import said
 
 CLOSED = StoreError("closed")
@@ -39,7 +39,7 @@ class Disk:
 
 
 def settle(job: Job) -> Settle:
-    return partial(job.done.set_result, None) if isinstance(job, Append) else partial(job.done.set_result, 1)
+    return partial(job.done.set_result, None) if isinstance(job, Append | Enter) else partial(job.done.set_result, 1)
 
 
 def append(number: int) -> Append:

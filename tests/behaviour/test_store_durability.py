@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.catalog.lookup import shipped_models
+from holdfast.stores.checking import differences
+from holdfast.stores.database import DatabaseLog
 from holdfast.stores.open import open_store
-from log_examples import said, talk
+from log_examples import EVENTS_A_CALL, called, said, talk
 
 PROGRAM = Path(__file__).parents[1] / "append_events.py"
 
@@ -62,6 +65,23 @@ def test_a_killed_program_loses_no_event_that_was_acknowledged(address: str, see
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_tables_of_a_killed_program_are_what_its_events_add_up_to(address: str, seed: int) -> None:
+    chance = random.Random(seed)
+    moment = chance.randrange(50, 400)
+    with start(address, "calls", ENDLESS, at_once=chance.choice([1, 7])) as program:
+        assert program.stdout
+        acknowledged = [next(program.stdout) for _ in range(moment)]
+        os.kill(program.pid, signal.SIGKILL)
+    with closing(open_store(address)) as store:
+        assert isinstance(store, DatabaseLog)
+        # As above, an append waits for whatever is still going on.
+        store.append([said(ENDLESS, "calls")]).result(10)
+        assert store.facts().calls >= len(acknowledged) // EVENTS_A_CALL
+        assert store.facts().to_enter == 0
+        assert list(differences(store, shipped_models())) == []
+
+
 def test_a_program_that_leaves_without_closing_ends_and_has_written_what_it_appended(address: str) -> None:
     with start(address, "s", 2_000, ending="leave") as program:
         acknowledged, complaints = program.communicate(timeout=30)
@@ -82,6 +102,19 @@ def test_two_programs_make_and_write_one_database_at_the_same_time(address: str)
         for session in ("first", "second", "third"):
             assert list(store.read(session)) == talk(200, session)
         assert {row.event_count for row in store.sessions()} == {200}
+
+
+def test_programs_that_enter_calls_of_one_day_at_the_same_time_leave_nothing_out(address: str) -> None:
+    programs = [start(address, session, 120, at_once=3) for session in ("calls 1", "calls 2")]
+    with closing(open_store(address)) as store:
+        assert isinstance(store, DatabaseLog)
+        appends = [store.append([called(number, "calls 3")]) for number in range(120)]
+        complaints = [program.communicate(timeout=30)[1] for program in programs]
+        for done in appends:
+            done.result(10)
+        assert complaints == ["", ""]
+        assert store.tables().totals().calls == 90
+        assert list(differences(store, shipped_models())) == []
 
 
 def test_two_stores_on_one_database_see_each_other(address: str) -> None:

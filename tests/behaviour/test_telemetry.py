@@ -7,17 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.errors import ProviderError, UserError
+from holdfast.events.payloads import LlmCallFailed, LlmCallStarted
 from holdfast.runtime.session import Session
 from holdfast.service.exporting import Exporter, checked_url, headers_of
 from holdfast.service.hub import Hub
+from holdfast.service.telemetry import OPEN_MAX, Spans
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
+from log_examples import event
 from simulated_gemini import LONG
 
 SCRIPT = "\n".join(
@@ -210,6 +214,18 @@ async def test_what_failed_is_told_as_such() -> None:
         "chat claude-sonnet-5-5": "invalid_request",
         "invoke_agent": "error",
     }
+
+
+def test_what_never_ends_is_forgotten_at_last() -> None:
+    spans = Spans()
+    for number in range(OPEN_MAX + 1):
+        started = LlmCallStarted("a:b", "a", 1, f"r{number}")
+        assert list(spans.enter(event(f"e{number}", started, at=1.0))) == []
+    failed = LlmCallFailed("a:b", "a", "network", "gone", 0, 2000, "r0")
+    (span,) = spans.enter(event("end", failed, at=9.0))
+    assert span.started_at == 7.0
+    (span,) = spans.enter(event("end2", msgspec.structs.replace(failed, request_id="r1"), at=9.0))
+    assert span.started_at == 1.0
 
 
 async def test_a_collector_that_refuses_harms_nobody_and_is_complained_of_once(

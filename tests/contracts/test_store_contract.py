@@ -22,7 +22,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.rows import ID_BYTES_MAX
 from holdfast.stores.sqlite import SqliteStore
-from log_examples import event, opened, said, talk
+from log_examples import calls_made, event, opened, said, talk
 from postgres_server import new_database
 
 
@@ -283,6 +283,28 @@ def test_a_deleted_session_may_begin_anew(store: Log) -> None:
     store.append(talk(2)).result(10)
     assert list(store.read("s")) == talk(2)
     assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2),)
+
+
+def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | DatabaseLog) -> None:
+    store.append(calls_made(40)).result(10)
+    store.append(calls_made(8, "t")).result(10)
+    tables = store.tables()
+    assert (tables.totals().calls, tables.totals().spent_usd) == (12, Decimal("0.1476"))
+    assert [one.id for one in tables.session_amounts(limit=1)] == ["s"]
+    assert [one.record.number for one in tables.session_calls("s", after=8)] == [9, 10]
+    store.delete("s")
+    assert (tables.totals().calls, [one.id for one in tables.session_amounts()]) == (2, ["t"])
+
+
+def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | DatabaseLog) -> None:
+    store.append([*talk(3), *calls_made(4, "t")]).result(10)
+    newest = 1_800_000_003.0
+    assert store.prune("t", ["llm.call_completed"], before=newest) == 0
+    assert store.prune("t", ["llm.call_completed"], before=newest + 1) == 3
+    assert store.prune("none such", [""], before=newest) == 0
+    assert store.prune("s", ["llm.call_completed"], before=newest) == 3
+    assert store.sessions() == (SessionRow("t", None, "", newest, newest, 1),)
+    assert store.tables().totals().calls == 1
 
 
 def test_an_append_is_deleted_when_it_was_made_before_the_deletion(store: Log) -> None:

@@ -12,13 +12,13 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.prompt import Mark, Parameters, Plan, Prompt, Ttl
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
-from holdfast.integrations.anthropic import MESSAGES
-from holdfast.integrations.dialect import Dialect
-from holdfast.integrations.faults import Warnings
-from holdfast.integrations.openai import CHAT, RESPONSES
-from holdfast.integrations.plain import body_of
+from holdfast.engine.harmless import Warnings
+from holdfast.engine.marking.anthropic import MESSAGES
+from holdfast.engine.marking.dialect import Dialect
+from holdfast.engine.marking.openai import CHAT, RESPONSES
+from holdfast.engine.marking.plain import body_of
+from holdfast.engine.recorder import Recorder
 from holdfast.integrations.preparing import Desk
-from holdfast.integrations.recorder import Recorder
 from holdfast.providers.anthropic import anthropic
 from holdfast.stores.memory import MemoryStore
 

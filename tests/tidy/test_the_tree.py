@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tidy.checks import code, documents, public_api, readme
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("docs/library.md", "docs/recovery.md")
 
 
 def listed(offenders: list[str]) -> str:
@@ -72,12 +75,16 @@ def test_the_package_and_its_command_tell_the_same_version() -> None:
 
 
 def test_every_block_of_the_readme_does_what_it_says() -> None:
+    # One after the other: what the first stores, the next ones show.
     assert not (found := readme.broken_blocks(ROOT)), listed(found)
 
 
-def test_every_block_of_the_page_on_recovery_runs() -> None:
-    assert not (found := readme.broken_blocks(ROOT, "docs/recovery.md")), listed(found)
+def test_the_pages_with_examples_have_some() -> None:
+    assert [page for page in PAGES if not readme.runnable_lines(ROOT, page)] == []
 
 
-def test_every_block_of_the_page_on_the_library_runs() -> None:
-    assert not (found := readme.broken_blocks(ROOT, "docs/library.md")), listed(found)
+@pytest.mark.parametrize(
+    ("page", "line"), [(page, line) for page in PAGES for line in readme.runnable_lines(ROOT, page)]
+)
+def test_every_block_of_a_page_does_what_it_says(page: str, line: int) -> None:
+    assert not (found := readme.broken_block(ROOT, page, line)), listed(found)

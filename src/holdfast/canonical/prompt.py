@@ -26,7 +26,8 @@ class Passage(msgspec.Struct, frozen=True):
     """Blocks that entered the conversation together.
 
     Neighbouring passages of one role are one message on the wire, so that a passage can be appended to a
-    message that was already sent without moving a byte of it.
+    message that was already sent without moving a byte of it. `number` says which message of the session's log it
+    is, counted from 1; 0 is none of them.
     """
 
     role: Role
@@ -34,6 +35,7 @@ class Passage(msgspec.Struct, frozen=True):
     layer: str = "history"
     stability: Stability = Stability.GROWING
     ephemeral: bool = False
+    number: int = 0
 
     @property
     def injected(self) -> bool:

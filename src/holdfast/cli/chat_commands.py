@@ -101,6 +101,19 @@ def _context(room: Room, argument: str) -> None:
     room.screen.tell(*context_lines(room.session.context_use(), room.screen.width))
 
 
+def _compact(room: Room, argument: str) -> None:
+    done = room.call(room.session.compact())
+    if done.reason:
+        room.screen.tell(f"nothing is compacted: {done.reason}")
+        return
+    room.plan = None
+    room.screen.tell(
+        f"{done.removed_message_count} messages left the view, which the log keeps; "
+        f"{done.tokens_before:,} tokens became {done.tokens_after:,}",
+        f"`holdfast history {room.session.id}` shows them; the next call writes the shorter prompt",
+    )
+
+
 def _skills(room: Room, argument: str) -> None:
     from holdfast.runtime.skill_folders import usual_roots
     from holdfast.sources.skills.library import read_library
@@ -152,6 +165,7 @@ COMMANDS = {
     "cost": Command(_cost, "/cost", "what each turn took, and what it would have cost without a cache"),
     "cache": Command(_cache, "/cache", "what is cached, until when, and what coming back late costs"),
     "context": Command(_context, "/context", "what the prompt is made of"),
+    "compact": Command(_compact, "/compact", "make the conversation shorter: a record stands for its older part"),
     "model": Command(_model, "/model [NAME]", "the model; with a name, another one from here on"),
     "tools": Command(_tools, "/tools", "what the model can do"),
     "skills": Command(_skills, "/skills", "what skills this folder has"),

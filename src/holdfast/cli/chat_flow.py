@@ -24,7 +24,7 @@ from holdfast.cli.chat_talk import LoopThread, Talk, Warnings
 from holdfast.cli.chat_texts import dollars, shortened_lines, visible
 from holdfast.cli.counts import counted
 from holdfast.cli.requests import printable
-from holdfast.cli.stores import open_configured
+from holdfast.cli.stores import configured_models, open_configured
 from holdfast.engine.state import State
 from holdfast.events.log import Log
 from holdfast.runtime.config import load_config
@@ -42,7 +42,7 @@ def enter(wishes: Wishes, screen: Screen, environ: Mapping[str, str]) -> int:
             # What cannot be spoken to leaves no empty store behind.
             _setting(wishes, None, environ)
             path = wishes.store or load_config(environ).db_path
-            log = stack.enter_context(closing(open_store(path)))
+            log: Log = stack.enter_context(closing(open_store(path, models=configured_models())))
         else:
             log = stack.enter_context(open_configured(wishes.store))
         stored = stored_chat(wishes, log)

@@ -13,11 +13,11 @@ from holdfast.cli.stores import found_session
 from holdfast.engine.builtin.chosen import NAMES
 from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
 from holdfast.engine.builtin.skills import NAMES as SKILL_TOOLS
+from holdfast.engine.compacting import RECALL_TOOL
 from holdfast.engine.state import State, fold
 from holdfast.errors import UserError
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionStarted
-from holdfast.ledger.simulated import is_simulated
 from holdfast.providers.capabilities import capabilities_of
 from holdfast.providers.registry import provider_named
 from holdfast.runtime.config import Config
@@ -70,7 +70,7 @@ def stored_chat(wishes: Wishes, log: Log) -> State | None:
         return None
     session_id = found_session(log, wishes.resume) if wishes.resume else _newest_here(wishes, log)
     state = fold(log.read(session_id), session_id)
-    if state.model and is_simulated(log, session_id) != wishes.simulate:
+    if state.model and state.simulated != wishes.simulate:
         way_out = "leave out --simulate" if wishes.simulate else "add --simulate"
         was = "was not simulated" if wishes.simulate else "was simulated"
         raise UserError(f"session {session_id} {was}; {way_out} to go on with it")
@@ -118,6 +118,7 @@ def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace:
         "builtin_tools": files,
         "memory": memory,
         "skills": with_tools if known is None else not known.isdisjoint(SKILL_TOOLS),
+        "recall_history": with_tools if known is None else RECALL_TOOL in known,
         "confirm_seconds_max": CONFIRM_SECONDS_MAX,
         "allow_uncached": True,
     }

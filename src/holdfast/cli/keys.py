@@ -18,7 +18,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @command.command("create")
-@click.option("--scope", required=True, metavar="admin|read|agent:<id>", help="What the key opens.")
+@click.option("--scope", required=True, metavar="admin|read|gateway|agent:<id>", help="What the key opens.")
 @click.option("--name", help="What to call it in lists.")
 @click.option("--expires", metavar="30d|12h|2w|DATE", help="Until when it is valid; for ever if not said.")
 @click.option("--entity", metavar="URI", help="Who its holder is, as the author of instructions; for admins.")

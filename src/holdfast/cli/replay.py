@@ -1,7 +1,7 @@
 """`holdfast replay`: what recorded conversations would have cost under this plan or another."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--model", "model_name", required=True, help="Whose rules and prices hold, as provider:name.")
 @click.option("--policy", default="all", show_default=True, help="One policy by its name, or all of them.")
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="How the provider counts its lookback.")
+@click.option("--compact", is_flag=True, help="Make each conversation shorter whenever a session would have.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
 @click.option(
     "--truth",
@@ -41,6 +42,7 @@ def command(
     model_name: str,
     policy: str,
     lookback: str | None,
+    compact: bool,
     keep_alive: bool,
     truth: str,
     requests_out: Path | None,
@@ -68,7 +70,7 @@ def command(
     models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
     setting = setting_for(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _played(trace_files(traces), roster, setting, requests_out)
+    totals = _played(_Traces(trace_files(traces), compact), roster, setting, requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines is a conversation; check the traces")
     if as_json:
@@ -77,10 +79,19 @@ def command(
         _show(totals)
 
 
-def _played(files: tuple[Path, ...], roster: "Roster", setting: "Setting", requests_out: Path | None) -> "Totals":
+class _Traces(NamedTuple):
+    """Which files are played, and whether their conversations are made shorter on the way."""
+
+    files: tuple[Path, ...]
+    compact: bool
+
+
+def _played(traces: _Traces, roster: "Roster", setting: "Setting", requests_out: Path | None) -> "Totals":
     import contextlib
 
     from holdfast.cli.progress import with_progress
+    from holdfast.compaction.values import DEFAULT_CONFIG
+    from holdfast.replay.compacted import compacted_recording
     from holdfast.replay.compare import compare
     from holdfast.replay.likeness import likeness
     from holdfast.replay.recording import Recording
@@ -90,12 +101,18 @@ def _played(files: tuple[Path, ...], roster: "Roster", setting: "Setting", reque
     totals = Totals()
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
-        for read in with_progress(read_traces(files), "conversations"):
+        for read in with_progress(read_traces(traces.files, compactions=not traces.compact), "conversations"):
             if not isinstance(read, Recording):
                 totals.broken += 1
                 continue
             sent = _writer(out.write, read.id) if out is not None else None
-            totals.add(compare(read, roster.fresh(), setting, sent), likeness(read, setting), len(read.calls))
+            if traces.compact:
+                shorter = compacted_recording(read, setting.model, DEFAULT_CONFIG)
+                totals.compactions += shorter.compactions
+                # Recorded usage knows nothing of these compactions: there is nothing to hold the model against.
+                totals.add(compare(shorter.recording, roster.fresh(), setting, sent), None, len(read.calls))
+            else:
+                totals.add(compare(read, roster.fresh(), setting, sent), likeness(read, setting), len(read.calls))
     return totals
 
 
@@ -117,6 +134,8 @@ def _show(totals: "Totals") -> None:
     show_policies(report.policies)
     played = f"{counted(report.conversations, 'conversation')}, {counted(report.calls, 'call')}"
     click.echo(f"{played}; bound ${report.bound_usd:.4f}, optimum ${report.optimum_usd:.4f}")
+    if report.compactions:
+        click.echo(counted(report.compactions, "compaction"))
     if report.broken_lines:
         click.echo(f"{report.broken_lines} broken lines were passed over")
     if totals.likeness is not None:

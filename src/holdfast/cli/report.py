@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.counts import counted
-from holdfast.cli.stores import configured_models, found_session, open_configured
+from holdfast.cli.stores import found_session, open_configured
 
 if TYPE_CHECKING:
-    from holdfast.ledger.report import Report, SessionReport
+    from holdfast.ledger.report import Report
+    from holdfast.ledger.tables import SessionAmounts
 
 LIMIT = 10
 DAYS_SHOWN_MAX = 60
@@ -31,20 +32,19 @@ def command(
 
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
-    from holdfast.ledger.report import Reporter
-    from holdfast.ledger.simulated import is_simulated
+    from holdfast.ledger.report import all_sessions, report_of
+    from holdfast.ledger.tables import Scope
 
     start = seconds_of(since, system_clock()) if since else 0.0
-    reporter = Reporter(configured_models(), since=start)
     with open_configured(db) as log:
         wanted = wanted and found_session(log, wanted)
         rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
         if wanted is not None and not rows:
             raise UserError(f"there is no session {wanted!r} in that time; `holdfast sessions list` shows all")
-        played = [] if simulated or wanted else [row.id for row in rows if is_simulated(log, row.id)]
-        for row in (row for row in rows if row.id not in played):
-            reporter.add(row, list(log.read(row.id)))
-    report = reporter.report()
+        tables, scope = log.tables(), Scope(since=start, session_id=wanted, simulated=simulated or wanted is not None)
+        report = report_of(tables, scope)
+        everything = msgspec.structs.replace(scope, simulated=True)
+        played = sum(1 for _ in all_sessions(tables, everything)) - len(report.sessions)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return
@@ -53,10 +53,10 @@ def command(
     elif not played:
         click.echo("No call is stored yet; `holdfast demo --keep` plays some, which --simulated shows.")
     if played:
-        click.echo(f"not counted: {counted(len(played), 'simulated session')}; --simulated counts all")
+        click.echo(f"not counted: {counted(played, 'simulated session')}; --simulated counts all")
 
 
-def seconds_of(since: str, now: float) -> float:
+def seconds_of(since: str, now: float, *, option: str = "--since") -> float:
     """The time that is meant by 7d, 12h, 2w, or a day such as 2026-11-01."""
     import datetime
 
@@ -68,7 +68,7 @@ def seconds_of(since: str, now: float) -> float:
     try:
         return datetime.datetime.fromisoformat(since).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError as error:
-        raise UserError(f"--since takes 7d, 12h, 2w or a day such as 2026-11-01, not {since[:40]!r}") from error
+        raise UserError(f"{option} takes 7d, 12h, 2w or a day such as 2026-11-01, not {since[:40]!r}") from error
 
 
 def _show(report: "Report", limit: int) -> None:
@@ -96,7 +96,7 @@ def _show(report: "Report", limit: int) -> None:
         )
         show_table(("not read because", "at fault", "calls", "tokens", "lost"), rows)
     else:
-        click.echo("Nothing was lost: every call read what was there.")
+        click.echo("No call is known to have lost anything.")
     click.echo("")
     headings = ("session", "name", "model", "calls", "read share", "spent", "saved", "lost", "mostly")
     show_table(headings, map(_session_row, report.sessions[:limit]))
@@ -110,7 +110,7 @@ def sparkline(values: "list[float]") -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
-def _session_row(one: "SessionReport") -> tuple[str, ...]:
+def _session_row(one: "SessionAmounts") -> tuple[str, ...]:
     amounts = one.amounts
     money = (f"${amounts.spent_usd:.4f}", f"${amounts.saved_usd:.4f}", f"${amounts.lost_usd:.4f}")
     share = f"{amounts.usage.read_share:.1%}"

@@ -8,7 +8,7 @@ from holdfast.cli.counts import counted
 from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from holdfast.events.envelope import Event
     from holdfast.events.log import SessionRow
@@ -65,6 +65,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     from holdfast.events.payloads import LlmCallFailed
     from holdfast.ledger.books import entries
     from holdfast.ledger.calls import delegated, keeping_cost_usd, pinging_cost_usd
+    from holdfast.ledger.strata import strata
 
     with open_configured(db) as log:
         events = list(log.read(found_session(log, session_id)))
@@ -75,6 +76,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     payloads = (event.payload for event in events)
     guessed = {it.request_id for it in payloads if isinstance(it, LlmCallFailed) and it.output_estimated}
     if as_json:
+        layers = strata(events)
         shown = [
             {
                 **msgspec.to_builtins(one.record),
@@ -82,6 +84,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
                 "prefix_held": one.record.prefix_held,
                 "verdict": msgspec.to_builtins(one.verdict),
                 "source": one.source,
+                "layers": msgspec.to_builtins(layers.get(one.record.request_id, ())),
             }
             for one in made
         ]
@@ -91,6 +94,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
     show_table(headings, (_call_row(one, guessed) for one in made))
+    _draw(made, events)
     if any(one.record.request_id in guessed for one in made):
         click.echo("~ of a call that broke off, the output is estimated from what arrived")
     keeping, pinging = keeping_cost_usd(events), pinging_cost_usd(events)
@@ -106,6 +110,25 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     click.echo(f"{counted(len(made), 'call')}, ${total:.6f}{kept}; {models or 'none'}")
     for line in _beginning(events):
         click.echo(line)
+
+
+def _draw(made: "Sequence[Entry]", events: "Sequence[Event]") -> None:
+    """The prompts of the calls as bars, and of each prefix that moved what most likely moved it."""
+    from holdfast.cli.session_drawing import drawing
+    from holdfast.cli.tables import columns_shown
+    from holdfast.ledger.strata import strata
+
+    for line in drawing(made, strata(events), columns_shown()):
+        click.echo(line)
+    for one in made:
+        verdict = one.verdict
+        if verdict is None or not verdict.detail or verdict.kind in ("held", "first_use"):
+            continue
+        cause = f"; likely cause: {verdict.cause}" if verdict.cause not in (None, "unknown") else ""
+        at = f" at byte {verdict.byte}" if verdict.byte is not None else ""
+        click.echo(f"call {one.record.number}: {verdict.kind}{at}: {verdict.detail}{cause}")
+        for line in (*verdict.diff, *([verdict.disagreement] if verdict.disagreement else [])):
+            click.echo(f"    {line}")
 
 
 @command.command("delete")
@@ -138,17 +161,20 @@ def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
 
 def _beginning(events: "list[Event]") -> "Iterator[str]":
     """For whom the session works, and why its prefix is padded or not."""
+    from holdfast.cli.forwarded import told_of_gateway
     from holdfast.cli.requests import printable
     from holdfast.events.payloads import EpochOpened, SessionStarted
 
     for event in events:
         match event.payload:
             case SessionStarted(parent=parent) if parent is not None:
-                yield f"works for session {parent.session_id}, call {printable(parent.tool_use_id)}"
+                call = f", call {printable(parent.tool_use_id)}" if parent.tool_use_id else ""
+                yield f"works for session {parent.session_id}{call}"
             case EpochOpened(padding=reason) if reason is not None:
                 yield printable(reason)
             case _:
                 pass
+    yield from told_of_gateway(events)
 
 
 def _show_stats(made: "tuple[Entry, ...]", *, as_json: bool) -> None:

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from holdfast.catalog.lookup import Models
     from holdfast.events.log import Log
     from holdfast.events.records import Records
+    from holdfast.stores.open import Store
 
 PREFIX_CHARACTERS_MIN = 4
 CANDIDATES_MAX = 5
 
 
-def open_configured(db: str | None) -> "AbstractContextManager[Log]":
+def open_configured(db: str | None) -> "AbstractContextManager[Store]":
     """The store, if there is one: looking at sessions makes no file."""
     import contextlib
     import os
@@ -26,12 +27,14 @@ def open_configured(db: str | None) -> "AbstractContextManager[Log]":
     from holdfast.stores.memory import MemoryStore
     from holdfast.stores.open import open_store
 
+    models = configured_models()
     if db is None:
         path = load_config(os.environ, workspace=Path.cwd()).db_path
-        return contextlib.closing(open_store(path) if "://" in path or Path(path).exists() else MemoryStore())
+        there = "://" in path or Path(path).exists()
+        return contextlib.closing(open_store(path, models=models) if there else MemoryStore(models=models))
     if "://" not in db and not Path(db).exists():
         raise UserError(f"there is no store at {db!r}; check the path")
-    return contextlib.closing(open_store(db))
+    return contextlib.closing(open_store(db, models=models))
 
 
 def found_session(log: "Log", said: str) -> str:

@@ -1,1 +1,1 @@
-"""What may leave the prompt, and what stands in its place."""
+"""What of a conversation stays in view when it grows too long, and what stands for the rest."""

@@ -25,6 +25,7 @@ from holdfast.events.payloads import (
     SessionEnded,
     TurnStarted,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.layers.assemble import assemble
 from holdfast.planning.closing import closing_behind
 from holdfast.planning.marks import takes_mark
@@ -62,7 +63,7 @@ class Keeper:
 
     def _hear(self, event: Event) -> None:
         match event.payload:
-            case TurnStarted() | LlmCallStarted() | ModelSwitched() | SessionEnded():
+            case TurnStarted() | LlmCallStarted() | ModelSwitched() | ContextCompacted() | SessionEnded():
                 self._leave()
             case LlmCallCompleted():
                 self._leave()

@@ -19,11 +19,13 @@ from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.broken_off import Arrived
+from holdfast.engine.checkpoints import shorten_if_due
 from holdfast.engine.completions import Heard
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.diagnosing import Sent, asking, is_refused
 from holdfast.engine.gate import Claim, Crossing, cross
 from holdfast.engine.heeding import heed
+from holdfast.engine.injecting import inject_news
 from holdfast.engine.keeping import Reference, forget, reference
 from holdfast.engine.mending import ask_and_recover
 from holdfast.engine.planned import claim_of, plan_next
@@ -55,7 +57,10 @@ async def call_model(talk: Conversation, emit: Emit) -> Reply:
 async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
     await heed(talk)
-    talk.draft.update(assemble(sent_view(talk.state)))
+    # Whoever asks whether it is due brings the draft up to date.
+    if await shorten_if_due(talk):
+        await inject_news(talk)
+        talk.draft.update(assemble(sent_view(talk.state)))
     kept = await reference(talk)
     if kept is None:
         return await _ask_model(talk, emit, None)
@@ -102,6 +107,7 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
         settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
         moved=talk.draft.move(shared) if shared < len(state.links) else None,
     )
+    talk.draft.settle()
     claim = claim_of(talk, scroll, plan)
     with talk.promise(estimated):
         heard = Heard(listening=parts.completions is not None)

@@ -14,6 +14,7 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.catalog.tokens import count_block
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.compaction.values import DEFAULT_CONFIG, CompactionConfig
 from holdfast.engine.completions import Completions
 from holdfast.engine.dispatch import Toolbox
 from holdfast.engine.draft import Draft
@@ -89,6 +90,7 @@ class Parts(msgspec.Struct, frozen=True):
     overflow_steps: Mapping[StepName, MakesSmaller] = {}
     simulated: bool = False
     controls: LookUpControls | None = None
+    compaction: CompactionConfig = DEFAULT_CONFIG
 
 
 def controlled(parts: Parts, control: CacheControlled) -> Parts:

@@ -26,6 +26,9 @@ def asking(talk: Conversation, parameters: Parameters) -> Sent:
         return Sent(parameters)
     if not parts.model.cache.diagnoses_misses or not isinstance(parts.adapter, DiagnosesMisses):
         return Sent(parameters)
+    if not parts.model.supports_prompt_caching:
+        # Where nothing is cached there is nothing to be diagnosed.
+        return Sent(parameters)
     asked = parts.adapter.asked_to_diagnose(parameters, compared.response_ids.get(parts.model.id))
     return Sent(asked, asks=asked != parameters)
 

@@ -23,7 +23,6 @@ class Draft:
         self._kept_pieces = 0
 
     def update(self, prompt: Prompt) -> None:
-        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
         head = tuple(segment for segment in prompt.segments if segment.place != "messages")
         if head != self._head:
             self._cut(0)
@@ -41,12 +40,28 @@ class Draft:
             self.scroll.extend(self.spelled(passage))
         self._passages = passages
 
+    @property
+    def head_tokens(self) -> int:
+        """Of what stands in front of the messages."""
+        return sum(self.scroll.tokens[: self._starts[0]]) if self._starts else self.scroll.tokens_total
+
+    def passage_tokens(self) -> list[int]:
+        """Of each passage."""
+        ends = [*self._starts[1:], len(self.scroll.tokens)]
+        return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
+
     def _cut(self, keep: int) -> None:
-        self._dropped, self._kept_pieces = tuple(self.scroll.pieces[keep:]), keep
+        if keep < self._kept_pieces:
+            self._dropped = (*self.scroll.pieces[keep : self._kept_pieces], *self._dropped)
+            self._kept_pieces = keep
         self.scroll.cut(keep)
 
+    def settle(self) -> None:
+        """The newest prompt is sent: from now on it is the one before."""
+        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
+
     def move(self, shared: int) -> Move:
-        """How the newest prompt differs from the one before, behind the `shared` pieces that both have."""
+        """How the newest prompt differs from the last that was settled, behind the `shared` pieces that both have."""
         before = self._dropped[max(0, shared - self._kept_pieces) :]
         links = self.scroll.links
         at = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")

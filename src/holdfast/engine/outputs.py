@@ -38,7 +38,8 @@ def keep_output(folder: Path, tool_use_id: str, text: str) -> str | None:
     except OSError as error:
         logger.warning("a long output could not be kept in %s: %s", folder, error)
         return None
-    return where_kept(path, len(text.encode()), cut=cut)
+    whole = text.encode()
+    return f"{where_kept(path, len(whole), cut=cut)}, sha:{digest(whole)[:8]}"
 
 
 def where_kept(path: Path, size: int, *, cut: bool) -> str:

@@ -19,7 +19,8 @@ def completion_key(talk: Conversation, parameters: Parameters, plan: Plan, *, st
     parts, links = talk.parts, talk.draft.scroll.links
     if parts.completions is None:
         return ""
-    scope = canonical_json((parts.account, parts.model.id, parts.adapter.endpoint(parameters), plan.marks, start))
+    marks = tuple((mark.piece, mark.ttl) for mark in plan.marks)
+    scope = canonical_json((parts.account, parts.model.id, parts.adapter.endpoint(parameters), marks, start))
     return chain(chain(digest(scope), parts.adapter.opening(parameters)), links[-1].digest.encode() if links else b"")
 
 

@@ -1,23 +1,22 @@
 """What a session is, as a fold over its events."""
 
 from collections.abc import Iterable
-from decimal import Decimal
-from typing import Literal
 
 import msgspec
 
 from holdfast.canonical.blocks import Text, ToolUse, text_of
-from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Parameters, Passage, Segment, Stability, without_thinking
-from holdfast.canonical.tools import ToolSpec
-from holdfast.canonical.usage import Usage
-from holdfast.canonical.view import LayerText, Layout, View
+from holdfast.canonical.prompt import Passage, Stability, without_thinking
+from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.tokens import Calibration
-from holdfast.engine.activation import NOTHING_ACTIVE, Activations, activated, without_results
-from holdfast.engine.answered import Comparison, answered, comparison_after
+from holdfast.compaction.groups import is_record, records_in_front
+from holdfast.compaction.view import compacted, compacted_newest, told_by_the_user
+from holdfast.compaction.watch import after_ask, after_compaction, after_refusal
+from holdfast.engine.activation import activated, without_results
 from holdfast.engine.carry import call_in, carry, provider_of
-from holdfast.engine.limits import UNLIMITED, Limits, narrowed
-from holdfast.engine.sent import SentCall, Turn
+from holdfast.engine.counting import count_call, count_failure, count_ping, count_tool, keep_cache, paid
+from holdfast.engine.limits import UNLIMITED, narrowed
+from holdfast.engine.sent import Turn
+from holdfast.engine.session_state import State as State
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     CacheKept,
@@ -35,7 +34,6 @@ from holdfast.events.payloads import (
     MessageAppended,
     MessagesWithdrawn,
     ModelSwitched,
-    Parent,
     RequestPrepared,
     RouteDecided,
     SessionEnded,
@@ -51,72 +49,30 @@ from holdfast.events.payloads import (
     TurnCompleted,
     TurnStarted,
 )
+from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import Mending, ProviderLimited, Recovery
 from holdfast.layers.assemble import head_of, with_nonce
-from holdfast.planning.explicit import KeptPrefix
 from holdfast.planning.floors import Floor
-from holdfast.planning.memory import Memory, Sent, after_call, after_ping, doubted, moved
-from holdfast.planning.policy import Pinged, WaitedFor
+from holdfast.planning.memory import Sent, cut_back, moved
+from holdfast.planning.policy import WaitedFor
 from holdfast.planning.truths import Belief
-from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger, recorded
+from holdfast.recovery.ledger import recorded
 from holdfast.recovery.passages import chosen, mended, without_ephemeral
 
-
-class State(msgspec.Struct, frozen=True):
-    """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
-
-    `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `request` is the newest
-    one, `last_call` the newest one that was answered. Sessions in `delegating` work for this one; what they cost is not
-    counted here yet.
-    """
-
-    session_id: str
-    model: str = ""
-    name: str | None = None
-    profile: Literal["default", "seed"] = "default"
-    layout: Layout = "default"
-    workspace_path: str | None = None
-    spend_max_usd: Decimal | None = None
-    parameters: Parameters | None = None
-    started_at: float = 0.0
-    last_event_id: str | None = None
-    epoch: int = 0
-    pinned: tuple[LayerText, ...] = ()
-    tools: tuple[ToolSpec, ...] = ()
-    skills: tuple[str, ...] = ()
-    head: tuple[Segment, ...] = ()
-    passages: tuple[Passage, ...] = ()
-    sent: int = 0
-    emitted: tuple[LayerText, ...] = ()
-    first_ephemeral: int | None = None
-    system_tail: LayerText | None = None
-    links: tuple[Link, ...] = ()
-    answered_links: int = 0
-    request: Sent | None = None
-    memory: Memory = Memory()
-    taught: CacheLearned | None = None
-    turn: Turn | None = None
-    turn_count: int = 0
-    padding: str | None = None
-    call_open: LlmCallStarted | None = None
-    last_call: SentCall | None = None
-    comparison: Comparison = Comparison()
-    called_tools: bool = False
-    activations: Activations = NOTHING_ACTIVE
-    usage: Usage = Usage()
-    cost_usd: Decimal = Decimal(0)
-    pinged_usd: Decimal = Decimal(0)
-    calibration: Calibration = Calibration()
-    uncached_calls: int = 0
-    kept: KeptPrefix | None = None
-    refused_prefix: str | None = None
-    parent: Parent | None = None
-    delegating: frozenset[str] = frozenset()
-    limits: Limits = UNLIMITED
-    incidents: Ledger = NOTHING_HAPPENED
-    control: CacheControlled = CacheControlled()
-    ended: bool = False
+# What is on record for readers of the log alone: no call depends on it.
+ToldOnly = (
+    ToolCompleted
+    | ToolFailed
+    | ToolInputInvalid
+    | ToolConfirmationRequested
+    | ToolConfirmationResolved
+    | RouteDecided
+    | GatewayForwarded
+    | MemoryUpdated
+    | MemoryEviction
+)
 
 
 def fold(events: Iterable[Event], session_id: str) -> State:
@@ -133,6 +89,8 @@ def apply(state: State, event: Event) -> State:
 
 def _apply(state: State, event: Event) -> State:
     change = msgspec.structs.replace
+    if isinstance(event.payload, ToldOnly):
+        return state
     match event.payload:
         case SessionStarted() as it:
             return _begin_session(state, it, event.at)
@@ -141,10 +99,7 @@ def _apply(state: State, event: Event) -> State:
         case TurnStarted():
             return _begin_turn(state, event)
         case MessageAppended() as it:
-            passages = (*state.passages, Passage(it.message.role, it.message.content))
-            # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
-            sent = len(passages) if it.message.role == "assistant" else state.sent
-            return change(state, passages=passages, sent=sent)
+            return _append(state, it)
         case MessagesWithdrawn():
             return _withdraw(state)
         case ContextInjected() as it:
@@ -154,9 +109,9 @@ def _apply(state: State, event: Event) -> State:
         case ModelSwitched() as it:
             return _switch_model(state, it)
         case CacheKept() as it:
-            return _keep_cache(state, it)
+            return keep_cache(state, it)
         case CachePinged() as it:
-            return _count_ping(state, it)
+            return count_ping(state, it)
         case CacheLearned() as it:
             return change(state, taught=it)
         case CacheControlled() as it:
@@ -164,37 +119,25 @@ def _apply(state: State, event: Event) -> State:
         case LlmCallStarted() as it:
             return change(state, call_open=it)
         case LlmCallCompleted() as it:
-            return _count_call(state, it)
+            return count_call(state, it)
         case LlmCallFailed() as it:
-            compared = comparison_after(state.comparison, it)
-            memory = state.memory if it.refused_diagnosis else doubted(state.memory)
-            return change(_spent(state, it.cost_usd, it.usage), call_open=None, memory=memory, comparison=compared)
+            return count_failure(state, it)
         case DelegationStarted() as it:
             return change(state, delegating=state.delegating | {it.child_session_id})
         case DelegationCompleted() as it:
-            return change(_paid(state, it.cost_usd, it.usage), delegating=state.delegating - {it.child_session_id})
+            return change(paid(state, it.cost_usd, it.usage), delegating=state.delegating - {it.child_session_id})
         case ToolCalled():
-            turn = state.turn and change(state.turn, tool_calls=state.turn.tool_calls + 1)
-            return change(state, turn=turn, called_tools=True)
+            return count_tool(state)
         case TurnCompleted() | TurnCancelled():
             return change(state, turn=None, turn_count=state.turn_count + 1)
         case SkillLoaded() as it:
             return change(state, activations=activated(state.activations, it))
+        case ContextCompacted() | CompactionRefused() | SkillReleased() as it:
+            return _shorten(state, it)
         case SessionEnded():
             return change(state, ended=True)
         case Recovery() | ProviderLimited() | Mending() as it:
             return _recover(state, it, event.at)
-        case (
-            ToolCompleted()
-            | ToolFailed()
-            | ToolInputInvalid()
-            | ToolConfirmationRequested()
-            | ToolConfirmationResolved()
-            | RouteDecided()
-            | MemoryUpdated()
-            | MemoryEviction()
-        ):
-            return state
 
 
 def _begin_session(state: State, started: SessionStarted, at: float) -> State:
@@ -205,6 +148,7 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
         profile=started.profile,
         layout=started.layout,
         workspace_path=started.workspace_path,
+        simulated=started.simulated,
         spend_max_usd=started.spend_max_usd,
         parameters=started.parameters,
         started_at=at,
@@ -259,8 +203,9 @@ def waited_for(state: State) -> WaitedFor:
 def _switch_model(state: State, switched: ModelSwitched) -> State:
     """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
     same_provider = provider_of(switched.before) == provider_of(switched.after)
-    sent = carry(state.passages[: state.sent], same_provider=same_provider).passages
-    newer = carry(state.passages[state.sent :], same_provider=same_provider).passages
+    told = state.passages if same_provider else told_by_the_user(state.passages)
+    sent = carry(told[: state.sent], same_provider=same_provider).passages
+    newer = carry(told[state.sent :], same_provider=same_provider).passages
     return msgspec.structs.replace(
         state,
         model=switched.after,
@@ -283,15 +228,13 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
 def _withdraw(state: State) -> State:
     """Everything behind the model's last words goes; volatile layers have then said only what is left."""
     spoken = [at for at, passage in enumerate(state.passages) if passage.role == "assistant"]
-    kept = state.passages[: spoken[-1] + 1 if spoken else 0]
-    said = {passage.layer: passage for passage in kept if passage.injected}
-    emitted = tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+    kept = state.passages[: spoken[-1] + 1 if spoken else records_in_front(state.passages)]
     ephemeral = state.first_ephemeral
     left = msgspec.structs.replace(
         state,
         passages=kept,
         sent=len(kept),
-        emitted=emitted,
+        emitted=_said_in(kept),
         first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(kept) else None,
         links=state.links[: state.answered_links],
     )
@@ -317,38 +260,47 @@ def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) 
     )
 
 
-def _keep_cache(state: State, changed: CacheKept) -> State:
-    alive = changed.action in ("created", "extended")
-    kept = KeptPrefix(changed.name, changed.model, changed.digest, changed.tokens, changed.expires_at)
+def _said_in(passages: tuple[Passage, ...]) -> tuple[LayerText, ...]:
+    """What volatile layers have last said, as far as it is still there."""
+    said = {passage.layer: passage for passage in passages if passage.injected and not is_record(passage)}
+    return tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+
+
+def _append(state: State, it: MessageAppended) -> State:
+    number = state.messages + 1
+    passages = (*state.passages, Passage(it.message.role, it.message.content, number=number))
+    # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
+    sent = len(passages) if it.message.role == "assistant" else state.sent
+    return msgspec.structs.replace(state, passages=passages, sent=sent, messages=number)
+
+
+def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillReleased) -> State:
+    match it:
+        case ContextCompacted():
+            return compact(state, it)
+        case CompactionRefused():
+            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, it))
+        case SkillReleased():
+            active = without_results(state.activations, {it.tool_use_id or ""})
+            return msgspec.structs.replace(state, activations=active)
+
+
+def compact(state: State, it: ContextCompacted) -> State:
+    """Another view of the same log; what stands in front of it is cached as it was."""
+    sent = compacted(state.passages[: state.sent], it)
+    passages = sent + compacted_newest(state.passages[state.sent :], it)
     return msgspec.structs.replace(
-        _paid(state, changed.cost_usd + changed.storage_cost_usd, Usage()),
-        kept=kept if alive else None,
-        refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
+        paid(state, it.cost_usd, it.usage),
+        epoch=it.epoch,
+        passages=passages,
+        sent=len(sent),
+        emitted=_said_in(passages),
+        first_ephemeral=next((at for at, passage in enumerate(passages) if passage.ephemeral), None),
+        links=state.links[: it.kept_blocks],
+        answered_links=min(state.answered_links, it.kept_blocks),
+        memory=cut_back(state.memory, state.request, blocks=it.kept_blocks, tokens=it.kept_tokens),
+        compaction=after_compaction(state.compaction, it, messages=state.messages),
     )
-
-
-def _paid(state: State, cost_usd: Decimal, usage: Usage) -> State:
-    turn = state.turn
-    if turn is not None:
-        turn = msgspec.structs.replace(turn, usage=turn.usage + usage, cost_usd=turn.cost_usd + cost_usd)
-    return msgspec.structs.replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
-
-
-def _spent(state: State, cost_usd: Decimal, usage: Usage) -> State:
-    return msgspec.structs.replace(state, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
-
-
-def _count_ping(state: State, ping: CachePinged) -> State:
-    """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
-    pinged = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
-    paid = msgspec.structs.replace(_spent(state, ping.cost_usd, ping.usage), pinged_usd=pinged)
-    last = state.memory.last_at
-    if ping.piece is None or last is None or ping.sent_at < last or ping.model != state.model:
-        # It put the head there, a call has come since and says more, or it was for the cache of another model.
-        return paid
-    seen = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
-    kept = SentCall(ping.sent_at, ping.ttl, ping.usage)
-    return msgspec.structs.replace(paid, memory=after_ping(state.memory, seen), last_call=kept)
 
 
 def _begin_turn(state: State, event: Event) -> State:
@@ -359,6 +311,7 @@ def _begin_turn(state: State, event: Event) -> State:
     return msgspec.structs.replace(
         state,
         turn=Turn(event.turn_id or event.id, event.at),
+        compaction=after_ask(state.compaction),
         first_ephemeral=None,
         emitted=tuple(said for said in state.emitted if not said.ephemeral),
     )
@@ -379,32 +332,16 @@ def _inject(state: State, injected: ContextInjected) -> State:
         layer=injected.layer,
         stability=Stability.VOLATILE,
         ephemeral=injected.ephemeral,
+        number=state.messages + 1,
     )
     others = tuple(one for one in state.emitted if one.layer != said.layer)
     first = state.first_ephemeral
     if said.ephemeral and first is None:
         first = len(state.passages)
     return msgspec.structs.replace(
-        state, passages=(*state.passages, passage), emitted=(*others, said), first_ephemeral=first
-    )
-
-
-def _count_call(state: State, call: LlmCallCompleted) -> State:
-    # The estimate on the log is corrected already; what is learned is the factor from the plain count.
-    corrected = state.call_open.estimated_input_tokens if state.call_open else 0
-    estimated = round(corrected / state.calibration.factor)
-    paid = _paid(state, call.cost_usd, call.usage)
-    turn = paid.turn and msgspec.structs.replace(paid.turn, llm_calls=paid.turn.llm_calls + 1)
-    counted = msgspec.structs.replace(paid, turn=turn, call_open=None)
-    if call.source == "completion-cache":
-        # No provider has seen it: what is cached there stays what it was.
-        return counted
-    return msgspec.structs.replace(
-        counted,
-        last_call=answered(state.request, call.usage),
-        answered_links=len(state.links),
-        memory=after_call(state.memory, state.request, call.usage) if state.request else state.memory,
-        uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
-        calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
-        comparison=comparison_after(state.comparison, call),
+        state,
+        passages=(*state.passages, passage),
+        emitted=(*others, said),
+        first_ephemeral=first,
+        messages=passage.number,
     )

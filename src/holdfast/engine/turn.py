@@ -20,27 +20,23 @@ from holdfast.canonical.blocks import (
 from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.reply import Reply, StopReason
 from holdfast.canonical.usage import Usage
-from holdfast.canonical.view import LayerText
 from holdfast.engine.asking import Emit, call_model, failed_call
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
 from holdfast.engine.dispatch import ToolsCancelledError, refusal
+from holdfast.engine.injecting import inject_news, injections
 from holdfast.engine.interrupted import take_over_interrupted
 from holdfast.engine.sent import Turn
 from holdfast.engine.state import open_calls
-from holdfast.engine.views import view_of
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.payloads import (
     AnyPayload,
-    ContextInjected,
     MessageAppended,
     MessagesWithdrawn,
     TurnCancelled,
     TurnCompleted,
     TurnStarted,
 )
-from holdfast.layers.assemble import emissions
-from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 
 _REFUSED = ("invalid_request", "context_overflow")
 
@@ -117,7 +113,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     )
     await talk.record("user", started)
     current = await talk.parts.volatile()
-    early, late = _injections(talk, current)
+    early, late = injections(talk, current)
     await talk.record("user", *early, MessageAppended(Message("user", content)), *late)
 
 
@@ -132,12 +128,7 @@ async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
         await _append_results(talk, stopped.results)
         raise asyncio.CancelledError from None
     await _append_results(talk, results)
-    if talk.state.layout == "seed":
-        # A system prompt that changes within a turn would take the thinking of that turn along.
-        return
-    early, late = _injections(talk, await talk.parts.volatile())
-    if early or late:
-        await talk.record("system", *early, *late)
+    await inject_news(talk)
 
 
 async def _answer(talk: Conversation, calls: Sequence[ToolUse], message: str) -> None:
@@ -179,21 +170,6 @@ async def _close_turn(talk: Conversation, last: Reply | None) -> Answer:
     await talk.record("system", completed)
     content = last.content if last else ()
     return Answer(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
-
-
-def _injections(
-    talk: Conversation, current: tuple[LayerText, ...]
-) -> tuple[tuple[ContextInjected, ...], tuple[ContextInjected, ...]]:
-    """What the volatile layers have to say before the user's text, and what goes behind it."""
-    if talk.state.layout == "seed":
-        text = system_tail_text(current)
-        tail = talk.state.system_tail
-        if not current or text == (tail.text if tail else ""):
-            return (), ()
-        return (ContextInjected(SYSTEM_TAIL, text, place="system"),), ()
-    said = emissions(view_of(talk.state, current))
-    events = [ContextInjected(one.layer, one.text, one.ephemeral) for one in said]
-    return tuple(one for one in events if not one.ephemeral), tuple(one for one in events if one.ephemeral)
 
 
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:

@@ -20,6 +20,7 @@ from holdfast.events.payloads import (
     ToolFailed,
     TurnStarted,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_recovery import Mending, Recovery
 
 SCHEMA_VERSION = 1
@@ -46,6 +47,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 _PRIVATE = (
+    ContextCompacted,
     ContextInjected,
     EpochOpened,
     LlmCallStarted,

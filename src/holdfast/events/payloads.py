@@ -19,20 +19,18 @@ from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
+from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted, SkillReleased
 from holdfast.events.payloads_controls import CacheControlled
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.events.payloads_recovery import AnyRecoveryPayload
-
-SideEffects = Literal["none", "read", "write", "execute", "network"]
-ToolErrorClass = Literal[
-    "not_found",
-    "validation_error",
-    "permission_denied",
-    "user_denied",
-    "timeout",
-    "execution_error",
-    "cancelled",
-    "confirmation_timeout",
-]
+from holdfast.events.payloads_tools import SideEffects as SideEffects
+from holdfast.events.payloads_tools import ToolCalled as ToolCalled
+from holdfast.events.payloads_tools import ToolCompleted as ToolCompleted
+from holdfast.events.payloads_tools import ToolConfirmationRequested as ToolConfirmationRequested
+from holdfast.events.payloads_tools import ToolConfirmationResolved as ToolConfirmationResolved
+from holdfast.events.payloads_tools import ToolErrorClass as ToolErrorClass
+from holdfast.events.payloads_tools import ToolFailed as ToolFailed
+from holdfast.events.payloads_tools import ToolInputInvalid as ToolInputInvalid
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -270,49 +268,6 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     output_estimated: bool = False
 
 
-class ToolCalled(Payload, frozen=True, tag="tool.called"):
-    tool_use_id: str
-    tool_name: str
-    input_hash: str
-    input_size_bytes: int
-    side_effects: SideEffects
-
-
-class ToolCompleted(Payload, frozen=True, tag="tool.completed"):
-    tool_use_id: str
-    success: bool
-    output_size_bytes: int
-    latency_ms: int
-    files_modified: tuple[str, ...] | None = None
-    command_executed: str | None = None
-
-
-class ToolFailed(Payload, frozen=True, tag="tool.failed"):
-    tool_use_id: str
-    error_class: ToolErrorClass
-    error_message: str
-    latency_ms: int
-
-
-class ToolInputInvalid(Payload, frozen=True, tag="tool.input_invalid"):
-    tool_name: str
-    validation_errors: tuple[str, ...]
-
-
-class ToolConfirmationRequested(Payload, frozen=True, tag="tool.confirmation_requested"):
-    tool_use_id: str
-    tool_name: str
-    side_effects: SideEffects
-    input_summary: str
-    expires_at: float
-
-
-class ToolConfirmationResolved(Payload, frozen=True, tag="tool.confirmation_resolved"):
-    tool_use_id: str
-    decision: Literal["allow", "deny", "timeout"]
-    scope: str | None = None
-
-
 class DelegationStarted(Payload, frozen=True, tag="delegation.started"):
     """From here on another session works for this one; what it costs is counted here once it is over."""
 
@@ -385,6 +340,7 @@ AnyPayload = (
     | CachePinged
     | CacheLearned
     | CacheControlled
+    | GatewayForwarded
     | LlmCallStarted
     | LlmCallCompleted
     | LlmCallFailed
@@ -401,4 +357,7 @@ AnyPayload = (
     | MemoryUpdated
     | MemoryEviction
     | AnyRecoveryPayload
+    | ContextCompacted
+    | CompactionRefused
+    | SkillReleased
 )

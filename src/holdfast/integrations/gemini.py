@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import cast
 
 from holdfast.canonical.encoding import plain_json
-from holdfast.integrations.dialect import Dialect, Rewritten, as_bare_event
+from holdfast.engine.marking.dialect import Dialect, Rewritten, as_bare_event
+from holdfast.engine.marking.plain import plain
 from holdfast.integrations.methods import Client, begin
-from holdfast.integrations.plain import plain
 from holdfast.integrations.preparing import Desk
 from holdfast.integrations.proxy import Look, Proxy
 from holdfast.integrations.watching import Watch

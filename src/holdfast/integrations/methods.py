@@ -5,11 +5,11 @@ import inspect
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from holdfast.integrations.dialect import Dialect
-from holdfast.integrations.plain import Arguments
+from holdfast.engine.marking.dialect import Dialect
+from holdfast.engine.marking.plain import Arguments
+from holdfast.engine.recorder import Prepared
 from holdfast.integrations.preparing import Desk
 from holdfast.integrations.proxy import Look, Proxy, awaited
-from holdfast.integrations.recorder import Prepared
 from holdfast.integrations.streams import WatchedOpening, WatchedStream
 from holdfast.integrations.watching import Watch
 

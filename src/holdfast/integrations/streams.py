@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from holdfast.integrations.faults import Warnings
+from holdfast.engine.harmless import Warnings
 from holdfast.integrations.proxy import Proxy, awaited, next_of, next_of_async, special
 from holdfast.integrations.watching import Watch
 

@@ -4,11 +4,11 @@ import asyncio
 
 from holdfast.canonical.encoding import plain_json
 from holdfast.canonical.reply import Reply, ReplyFinished
+from holdfast.engine.harmless import Warnings
+from holdfast.engine.marking.dialect import Dialect
+from holdfast.engine.marking.plain import Arguments, plain
+from holdfast.engine.recorder import Call, Recorder
 from holdfast.errors import FailureKind, ProviderError
-from holdfast.integrations.dialect import Dialect
-from holdfast.integrations.faults import Warnings
-from holdfast.integrations.plain import Arguments, plain
-from holdfast.integrations.recorder import Call, Recorder
 from holdfast.providers.failures import kind_of
 
 _UNREAD = "a reply cannot be read, so that nobody knows what it took"

@@ -8,15 +8,15 @@ from typing import TypeVar, cast
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.engine.harmless import Warnings
+from holdfast.engine.marking import anthropic, openai
+from holdfast.engine.recorder import Recorder
 from holdfast.errors import UserError
 from holdfast.events.log import Log
-from holdfast.integrations import anthropic, openai
-from holdfast.integrations.faults import Warnings
 from holdfast.integrations.gemini import wrapped_gemini
 from holdfast.integrations.methods import Client, Method, desk_of, wrapped_client
 from holdfast.integrations.preparing import Desk
 from holdfast.integrations.proxy import Proxy
-from holdfast.integrations.recorder import Recorder
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
@@ -67,8 +67,8 @@ def wrap(
     """
     wrapping = _wrapping_of(client)
     warnings = Warnings()
-    log, owned = _log_of(store)
     known = shipped_models() if models is None else models
+    log, owned = _log_of(store, known)
     recorder = Recorder(log, models=known, clock=clock, new_id=new_id, warnings=warnings)
     if owned:
         # Also at the end of the process: what is queued is written then.
@@ -77,11 +77,11 @@ def wrap(
     return cast("AnyClient", wrapped)  # It answers to everything that the client answers to.
 
 
-def _log_of(store: Log | str | Path | None) -> tuple[Log, bool]:
+def _log_of(store: Log | str | Path | None, models: Models) -> tuple[Log, bool]:
     """The log to write, and whether it is ours to close."""
     if store is None:
-        return MemoryStore(), False
-    return (open_store(store), True) if isinstance(store, str | Path) else (store, False)
+        return MemoryStore(models=models), False
+    return (open_store(store, models=models), True) if isinstance(store, str | Path) else (store, False)
 
 
 def recorder_of(client: object) -> Recorder:

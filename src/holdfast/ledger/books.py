@@ -27,15 +27,19 @@ from holdfast.events.payloads import (
     MessagesWithdrawn,
     ModelSwitched,
     RequestPrepared,
+    SessionStarted,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_recovery import Mending, ProviderLimited
+from holdfast.ledger.money import bounded, integer, rounded
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
 
 UNDER_WAY_MAX = 64
 """Requests of one session that can be under way at once; what began before those was never answered."""
 
 ENTERED = (
+    SessionStarted,
     EpochOpened,
     ModelSwitched,
     CacheControlled,
@@ -48,6 +52,7 @@ ENTERED = (
     LlmCallFailed,
     Mending,
     ProviderLimited,
+    ContextCompacted,
 )
 """What changes the books; all other events leave them as they are."""
 
@@ -88,6 +93,7 @@ class Entry(msgspec.Struct, frozen=True):
     uncached_usd: Decimal
     pricing_version: str = ""
     stop_reason: str = ""
+    retries: int = 0
     plan: Plan = Plan()
     chain: str = ""
     verdict: Verdict | None = None
@@ -100,6 +106,7 @@ class Books(msgspec.Struct, frozen=True):
     """What has to be remembered of a session so that its next call can be entered.
 
     The newest request has `blocks` blocks and the digest `chain`; the newest that was answered had `answered` of them.
+    What a `simulated` session takes is nobody's money.
     """
 
     number: int = 0
@@ -111,12 +118,14 @@ class Books(msgspec.Struct, frozen=True):
     newest: Request | None = None
     under_way: tuple[tuple[str, Request], ...] = ()
     left: Left | None = None
+    simulated: bool = False
 
 
 def entered(
     books: Books, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
 ) -> tuple[Books, Entry | None]:
     """The books with one more event, and the call that it ended, if it did."""
+    event = bounded(event)
     match event.payload:
         case RequestPrepared() as it:
             return _prepared(books, it, event.at), None
@@ -147,15 +156,21 @@ def entries(events: Iterable[Event], models: Models, *, drop_tokens_min: int = D
 def _noted(books: Books, payload: AnyPayload) -> Books:
     replace = msgspec.structs.replace
     match payload:
+        case SessionStarted(simulated=True):
+            return replace(books, simulated=True)
         case EpochOpened(epoch=epoch) if epoch > 1:
             return replace(books, planned=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
             # Another model has another cache: there is nothing that could have moved.
             return replace(books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="")
         case CacheControlled(reason=reason, new_prefix=new_prefix):
-            planned = ("settings", reason) if reason else books.planned
-            books = replace(books, planned=planned)
-            return replace(books, blocks=0, chain="") if new_prefix else books
+            asked_for = replace(books, planned=("settings", reason) if reason else books.planned)
+            # Another prefix was asked for: there is nothing that could have moved.
+            return replace(asked_for, blocks=0, chain="") if new_prefix else asked_for
+        case ContextCompacted() as it:
+            planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
+            blocks, answered = min(books.blocks, it.kept_blocks), min(books.answered, it.kept_blocks)
+            return replace(books, planned=planned, blocks=blocks, answered=answered)
         case MessagesWithdrawn() if books.blocks > books.answered:
             # The provider took nothing of what was refused.
             return replace(books, blocks=books.answered)
@@ -164,7 +179,7 @@ def _noted(books: Books, payload: AnyPayload) -> Books:
             return replace(books, planned=planned, blocks=min(books.blocks, books.answered))
         case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.short_lifetimes:
             return replace(books, planned=("recovery", f"marks were changed: {reason}"))
-        case MessageAppended(message=message) if not books.images and any(map(_has_image, message.content)):
+        case MessageAppended(message=message) if not books.images and any(map(has_image, message.content)):
             return replace(books, images=True)
         case CachePinged() as it if it.piece is not None and books.left and it.sent_at >= books.left.used_at:
             kept = it.usage.cache_read + it.usage.cache_write
@@ -205,6 +220,8 @@ def _ended(
         planned = books.planned or (request.planned if request else None)
         return msgspec.structs.replace(books, planned=planned), None
     row = models.get(it.model)
+    if row is not None and not row.prices:
+        row = None  # Without a price nothing can be said to be lost.
     verdict, left = None, books.left
     if isinstance(it, LlmCallCompleted) and request is not None and row is not None:
         verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
@@ -217,9 +234,10 @@ def _ended(
         turn_id=event.turn_id,
         provider=it.provider,
         record=_record(books.number + 1, event.at, it, request),
-        uncached_usd=uncached,
+        uncached_usd=rounded(uncached),
         pricing_version=it.pricing_version if isinstance(it, LlmCallCompleted) else "",
         stop_reason=it.stop_reason if isinstance(it, LlmCallCompleted) else it.error_class,
+        retries=it.retry_count,
         plan=request.plan if request else Plan(),
         chain=request.chain if request else "",
         verdict=verdict,
@@ -256,14 +274,14 @@ def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, reques
         cost_usd=it.cost_usd,
         latency_ms=it.latency_ms,
         completed=isinstance(it, LlmCallCompleted),
-        blocks_shared=request.blocks_shared if request else 0,
-        blocks_before=request.blocks_before if request else 0,
+        blocks_shared=integer(request.blocks_shared) if request else 0,
+        blocks_before=integer(request.blocks_before) if request else 0,
         moved_layer=request.moved_layer if request else None,
-        moved_byte=request.move.byte if request and request.move and request.moved else None,
+        moved_byte=integer(request.move.byte) if request and request.move and request.moved else None,
     )
 
 
-def _has_image(block: object) -> bool:
+def has_image(block: object) -> bool:
     if isinstance(block, ToolResult):
         return any(isinstance(part, Image) for part in block.content)
     return isinstance(block, Image)

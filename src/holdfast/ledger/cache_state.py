@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from holdfast.cachemodel.kept import kept_tokens
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model
-from holdfast.catalog.rows import CacheRules, Model
+from holdfast.catalog.rows import Model
 from holdfast.errors import UserError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
@@ -96,7 +97,7 @@ def _used(state: CacheState, usage: Usage, at: float, models: Models) -> CacheSt
         return _emptied(state)
     if state.kept_until is not None and state.kept_until > at:
         return state
-    tokens = _kept_tokens(usage, row.cache)
+    tokens = kept_tokens(usage, row.cache)
     if not tokens:
         return _emptied(state)
     lifetime = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
@@ -135,20 +136,11 @@ def _emptied(state: CacheState) -> CacheState:
     return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, kept_until=None)
 
 
-def _kept_tokens(usage: Usage, rules: CacheRules) -> int:
-    match rules.kind:
-        case "marks" | "breakpoints":
-            return usage.cache_read + usage.cache_write
-        case "implicit":
-            return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
-        case "none":
-            return 0
-
-
-class TokenStats(msgspec.Struct, frozen=True):
+class ProviderSummary(msgspec.Struct, frozen=True):
     """What the sessions of a provider have sent, and how much of it was read from its cache.
 
     `ttl_seconds` is what is left of the entry that lapses last; None where the provider manages that itself.
+    `hit_coverage` is the share of calls that read anything at all.
     """
 
     provider: str
@@ -157,9 +149,10 @@ class TokenStats(msgspec.Struct, frozen=True):
     tokens_cached: int
     hit_share: float | None
     ttl_seconds: float | None
+    hit_coverage: float | None = None
 
 
-def get_token_stats(states: Iterable[CacheState], at: float) -> tuple[TokenStats, ...]:
+def provider_summaries(states: Iterable[CacheState], at: float) -> tuple[ProviderSummary, ...]:
     """One row a provider, by name."""
     by_provider: dict[str, list[CacheState]] = {}
     for state in states:
@@ -168,16 +161,18 @@ def get_token_stats(states: Iterable[CacheState], at: float) -> tuple[TokenStats
     return tuple(_stats(provider, some, at) for provider, some in sorted(by_provider.items()))
 
 
-def _stats(provider: str, states: list[CacheState], at: float) -> TokenStats:
+def _stats(provider: str, states: list[CacheState], at: float) -> ProviderSummary:
     sent = sum(state.usage.tokens_sent for state in states)
     read = sum(state.usage.cache_read for state in states)
+    calls = sum(state.calls for state in states)
     left = [state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)]
     known = any(state.expires_at is not None for state in states)
-    return TokenStats(
+    return ProviderSummary(
         provider=provider,
         sessions=len(states),
         tokens_in=sent,
         tokens_cached=read,
         hit_share=read / sent if sent else None,
         ttl_seconds=max(left, default=0.0) if known else None,
+        hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
     )

@@ -34,7 +34,10 @@ STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED})
 
 
 class CallFigure(msgspec.Struct, frozen=True):
-    """One call that was paid for. `stable_written` tokens of it were written for tools and stable system prompt."""
+    """One call that was paid for. `stable_written` tokens of it were written for tools and stable system prompt.
+
+    `number` is its place in the session, 0 where it is not known.
+    """
 
     session_id: str
     parent_session_id: str | None
@@ -46,6 +49,7 @@ class CallFigure(msgspec.Struct, frozen=True):
     latency_ms: int
     stable_written: int
     verdict: Verdict | None
+    number: int = 0
 
     @property
     def provider(self) -> str:
@@ -80,7 +84,7 @@ class SkillFigure(msgspec.Struct, frozen=True):
 
 
 class SessionFigures(msgspec.Struct, frozen=True):
-    """All of one session, as of the events that its row counts."""
+    """All of one session, as of the events that its row counts. What a `simulated` one took is nobody's money."""
 
     row: SessionRow
     workspace_path: str | None
@@ -90,6 +94,7 @@ class SessionFigures(msgspec.Struct, frozen=True):
     extras: tuple[ExtraFigure, ...]
     failures: tuple[FailureFigure, ...]
     skills: tuple[SkillFigure, ...]
+    simulated: bool = False
 
     @property
     def cost_usd(self) -> Decimal:
@@ -99,7 +104,6 @@ class SessionFigures(msgspec.Struct, frozen=True):
 
 def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> SessionFigures:
     written = dict(_stable_writes(events))
-    parent = row.parent_session_id
     return SessionFigures(
         row=row,
         workspace_path=next((it.workspace_path for it in _payloads(events) if isinstance(it, SessionStarted)), None),
@@ -108,7 +112,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
         calls=tuple(
             CallFigure(
                 session_id=row.id,
-                parent_session_id=parent,
+                parent_session_id=row.parent_session_id,
                 at=entry.record.at,
                 model=entry.record.model,
                 usage=entry.record.usage,
@@ -117,6 +121,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
                 latency_ms=entry.record.latency_ms,
                 stable_written=written.get(entry.record.request_id, 0),
                 verdict=entry.verdict,
+                number=entry.record.number,
             )
             for entry in entries(events, models)
             if entry.source == "provider"
@@ -132,6 +137,7 @@ def figures_of(row: SessionRow, events: Sequence[Event], models: Models) -> Sess
             for event in events
             if isinstance(it := event.payload, SkillLoaded)
         ),
+        simulated=any(isinstance(it, SessionStarted) and it.simulated for it in _payloads(events[:1])),
     )
 
 

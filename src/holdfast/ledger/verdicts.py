@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.cachemodel.kept import kept_tokens
 from holdfast.canonical.diagnosis import Diagnosis
 from holdfast.canonical.moves import Move, MoveCause
 from holdfast.canonical.prompt import Mark, Place, Plan, Ttl
@@ -116,7 +117,7 @@ def left_by(request: Request, usage: Usage, row: Model) -> Left:
     return Left(
         model=row.id,
         used_at=request.at,
-        tokens=_kept_tokens(usage, row.cache),
+        tokens=kept_tokens(usage, row.cache),
         ttl=tail.ttl if tail else None,
         mark=tail.piece if tail else None,
         settings=request.settings,
@@ -126,17 +127,6 @@ def left_by(request: Request, usage: Usage, row: Model) -> Left:
 
 def _tail(marks: tuple[Mark, ...]) -> Mark | None:
     return max(marks, key=lambda mark: mark.piece, default=None)
-
-
-def _kept_tokens(usage: Usage, rules: CacheRules) -> int:
-    """What is there to be read by the next call: as reported, or a prompt that is kept without a word."""
-    match rules.kind:
-        case "marks" | "breakpoints":
-            return usage.cache_read + usage.cache_write
-        case "implicit":
-            return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
-        case "none":
-            return 0
 
 
 def judge(

@@ -91,6 +91,26 @@ def moved(memory: Memory) -> Memory:
     )
 
 
+def cut_back(memory: Memory, request: "Sent | None", *, blocks: int, tokens: int) -> Memory:
+    """What is left to know where only the first blocks stay: the entry that ends with them, if one does.
+
+    `tokens` of them were marked on their own; what stood behind is of no use to anybody.
+    """
+    held = [mark for mark in request.marks if mark.piece < blocks] if request is not None else []
+    if not held or not tokens or memory.used_at is None:
+        return moved(memory)
+    anchor = memory.anchor if memory.anchor is not None and memory.anchor.piece < blocks else None
+    return msgspec.structs.replace(
+        memory,
+        tail_piece=held[-1].piece,
+        tail_tokens=tokens,
+        kept_tokens=tokens,
+        pieces=held[-1].piece + 1,
+        reply_tokens=0,
+        anchor=anchor,
+    )
+
+
 def doubted(memory: Memory) -> Memory:
     """What is left to know after a request that came to nothing: it may have used the cache, or not, so that whether
     the anchor is read next says nothing of lifetimes."""

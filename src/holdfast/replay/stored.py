@@ -8,6 +8,8 @@ from holdfast.canonical.blocks import Text
 from holdfast.canonical.prompt import Passage, Stability, without_thinking
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.usage import Usage
+from holdfast.compaction.groups import records_in_front
+from holdfast.compaction.view import compacted
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import (
     ContextInjected,
@@ -21,6 +23,7 @@ from holdfast.events.payloads import (
     SessionStarted,
     TurnStarted,
 )
+from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_recovery import Mending
 from holdfast.ledger.calls import keeping_cost_usd
 from holdfast.planning.policy import WaitedFor
@@ -104,6 +107,7 @@ class _Fold:
         self.project = ""
         self.asked: dict[str, _Asked] = {}
         self._said: list[Passage] = []
+        self._messages = 0
         self._tail = ""
         self._by_person = False
         self._new_epoch = False
@@ -121,12 +125,15 @@ class _Fold:
                 self._by_person = True
                 self._drop_ephemeral()
             case MessageAppended(message=message):
-                self._append(Passage(message.role, message.content))
+                self._messages += 1
+                self._append(Passage(message.role, message.content, number=self._messages))
             case MessagesWithdrawn():
                 spoken = [at for at, passage in enumerate(self._said) if passage.role == "assistant"]
-                del self._said[spoken[-1] + 1 if spoken else 0 :]
+                del self._said[spoken[-1] + 1 if spoken else records_in_front(self._said) :]
             case Mending() as it:
                 self._said[:] = mended(tuple(self._said), 0, it).passages
+            case ContextCompacted() as it:
+                self._said = list(compacted(self._said, it))
             case ContextInjected() as it:
                 self._inject(it)
             case ModelSwitched():
@@ -159,7 +166,12 @@ class _Fold:
             self._tail = injected.text
             return
         said = (Text(injected.text),)
-        self._said.append(Passage("user", said, injected.layer, Stability.VOLATILE, injected.ephemeral))
+        self._messages += 1
+        self._said.append(
+            Passage(
+                "user", said, injected.layer, Stability.VOLATILE, ephemeral=injected.ephemeral, number=self._messages
+            )
+        )
 
     def _drop_ephemeral(self) -> None:
         first = next((at for at, passage in enumerate(self._said) if passage.ephemeral), None)

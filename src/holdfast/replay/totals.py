@@ -28,6 +28,7 @@ class Report(msgspec.Struct, frozen=True):
     optimum_usd: float
     policies: tuple[PolicyRow, ...]
     likeness: Likeness | None = None
+    compactions: int = 0
 
 
 class Totals:
@@ -37,6 +38,7 @@ class Totals:
         self.recordings = 0
         self.calls = 0
         self.broken = 0
+        self.compactions = 0
         self.bound_usd = 0.0
         self.optimum_usd = 0.0
         self.likeness: Likeness | None = None
@@ -74,7 +76,16 @@ class Totals:
             )
             for name, cost in self.cost_usd.items()
         )
-        return Report(self.recordings, self.calls, self.broken, self.bound_usd, self.optimum_usd, rows, self.likeness)
+        return Report(
+            self.recordings,
+            self.calls,
+            self.broken,
+            self.bound_usd,
+            self.optimum_usd,
+            rows,
+            self.likeness,
+            self.compactions,
+        )
 
 
 def _ratio(cost: float, least: float) -> float:

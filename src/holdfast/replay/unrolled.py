@@ -81,6 +81,11 @@ class Unrolled:
         self._reply = call.reply
         self._sent = len(self.prefixes)
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The piece at which each passage starts."""
+        return tuple(self._starts)
+
     def _tokens_at(self, pieces: int) -> int:
         return self.prefixes[pieces - 1].tokens if pieces else 0
 

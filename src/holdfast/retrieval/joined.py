@@ -9,6 +9,7 @@ from holdfast.retrieval import minilm, wordllama
 from holdfast.retrieval.vectors import Encoder, Sums, VectorStage, directions
 
 FIRST_SHARE = 0.7
+"""The best of four that were tried on all sets of queries; they differed by a hundredth."""
 
 
 class JoinedEncoder:

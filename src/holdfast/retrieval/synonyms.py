@@ -2,7 +2,7 @@
 
 import re
 
-# Written from what people ask of agents, before any set of queries was looked at; verbs first.
+# Written from what people ask of agents in general; verbs first.
 VERBS: tuple[tuple[str, ...], ...] = (
     ("write", "draft", "compose"),
     ("fix", "repair", "mend", "resolve"),

@@ -54,7 +54,6 @@ class VectorStage:
 
     def remove(self, slot: int) -> None:
         freed = self._rows_of.pop(slot)
-        self._rows[freed] = 0
         self._owners[freed] = _NO_SLOT
         self._free += freed
 

@@ -9,7 +9,7 @@ WORDS_KNOWN_MAX = 100_000
 
 _WORDS = re.compile(r"[^\W_]+")
 
-# Words of questions and orders rather than of what they are about. No set of queries was looked at for them.
+# Words of questions and orders rather than of what they are about; written down once, and not fitted to any queries.
 STOP_WORDS = frozenset(
     {
         *("a", "about", "am", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "could", "do"),

@@ -18,6 +18,7 @@ from holdfast.catalog.overrides import with_overrides
 from holdfast.catalog.rows import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.padding import Outlook
+from holdfast.engine.builtin.recalling import recall_tool
 from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
 from holdfast.engine.delegating import Delegation
 from holdfast.engine.dispatch import Toolbox
@@ -28,7 +29,6 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import AnyPayload, EpochOpened, SessionStarted, SkillLoaded
 from holdfast.layers.builder import sendable, split_at_boundary
 from holdfast.layers.render import render_instructions, render_settings
-from holdfast.ledger.simulated import is_simulated
 from holdfast.planning.explicit import Keeping
 from holdfast.planning.lessons import Scene
 from holdfast.providers.capabilities import capabilities_of
@@ -36,6 +36,7 @@ from holdfast.providers.claude_code.command import CommandWire, split_command
 from holdfast.providers.registry import Provider, provider_named
 from holdfast.providers.transport import HttpWire
 from holdfast.providers.wire import REQUESTS_MAX, Wire
+from holdfast.runtime.compacting import compaction_of, overflow_steps_of
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.controls import controls_of
 from holdfast.runtime.gates import account_of, completions_of, gate_of
@@ -105,18 +106,14 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     provider = provider_named(model.provider)
     stable, split_off = split_at_boundary(options.get("system_prompt", ""))
     folder = options.get("workspace") or state.workspace_path
-    workspace = Path(folder) if folder else None
-    home = Path(config.home)
+    workspace, home = Path(folder) if folder else None, Path(config.home)
     skilled = session_skills(options, config, state, workspace=workspace)
     lent = delegation_of(options)
-    where = Where(state.session_id, workspace, home)
-    toolbox = toolbox_of(options, where, skilled=skilled, more=(lent.tool,) if lent else ())
-    _check_tools(state, toolbox)
+    toolbox = _toolbox(options, state, Where(state.session_id, workspace, home), skilled=skilled, lent=lent, log=log)
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    given = options.get("wire")
-    wire = given.wire(models, provider=model.provider) if isinstance(given, ProvidesWire) else given
+    wire = _given_wire(options, models, model.provider)
     name = state.name if state.model else sendable(options.get("name", ""))
     volatile_for = partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name)
     speaks_through = wire or network(options, config, provider)
@@ -142,10 +139,11 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         account=account_of(speaks_through),
         asks_for_diagnosis=config.diagnostics == "auto",
         completions=completions_of(options),
-        simulated=is_simulated(log, state.session_id) if state.model else options.get("simulated", False),
+        simulated=state.simulated if state.model else options.get("simulated", False),
         controls=controls_of(log),
+        compaction=compaction_of(options),
+        overflow_steps=overflow_steps_of(options),
     )
-    # What a stored session pinned stays pinned: its files are not read again.
     pinned = () if state.model else _pinned(options, stable, workspace, config)
     padded = None if state.model else _padding(options, config, parts, pinned=pinned, skilled=skilled)
     return Pieces(
@@ -160,6 +158,21 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         owns_log=owns_log,
         delegation=lent,
     )
+
+
+def _given_wire(options: Options, models: Models, provider: str) -> Wire | None:
+    given = options.get("wire")
+    return given.wire(models, provider=provider) if isinstance(given, ProvidesWire) else given
+
+
+def _toolbox(
+    options: Options, state: State, where: Where, *, skilled: SessionSkills, lent: Delegation | None, log: Log
+) -> Toolbox:
+    """All tools of a session; those of a stored one must still be what they were."""
+    more = ((lent.tool,) if lent else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
+    toolbox = toolbox_of(options, where, skilled=skilled, more=more)
+    _check_tools(state, toolbox)
+    return toolbox
 
 
 def _checked_model(options: Options, state: State, model: Model) -> Model:

@@ -52,6 +52,7 @@ class Config(msgspec.Struct, frozen=True):
     cache_over_an_hour: bool = False
     also_skills: tuple[str, ...] = ()
     skill_ranking: SkillRanking = "lexical"
+    retention_days: int = 0
     skill_loads_max: int = STANDARD_LIMITS.loads_max
     skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
     skill_tokens_max: int = STANDARD_LIMITS.tokens_max
@@ -88,6 +89,7 @@ SETTINGS = {
     "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
     "also_skills": "HOLDFAST_ALSO_SKILLS",
     "skill_ranking": "HOLDFAST_SKILL_RANKING",
+    "retention_days": "HOLDFAST_RETENTION_DAYS",
     "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
     "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
     "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
@@ -105,6 +107,7 @@ HOME_ONLY = (
         "keep_alive_usd_max",
         "cache_ttl_seconds",
         "cache_over_an_hour",
+        "retention_days",
         "claude_code_command",
     ),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
@@ -126,6 +129,7 @@ _COUNTS = {
     "output_tokens_max": 1,
     "steps_max": 1,
     "cache_ttl_seconds": 0,
+    "retention_days": 0,
     "skill_loads_max": 0,
     "skill_tokens_warn": 0,
     "skill_tokens_max": 0,

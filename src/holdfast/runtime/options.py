@@ -10,6 +10,7 @@ from holdfast.canonical.blocks import Json
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.catalog.lookup import Models
 from holdfast.clock import Clock, NewId, Sleep
+from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.confirm import Allowed, Confirm
 from holdfast.engine.gate import Gate
 from holdfast.engine.recovering import StepFunction
@@ -59,6 +60,9 @@ class Options(TypedDict, total=False):
     asked before a tool runs whose side effects are among `confirm_for`, and has `confirm_seconds_max` to say yes;
     `allowed` gives the reason why a call may not run at all.
 
+    `compaction` says when a conversation is made shorter by itself, and how; False is never. `recall_history` adds a
+    tool that shows what has left the view.
+
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
     of `skills_mode` and searched by `skill_ranking`; `also_skills` names folders of other programs to be read with the
     usual ones. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and
@@ -84,6 +88,8 @@ class Options(TypedDict, total=False):
     enforce_allowed_tools: bool
     delegate: bool | int
     delegation_depth_max: int
+    compaction: bool | CompactionConfig
+    recall_history: bool
     read_roots: Sequence[str | Path]
     allowed: Allowed
     confirm: Confirm
@@ -194,6 +200,8 @@ def _misfit(key: str, value: object) -> str | None:
         "memory": (isinstance(value, bool), "True or False"),
         "another_workspace": (isinstance(value, bool), "True or False"),
         "simulated": (isinstance(value, bool), "True or False"),
+        "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
+        "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),

@@ -5,18 +5,20 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from holdfast.canonical.blocks import Block, Image, Message, Text
+from holdfast.canonical.blocks import Block, Message
 from holdfast.canonical.reply import Delta
 from holdfast.canonical.tools import ToolSpec
 from holdfast.canonical.transcript import messages_of
 from holdfast.canonical.usage import Usage
 from holdfast.clock import new_ulid, system_clock
+from holdfast.compaction.values import CompactionConfig, CompactionResult
 from holdfast.economics.waiting import NextWake
 from holdfast.engine.alive import Keeper
+from holdfast.engine.checkpoints import standing_of
+from holdfast.engine.compacting import hand_off_text
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.keeping import let_go
 from holdfast.engine.recovering import PlannedRecovery, Recoverer, RecoveryOutcome, Reported
@@ -33,13 +35,14 @@ from holdfast.events.payloads import SessionEnded
 from holdfast.events.payloads_recovery import Trigger
 from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
 from holdfast.recovery.ledger import Incident
-from holdfast.runtime.compose import Pieces, compose, config_of, first_events, models_of
+from holdfast.runtime.compacting import compact_open
+from holdfast.runtime.compose import Pieces, compose, first_events, models_of
+from holdfast.runtime.given import content_of, open_log
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.recovering import recoverer_of, scenario_named, steps_given
 from holdfast.runtime.switching import Reach, quote, switch
 from holdfast.runtime.waking import CacheState, cached_of, wake_of
-from holdfast.stores.open import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class Session:
     async def __aenter__(self) -> Self:
         if self._talk is not None:
             raise UserError("this session is open already")
-        log, owned = _open_log(self._options)
+        log, owned = open_log(self._options)
         try:
             state = self._load(log)
             pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
@@ -215,6 +218,25 @@ class Session:
         given = self._options.get("wire")
         return {"wire": given} if isinstance(given, ProvidesWire) else {}
 
+    async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
+        """Make the conversation shorter from the next message on: a record stands for all but its newest part.
+
+        Nothing on the log changes. What would not help is not done, and the result says why.
+        """
+        return await compact_open(self._idle, config)
+
+    def hand_off(self) -> str:
+        """What a new session has to be told to go on with this work: a record of all of it, as its first message."""
+        talk = self._idle
+        return hand_off_text(standing_of(talk), talk.parts.compaction)
+
+    @property
+    def _idle(self) -> Conversation:
+        """The conversation, if nothing is under way in it."""
+        if self._turn is not None and not self._turn.done():
+            raise UserError("a turn is under way in this session; wait for it before you compact")
+        return self._open
+
     async def end(self) -> None:
         """Record that this session is over; it can still be read and resumed."""
         await let_go(self._open, "the session is over")
@@ -320,7 +342,7 @@ class Session:
         talk = self._open
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is under way in this session; wait for it, or use a second session")
-        content = _content_of(message)
+        content = content_of(message)
         self._turn = asyncio.ensure_future(run_turn(talk, content, emit))
         return self._turn
 
@@ -335,7 +357,7 @@ class Session:
             raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
         if not state.epoch:
             raise UserError(
-                f"session {self._resume!r} was recorded from a wrapped client and has no prompt to go on with"
+                f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client or pruned"
             )
         return state
 
@@ -343,6 +365,11 @@ class Session:
 def next_wake(session: Session) -> NextWake:
     """The same as `session.next_wake()`."""
     return session.next_wake()
+
+
+async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:
+    """Compact by the rules of seed 002, whatever the profile: a summary, and the last messages as they are."""
+    return await compact_open(session._idle, config, seed=True)
 
 
 def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
@@ -365,28 +392,8 @@ def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
     return asyncio.run(speak())
 
 
-def _content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
-    if isinstance(message, str):
-        return (Text(message),)
-    if isinstance(message, Text | Image):
-        return (message,)
-    if isinstance(message, list | tuple):
-        return tuple(message)
-    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
-
-
 async def _cancel(turn: "asyncio.Task[Answer]") -> None:
     if not turn.done():
         turn.cancel()
         # The turn's own failure belongs to whoever waits for the turn.
         await asyncio.gather(turn, return_exceptions=True)
-
-
-def _open_log(options: Options) -> tuple[Log, bool]:
-    """The store to use, and whether it is ours to close."""
-    store = options.get("store")
-    if store is None:
-        return open_store(config_of(options).db_path), True
-    if isinstance(store, str | Path):
-        return open_store(str(store)), True
-    return store, False

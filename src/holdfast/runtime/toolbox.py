@@ -13,6 +13,7 @@ from holdfast.engine.builtin.chosen import NAMES, builtin_tools
 from holdfast.engine.builtin.remembering import NAMES as MEMORY_NAMES
 from holdfast.engine.builtin.remembering import memory_tools
 from holdfast.engine.builtin.skills import skill_tools
+from holdfast.engine.compacting import RECALL_TOOL
 from holdfast.engine.confirm import CONFIRM_FOR, CONFIRM_SECONDS_MAX, Rules
 from holdfast.engine.context import Surroundings
 from holdfast.engine.delegating import DEPTH_MAX, Delegation
@@ -115,7 +116,9 @@ def missing_tools_hint(missing: Sequence[str]) -> str:
         ways.append("memory=True")
     if DELEGATE in missing:
         ways.append("delegate=True")
-    if any(name not in (*NAMES, *MEMORY_NAMES, DELEGATE) for name in missing) or not ways:
+    if RECALL_TOOL in missing:
+        ways.append("recall_history=True")
+    if any(name not in (*NAMES, *MEMORY_NAMES, DELEGATE, RECALL_TOOL) for name in missing) or not ways:
         ways.append("tools")
     return f"give them as {' and '.join(ways)}"
 

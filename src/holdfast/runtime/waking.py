@@ -2,8 +2,7 @@
 
 import msgspec
 
-from holdfast.canonical.usage import Usage
-from holdfast.catalog.rows import CacheRules
+from holdfast.cachemodel.kept import kept_tokens
 from holdfast.economics.waiting import NextWake, plan_wake
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.sent import SentCall
@@ -26,7 +25,7 @@ def cached_of(talk: Conversation) -> CacheState:
     state, model, now = talk.state, talk.parts.model, talk.parts.clock()
     last = state.last_call or SentCall(now, None)
     lifetime = _lifetime_seconds(talk, last)
-    cached, expires_at = _cached_tokens(last.usage, model.cache), last.at + lifetime
+    cached, expires_at = kept_tokens(last.usage, model.cache), last.at + lifetime
     if state.kept is not None and state.kept.expires_at > now:
         cached, expires_at = state.kept.tokens, state.kept.expires_at
     if not capabilities_of(model).supports_prompt_caching:
@@ -48,13 +47,6 @@ def wake_of(talk: Conversation) -> NextWake:
         read_usd=price.cache_read,
         write_usd=price.cache_write_1h if last.ttl == "1h" else first_rate(model, price),
     )
-
-
-def _cached_tokens(usage: Usage, rules: CacheRules) -> int:
-    """What is there to be read: as reported, or all of a prompt that is kept without a word."""
-    if rules.kind == "implicit":
-        return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
-    return usage.cache_read + usage.cache_write
 
 
 def _lifetime_seconds(talk: Conversation, last: SentCall) -> float:

@@ -42,8 +42,10 @@ def make_key(
     expires_at: float | None = None,
 ) -> NewKey:
     """Raises UserError for a scope, a name or an entity that there cannot be."""
-    if scope not in ("admin", "read") and not _AGENT.fullmatch(scope):
-        raise UserError(f"{scope[:80]!a} is no scope: use admin, read, or agent:<id> without spaces and slashes")
+    if scope not in ("admin", "read", "gateway") and not _AGENT.fullmatch(scope):
+        raise UserError(
+            f"{scope[:80]!a} is no scope: use admin, read, gateway, or agent:<id> without spaces and slashes"
+        )
     if entity is not None and (scope != "admin" or not _ENTITY.fullmatch(entity)):
         raise UserError("an entity is a URI such as acme:user/ann, and belongs to a key of scope admin")
     if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
@@ -66,8 +68,8 @@ def state_of(row: KeyRow, at: float) -> State:
     return "expired" if row.expires_at is not None and row.expires_at <= at else "usable"
 
 
-def key_of(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> KeyRow | None:
-    """The key that a request carries; None where it carries none. Raises RefusedError for a bad one."""
+def holder_of(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> KeyRow | None:
+    """The row of the key that a request carries; None where it carries none. Raises RefusedError for a bad one."""
     if authorization is None:
         return None
     kind, _, key = authorization.partition(" ")

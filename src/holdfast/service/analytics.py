@@ -34,6 +34,7 @@ from holdfast.service.turns import Turn, turn_of
 
 BASELINE = "anthropic:claude-sonnet-4-6"
 LISTED_MAX = 500
+SKIPPED_MAX = 1_000_000
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,7 @@ class ReliabilityReply(Told, frozen=True, kw_only=True):
 class SessionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 25
     order: Literal["cost", "recency"] = "cost"
+    skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
 
 
 class SessionCost(msgspec.Struct, frozen=True):
@@ -235,7 +237,7 @@ async def sessions(service: Service, request: SessionsRequest) -> SessionsReply:
         rows = [_session_cost(one) for one in service.figures.sessions()]
         if request.order == "cost":
             rows.sort(key=lambda row: (-row.cost_usd, row.id))
-        return tuple(rows[: request.limit])
+        return tuple(rows[request.skip : request.skip + request.limit])
 
     found = await asyncio.to_thread(make)
     everything = Window(None, None)

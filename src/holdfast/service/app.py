@@ -4,9 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from email.utils import formatdate
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -15,27 +17,42 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import StoreError
 from holdfast.events.access import KeyRow
-from holdfast.service.access import check_allowed, key_of
+from holdfast.service.access import check_allowed, holder_of
+from holdfast.service.dashboard.sending import page_routes
 from holdfast.service.failures import RefusedError
 from holdfast.service.hosts import check_origin
 from holdfast.service.openapi import openapi
 from holdfast.service.reading import fields_of
 from holdfast.service.routes import JSON, Answer, Asked, Route
 from holdfast.service.service import Service
+from holdfast.service.signing_in import carried
 
 logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
-HEADERS = {
+REQUESTS_MAX = 1_000
+"""So many requests may be under way, live feeds included."""
+
+HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
 
 
-def make_app(service: Service, routes: Sequence[Route], *, allowed_hosts: Collection[str] = ()) -> ASGIApp:
-    """An ASGI application; every answer that is no stream is JSON, or text where the route says so."""
+def make_app(
+    service: Service,
+    routes: Sequence[Route],
+    *,
+    allowed_hosts: Collection[str] = (),
+    requests_max: int = REQUESTS_MAX,
+    fronted: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> ASGIApp:
+    """An ASGI application; every answer that is no stream is JSON, or text where the route says so.
+
+    What `fronted` puts in front of it is behind the same door: it sees only requests that were meant for this service.
+    """
     document = _encode(openapi(routes))
 
     async def describe(request: Request) -> Response:
@@ -47,19 +64,22 @@ def make_app(service: Service, routes: Sequence[Route], *, allowed_hosts: Collec
     app = Starlette(
         routes=[
             HttpRoute("/openapi.json", describe, methods=["GET"]),
+            *page_routes(),
             *(HttpRoute(path, _endpoint(service, some), methods=list(some)) for path, some in by_path.items()),
         ],
         exception_handlers={HTTPException: _no_such_route},
     )
     app.router.redirect_slashes = False
-    return _Door(app, allowed_hosts)
+    return _Door(fronted(app), allowed_hosts, requests_max)
 
 
 class _Door:
     """Nobody gets further whose request was not meant for this service."""
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], requests_max: int) -> None:
         self._app = app
+        self._requests_max = requests_max
+        self._under_way = 0
         self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,13 +93,25 @@ class _Door:
             check_origin(
                 headers.get("host"),
                 headers.get("origin"),
-                headers.get("sec-fetch-site"),
+                None if _opens_page(scope, headers) else headers.get("sec-fetch-site"),
                 allowed_hosts=self._allowed_hosts,
             )
         except RefusedError as refused:
             await _refusal(refused)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        if self._under_way >= self._requests_max:
+            await _refusal(RefusedError(503, "too_busy", "too many requests are under way"))(scope, receive, send)
+            return
+        self._under_way += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._under_way -= 1
+
+
+def _opens_page(scope: Scope, headers: Headers) -> bool:
+    """Whether somebody follows a link to the page from elsewhere: it holds nothing, and no frame may show it."""
+    return bool(scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate")
 
 
 def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
@@ -97,9 +129,16 @@ def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Reques
 async def _answered(service: Service, one: Route, request: Request) -> Response:
     try:
         # Who asks comes first: whoever may not learns nothing of what there is.
-        key = await _admitted(service, one, request)
+        admitted = await _admitted(service, one, request)
         fields = await fields_of(one, request)
-        asked = Asked(fields, one.method == "GET", request.headers.get("last-event-id"), key)
+        asked = Asked(
+            fields,
+            one.method == "GET",
+            request.headers.get("last-event-id"),
+            scope=admitted.scope,
+            key=admitted.key,
+            secret=admitted.secret,
+        )
         return _told(await _responded(service, one, asked))
     except RefusedError as refused:
         return _refusal(refused)
@@ -120,20 +159,28 @@ async def _responded(service: Service, one: Route, asked: Asked) -> Answer:
         raise unfit(error, is_text=asked.is_text) from error
 
 
-async def _admitted(service: Service, one: Route, request: Request) -> KeyRow | None:
-    """The key of a request that may go on; None where it needs none."""
+class _Admitted(msgspec.Struct, frozen=True):
+    """Who asks: the scope a request acts with, and the key it carries, as it is kept and as it was given."""
+
+    scope: str | None = None
+    key: KeyRow | None = None
+    secret: str | None = None
+
+
+async def _admitted(service: Service, one: Route, request: Request) -> _Admitted:
     if one.rule == "open":
-        return None
+        return _Admitted()
     given = request.headers.getlist("authorization")
     if len(given) > 1:
         raise RefusedError(400, "invalid_key", "a request carries one key")
     # A key that is not good is refused even where none is needed: whoever sends one means it.
-    key = await asyncio.to_thread(key_of, given[0] if given else None, service.records.key, service.clock())
+    said = carried(given[0] if given else None, request.cookies)
+    key = await asyncio.to_thread(holder_of, said, service.records.key, service.clock())
     scope = key.scope if key else None
     if scope is None and one.keyless and not await service.needs_keys():
         scope = "admin"
     check_allowed(one.rule, scope, request.path_params, denied=one.denied)
-    return key
+    return _Admitted(scope, key, None if said is None else said.partition(" ")[2].strip())
 
 
 def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
@@ -151,12 +198,17 @@ def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
 def _told(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
         return _response(answer.status, answer.body, content_type=answer.content_type, more=answer.headers)
-    headers = {**HEADERS, "content-type": answer.content_type, "x-accel-buffering": "no"}
+    headers = {**_headers(), "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 
 
 def _response(status: int, body: bytes, *, content_type: str = JSON, more: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status_code=status, headers={**HEADERS, "content-type": content_type, **(more or {})})
+    return Response(body, status_code=status, headers={**_headers(), "content-type": content_type, **(more or {})})
+
+
+def _headers() -> dict[str, str]:
+    """The date is told here and not by the server: what is forwarded has one already."""
+    return {"date": formatdate(usegmt=True), **HEADERS}
 
 
 def _refusal(refused: RefusedError, more: Mapping[str, str] | None = None) -> Response:

@@ -1,15 +1,29 @@
 """The cache state of every session, brought up to date by reading no more than what is new."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from threading import Lock
+
+import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.errors import UserError
+from holdfast.events.envelope import Event
 from holdfast.events.log import Log
+from holdfast.ledger.books import ENTERED, Books, entered
 from holdfast.ledger.cache_state import CacheState, fold_cache
+from holdfast.ledger.verdicts import Verdict
 
 SESSIONS_MAX = 10_000
 """How many sessions are remembered; another one is read from its first event."""
+
+
+class KnownCache(msgspec.Struct, frozen=True):
+    """A session's cache, the books that its next call is entered in, and how its last one was judged."""
+
+    state: CacheState
+    books: Books = Books()
+    verdict: Verdict | None = None
 
 
 class CacheStates:
@@ -19,23 +33,35 @@ class CacheStates:
         self._log = log
         self._models = models
         self._lock = Lock()
-        self._known: OrderedDict[str, CacheState] = OrderedDict()
+        self._known: OrderedDict[str, KnownCache] = OrderedDict()
 
-    def newest(self, *, limit: int) -> tuple[CacheState, ...]:
+    def newest(self, *, limit: int, skip: int = 0) -> tuple[KnownCache, ...]:
         """Newest activity first."""
-        return tuple(self.of(row.id) for row in self._log.sessions(limit=limit))
+        return tuple(self.known(row.id) for row in self._log.sessions(limit=skip + limit)[skip:])
 
     def of(self, session_id: str) -> CacheState:
         """A session without events has no model."""
+        return self.known(session_id).state
+
+    def known(self, session_id: str) -> KnownCache:
         with self._lock:
-            before = self._known.pop(session_id, CacheState(session_id))
+            before = self._known.pop(session_id, KnownCache(CacheState(session_id)))
             try:
-                state = fold_cache(before, self._log.read(session_id, after=before.last_event_id), self._models)
+                found = self._with(before, self._log.read(session_id, after=before.state.last_event_id))
             except UserError:
                 # It was deleted, and is there again.
-                state = fold_cache(CacheState(session_id), self._log.read(session_id), self._models)
-            if state.last_event_id is not None:
-                self._known[session_id] = state
+                found = self._with(KnownCache(CacheState(session_id)), self._log.read(session_id))
+            if found.state.last_event_id is not None:
+                self._known[session_id] = found
                 if len(self._known) > SESSIONS_MAX:
                     self._known.popitem(last=False)
-            return state
+            return found
+
+    def _with(self, before: KnownCache, events: Iterable[Event]) -> KnownCache:
+        state, books, verdict = before.state, before.books, before.verdict
+        for event in events:
+            state = fold_cache(state, (event,), self._models)
+            if isinstance(event.payload, ENTERED):
+                books, entry = entered(books, event, self._models)
+                verdict = entry.verdict if entry is not None and entry.verdict is not None else verdict
+        return KnownCache(state, books, verdict)

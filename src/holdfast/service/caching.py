@@ -9,14 +9,17 @@ import msgspec
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
 from holdfast.events.controls import HOUR_SECONDS, KEPT_SECONDS_MAX, CacheSettings, SessionControl, TtlSetting
-from holdfast.ledger.cache_state import CacheState, TokenStats, get_token_stats
+from holdfast.ledger.cache_state import CacheState, ProviderSummary, provider_summaries
+from holdfast.ledger.verdicts import VerdictKind
 from holdfast.providers.giving_up import Way, ways_to_give_up
+from holdfast.service.cache_states import KnownCache
 from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.routes import Nothing, Route, route
 from holdfast.service.service import Service
 from holdfast.service.times import maybe_moment
 
 LISTED_MAX = 500
+SKIPPED_MAX = 1_000_000
 
 ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
 
@@ -41,11 +44,16 @@ class Discussion(msgspec.Struct, frozen=True):
     calls: int
     tokens_sent: int
     tokens_read: int
+    verdict: VerdictKind | None
+    verdict_detail: str
 
 
 class Discussions(msgspec.Struct, frozen=True):
-    providers: tuple[TokenStats, ...]
+    """A page of all; `more` says whether others come behind. Providers are of the sessions on this page."""
+
+    providers: tuple[ProviderSummary, ...]
     discussions: tuple[Discussion, ...]
+    more: bool
 
 
 class Invalidated(msgspec.Struct, frozen=True):
@@ -73,18 +81,22 @@ class OneDiscussion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 100
+    skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
 
 
 async def list_states(service: Service, request: Listing) -> Discussions:
     def read() -> Discussions:
-        states = service.cache_states.newest(limit=request.limit)
+        # One more than asked for tells whether there are more.
+        found = service.cache_states.newest(limit=request.limit + 1, skip=request.skip)
+        listed = found[: request.limit]
         controls, settings = service.records.session_controls(), service.records.settings()
         told = (
-            _told(service, state, controls.get(state.owner, SessionControl()), settings)
-            for state in states
-            if state.model
+            _told(service, known, controls.get(known.state.owner, SessionControl()), settings)
+            for known in listed
+            if known.state.model
         )
-        return Discussions(get_token_stats(states, service.clock()), tuple(told))
+        providers = provider_summaries((known.state for known in listed), service.clock())
+        return Discussions(providers, tuple(told), len(found) > len(listed))
 
     return await asyncio.to_thread(read)
 
@@ -160,9 +172,9 @@ def _switched(service: Service, session_id: str, *, enabled: bool) -> Discussion
 
 
 def _discussion(service: Service, session_id: str) -> Discussion:
-    state = _state(service, session_id)
-    controls = service.records.controls(state.owner)
-    return _told(service, state, controls.session, controls.settings)
+    known = service.cache_states.known(_state(service, session_id).session_id)
+    controls = service.records.controls(known.state.owner)
+    return _told(service, known, controls.session, controls.settings)
 
 
 def _state(service: Service, session_id: str) -> CacheState:
@@ -172,7 +184,8 @@ def _state(service: Service, session_id: str) -> CacheState:
     return state
 
 
-def _told(service: Service, state: CacheState, control: SessionControl, settings: CacheSettings) -> Discussion:
+def _told(service: Service, known: KnownCache, control: SessionControl, settings: CacheSettings) -> Discussion:
+    state, verdict = known.state, known.verdict
     cached = state.is_cached(service.clock())
     return Discussion(
         discussion_id=state.session_id,
@@ -190,6 +203,8 @@ def _told(service: Service, state: CacheState, control: SessionControl, settings
         calls=state.calls,
         tokens_sent=state.usage.tokens_sent,
         tokens_read=state.usage.cache_read,
+        verdict=verdict.kind if verdict else None,
+        verdict_detail=verdict.detail if verdict else "",
     )
 
 

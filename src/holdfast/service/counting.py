@@ -1,6 +1,6 @@
 """What a service counts while it runs, and how Prometheus reads it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 
 BUCKETS_SECONDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
@@ -16,6 +16,11 @@ class Counted:
         self._requests: dict[tuple[str, str, int], int] = {}
         self._seconds: dict[str, list[int]] = {}
         self._seconds_total: dict[str, float] = {}
+        self._elsewhere: list[tuple[str, str, Callable[[], int]]] = []
+
+    def also(self, name: str, about: str, read: Callable[[], int]) -> None:
+        """A count that is kept elsewhere."""
+        self._elsewhere.append((name, about, read))
 
     def request(self, method: str, path: str, *, status: int, seconds: float) -> None:
         with self._lock:
@@ -41,6 +46,9 @@ class Counted:
                 yield sample(f"{name}_bucket", {"path": path, "le": bound}, count)
             yield sample(f"{name}_sum", {"path": path}, totals[path])
             yield sample(f"{name}_count", {"path": path}, row[-1])
+        for counter, about, read in self._elsewhere:
+            yield from header(counter, "counter", about)
+            yield f"{counter} {read()}"
 
 
 def header(name: str, kind: str, about: str) -> tuple[str, str]:

@@ -19,9 +19,13 @@ class Figures(Protocol):
 
 
 class LogFigures:
-    """Reads a session again only if it has more events than before. Safe in any thread."""
+    """Reads a session again only if it has more events than before. Safe in any thread.
 
-    def __init__(self, log: Log, models: Models) -> None:
+    What simulated sessions took is nobody's money: they are left out unless asked for.
+    """
+
+    def __init__(self, log: Log, models: Models, *, simulated: bool = False) -> None:
+        self._simulated = simulated
         self._log = log
         self._models = models
         self._lock = Lock()
@@ -30,7 +34,9 @@ class LogFigures:
     def sessions(self, *, since: float = 0.0) -> Iterator[SessionFigures]:
         for row in self._log.sessions():
             if row.last_event_at >= since:
-                yield self._of(row)
+                figures = self._of(row)
+                if self._simulated or not figures.simulated:
+                    yield figures
 
     def _of(self, row: SessionRow) -> SessionFigures:
         with self._lock:

@@ -11,8 +11,8 @@ from holdfast.service.routes import JSON, NoReply, Route
 REF = "#/components/schemas/{name}"
 ERROR = {"$ref": REF.format(name="ErrorReply")}
 
-ALWAYS = (400, 403, 421, 500)
-"""What any route may answer: a request that cannot be read, or was not meant for us; and a fault of ours."""
+ALWAYS = (400, 403, 421, 500, 503)
+"""What any route may answer: a request that cannot be read or was not meant for us, a fault of ours, no room."""
 
 _MEANINGS = {
     400: "The request cannot be read.",
@@ -25,7 +25,7 @@ _MEANINGS = {
     421: "The service is not known under that name.",
     422: "The body does not fit.",
     500: "A fault of the service.",
-    503: "The store cannot be used.",
+    503: "The store cannot be used, or too much is asked at once.",
 }
 
 Json = dict[str, object]

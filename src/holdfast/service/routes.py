@@ -32,12 +32,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What came in: fields by name from path and query, which are text, or from path and body; and a header."""
+    """What came in: fields by name from path and query, which are text, or from path and body; a header; who asks.
+
+    `key` is None where none was sent because none is needed; `secret` is that key as it was given.
+    """
 
     fields: Mapping[str, object]
     is_text: bool
     last_event_id: str | None = None
+    scope: str | None = None
     key: KeyRow | None = None
+    secret: str | None = None
 
 
 class Route(msgspec.Struct, frozen=True):

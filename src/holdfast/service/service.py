@@ -1,6 +1,7 @@
 """What every route works with: the log, what is kept beside it, prices, time."""
 
 import asyncio
+from typing import Protocol
 
 from holdfast.catalog.lookup import Models, pricing_version
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
@@ -11,6 +12,18 @@ from holdfast.service.cache_states import CacheStates
 from holdfast.service.counting import Counted
 from holdfast.service.figures import Figures, LogFigures
 from holdfast.service.hub import Hub
+from holdfast.service.watched import WatchedSessions
+from holdfast.sources.skills.found import SkillRoot
+
+
+class Sample(Protocol):
+    """Sessions that are played on demand, so that a newcomer has something to look at."""
+
+    @property
+    def playing(self) -> bool: ...
+
+    def start(self) -> None:
+        """Begin to play, in the background; nothing where it plays already."""
 
 
 class Service:
@@ -25,6 +38,7 @@ class Service:
         clock: Clock = system_clock,
         new_id: NewId = new_ulid,
         require_keys: bool = False,
+        simulated: bool = False,
         library: Library | None = None,
     ) -> None:
         self.log = log
@@ -36,9 +50,12 @@ class Service:
         self.require_keys = require_keys
         self.library = library
         self.counted = Counted()
-        self.figures: Figures = LogFigures(log, models)
+        self.figures: Figures = LogFigures(log, models, simulated=simulated)
         self.cache_states = CacheStates(log, models)
+        self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)
+        self.sample: Sample | None = None
+        self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
 
     async def needs_keys(self) -> bool:

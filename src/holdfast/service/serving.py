@@ -13,11 +13,10 @@ from holdfast.errors import UserError
 from holdfast.service.exporting import Exporter
 from holdfast.service.hosts import is_address
 from holdfast.service.measuring import measure_when_due
+from holdfast.service.protocol import BoundedProtocol
 from holdfast.service.service import Service
 
 CLOSING_SECONDS_MAX = 5
-HEADER_BYTES_MAX = 65_536
-CONNECTIONS_MAX = 1_000
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -63,11 +62,11 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        date_header=False,
         proxy_headers=False,
         ws="none",
         lifespan="off",
-        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-        limit_concurrency=CONNECTIONS_MAX,
+        http=BoundedProtocol,
         timeout_graceful_shutdown=CLOSING_SECONDS_MAX,
     )
     server = _Server(config)

@@ -1,12 +1,28 @@
 """Every route there is, in the order in which paths are looked at."""
 
-from holdfast.service import analytics_routes, caching, health, instructions, streaming
+from holdfast.service import (
+    analytics_routes,
+    broken_calls,
+    caching,
+    health,
+    instructions,
+    session_routes,
+    signing_in,
+    skill_library,
+    streaming,
+    trying,
+)
 from holdfast.service.routes import Route
 
 ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
+    *signing_in.ROUTES,
     *streaming.ROUTES,
     *caching.ROUTES,
+    *session_routes.ROUTES,
     *analytics_routes.ROUTES,
+    *broken_calls.ROUTES,
+    *skill_library.ROUTES,
+    *trying.ROUTES,
     *instructions.ROUTES,
 )

@@ -8,17 +8,25 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from holdfast.errors import StoreError, UserError
 from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
+from holdfast.ledger.answers import Answers
+from holdfast.ledger.postings import matters
+from holdfast.ledger.tables import Tables
 from holdfast.stores.instructions_records import DatabaseInstructions, InstructionTables
 from holdfast.stores.queries import Cell, Queries
 from holdfast.stores.record_queries import RecordQueries
 from holdfast.stores.records import Changes, DatabaseRecords
 from holdfast.stores.rows import event_of, is_text, rows_of, session_of, tallies
-from holdfast.stores.writer import Append, Delete, Writer
+from holdfast.stores.table_queries import TableQueries
+from holdfast.stores.table_reads import TableReads
+from holdfast.stores.writer import Append, Delete, Enter, Prune, Writer
 
 READ_BATCH_EVENTS = 128
+SESSIONS_AT_ONCE = 500
 
 _ROWS_MAX = 2**62  # More than there are, and a number that every engine knows.
 
@@ -28,6 +36,29 @@ class Reads(Protocol):
         """All rows of a query; none if a parameter is text that no database can hold."""
 
     def close(self) -> None: ...
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The queries of an engine."""
+
+    log: Queries
+    tables: TableQueries
+    version: str
+    size_bytes: str
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """What a database holds; `to_enter` sessions are not in the tables yet."""
+
+    name: str
+    version: int
+    size_bytes: int
+    sessions: int
+    events: int
+    oldest_at: float | None
+    newest_at: float | None
+    calls: int
+    to_enter: int
 
 
 class DatabaseLog:
@@ -40,7 +71,7 @@ class DatabaseLog:
     def __init__(
         self,
         name: str,
-        queries: Queries,
+        asked: Asked,
         reads: Reads,
         writer: Writer,
         *,
@@ -50,7 +81,9 @@ class DatabaseLog:
         tables: InstructionTables,
     ) -> None:
         self._name = name
-        self._queries = queries
+        self._asked = asked
+        self._queries = asked.log
+        self._table_queries = asked.tables
         self._reads = reads
         self._writer = writer
         self._event_bytes_max = event_bytes_max
@@ -86,7 +119,9 @@ class DatabaseLog:
         done: Future[None] = Future()
         try:
             self._check_usable()
-            job = Append(rows_of(events, event_bytes_max=self._event_bytes_max), tallies(events), done)
+            rows = rows_of(events, event_bytes_max=self._event_bytes_max)
+            posted = tuple(event for event in events if matters(event.payload))
+            job = Append(rows, tallies(events), done, posted)
         except StoreError as error:
             done.set_exception(error)
         else:
@@ -128,16 +163,63 @@ class DatabaseLog:
         return tuple(found)
 
     def delete(self, session_id: str) -> int:
-        self._check_usable()
-        if self._writer.is_current_thread():
-            raise StoreError("a callback of an append cannot wait for a deletion: delete from another thread")
         if not is_text(session_id):
             return 0
-        done: Future[int] = Future()
-        self._writer.submit(Delete(session_id, done))
-        gone = done.result()
+        gone = self._settled(Delete(session_id, Future()))
         self.records.forget(session_id)
         return gone
+
+    def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
+        """Remove a session's events of all other types, if its last one is older; how many went."""
+        return self._settled(Prune(session_id, tuple(kept_types), before, Future())) if is_text(session_id) else 0
+
+    def prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
+        """The sessions whose last event is older, and how many events of other types each has."""
+        query = self._queries.prunable.format(kept=", ".join([self._queries.mark] * len(kept_types)))
+        return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
+
+    def facts(self) -> Facts:
+        ((version,),) = self._fetch(self._asked.version, ())
+        ((size_bytes,),) = self._fetch(self._asked.size_bytes, ())
+        (totals,) = self._fetch(self._queries.totals, ())
+        return msgspec.convert((self._name, version, size_bytes, *totals), Facts)
+
+    def tables(self) -> Tables:
+        """What is asked is told of all sessions; those that have not been entered yet, are then."""
+        return Answers(TableReads(self._fetch, self._table_queries, self.catch_up))
+
+    def rebuild(self) -> None:
+        """Empty the tables; `catch_up` fills them from the log."""
+        self._settled(Enter((), Future(), afresh=True))
+
+    def to_enter(self) -> Iterator[str]:
+        """The sessions of which not everything is in the tables."""
+        least = ""
+        while found := self._fetch(self._table_queries.to_enter, (least, SESSIONS_AT_ONCE)):
+            for (session_id,) in found:
+                least = f"{session_id}\0"  # The next text in order.
+                yield str(session_id)
+
+    def enter(self, session_id: str) -> None:
+        """Enter a session wholly that is not."""
+        self._settled(Enter((session_id,), Future()))
+
+    def catch_up(self) -> None:
+        if self._fetch(self._table_queries.is_to_enter, ()):
+            for session_id in self.to_enter():
+                self.enter(session_id)
+
+    def table_rows(self, table: str, columns: Sequence[str], session_id: str | None = None) -> list[tuple[object, ...]]:
+        """The rows of a table beside the log, of one session or of all, as they are."""
+        query = self._table_queries.rows_of(table, columns, session=session_id is not None)
+        return self._fetch(query, () if session_id is None else (session_id,))
+
+    def _settled(self, job: Delete | Prune | Enter) -> int:
+        self._check_usable()
+        if self._writer.is_current_thread():
+            raise StoreError("a callback of an append cannot wait for the writer: do this from another thread")
+        self._writer.submit(job)
+        return job.done.result() or 0
 
     def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
         self._check_usable()

@@ -5,10 +5,13 @@ from concurrent.futures import Future
 from threading import Lock
 from types import TracebackType
 
+from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError, UserError
-from holdfast.events.envelope import Event
+from holdfast.events.envelope import Event, type_of
 from holdfast.events.log import SessionRow
 from holdfast.events.payloads import CacheLearned
+from holdfast.ledger.folded import folded_tables
+from holdfast.ledger.tables import Tables
 from holdfast.stores.memory_records import MemoryRecords
 from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, merge, rows_of, tallies
 
@@ -16,7 +19,8 @@ from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewh
 class MemoryStore:
     """Takes and refuses the same events as a store on disk does."""
 
-    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, models: Models | None = None) -> None:
+        self._models = shipped_models() if models is None else models
         self._event_bytes_max = event_bytes_max
         self._lock = Lock()
         self._closed = False
@@ -111,6 +115,19 @@ class MemoryStore:
         with self._lock:
             self._check_open()
             return dict(self._placed)
+
+    def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
+        """Remove a session's events of all other types, if its last one is older; how many went."""
+        events = list(self.read(session_id))
+        if not events or max(event.at for event in events) >= before:
+            return 0
+        kept = [event for event in events if type_of(event.payload) in kept_types]
+        self.delete(session_id)
+        self._keep(kept)
+        return len(events) - len(kept)
+
+    def tables(self) -> Tables:
+        return folded_tables(self, self._models)
 
     def close(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.stores.database import DatabaseLog
 from holdfast.stores.instructions_records import instruction_tables
 from holdfast.stores.migrate import load
@@ -16,7 +17,7 @@ from holdfast.stores.postgres_server import (
     connect,
     open_database,
 )
-from holdfast.stores.postgres_writes import QUERIES, RECONNECT_SECONDS_MAX, PostgresWrites
+from holdfast.stores.postgres_writes import ASKED, RECONNECT_SECONDS_MAX, PostgresWrites
 from holdfast.stores.record_queries import record_queries
 from holdfast.stores.rows import EVENT_BYTES_MAX
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
@@ -39,17 +40,21 @@ class PostgresStore(DatabaseLog):
         group_jobs_max: int = GROUP_JOBS_MAX,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         event_bytes_max: int = EVENT_BYTES_MAX,
+        models: Models | None = None,
     ) -> None:
         address = read_address(url)
         limits = Limits(lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max)
         connection = open_database(address, load("postgres"), limits)
         again = partial(connect, address, limits)
-        writes = PostgresWrites(connection, again, address.name, reconnect_seconds_max=reconnect_seconds_max)
+        known = shipped_models() if models is None else models
+        writes = PostgresWrites(
+            connection, again, address.name, models=known, reconnect_seconds_max=reconnect_seconds_max
+        )
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
         reads = PostgresReads(again, address.name)
         super().__init__(
             address.name,
-            QUERIES,
+            ASKED,
             reads,
             writer,
             event_bytes_max=event_bytes_max,

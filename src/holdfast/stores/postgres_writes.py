@@ -7,6 +7,7 @@ from a place misses nothing.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -15,22 +16,39 @@ import psycopg
 from msgspec.structs import astuple
 from psycopg.errors import DeadlockDetected, SerializationFailure
 
+from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
+from holdfast.stores.bookkeeping import Bookkeeper
+from holdfast.stores.database import Asked
 from holdfast.stores.one_by_one import Cursor, OneByOne
 from holdfast.stores.postgres_address import explain
 from holdfast.stores.postgres_server import SCHEMA, Connection
-from holdfast.stores.postgres_text import escaped
-from holdfast.stores.queries import add_to_session, queries
+from holdfast.stores.postgres_text import escaped, restored
+from holdfast.stores.queries import Cell, add_to_session, queries
 from holdfast.stores.rows import COLUMNS, joined
-from holdfast.stores.writer import Append, Job, Settle
+from holdfast.stores.table_queries import TableQueries
+from holdfast.stores.writer import Append, Delete, Enter, Job, Prune, Settle
 
 RECONNECT_SECONDS_MAX = 10.0
 ATTEMPTS_MAX = 5
 
 QUERIES = queries("%s", schema=SCHEMA)
+TABLE_QUERIES = TableQueries("%s", schema=SCHEMA)
+ASKED = Asked(
+    QUERIES,
+    TABLE_QUERIES,
+    version=f"SELECT max(version) FROM {SCHEMA}versions",
+    size_bytes="""
+SELECT CAST(sum(pg_total_relation_size(c.oid)) AS bigint)
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = 'holdfast' AND c.relkind = 'r'""",
+)
 ADD_TO_SESSION = add_to_session("%s", schema=SCHEMA, least="least", greatest="greatest")
 COPY = f"COPY {SCHEMA}events ({', '.join(COLUMNS)}) FROM STDIN"
 LOCK = f"SELECT 1 FROM {SCHEMA}sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
+
+# While the tables are emptied nobody appends, or a session that begins just then would be counted nowhere.
+LOCK_ALL = f"LOCK TABLE {SCHEMA}sessions IN SHARE ROW EXCLUSIVE MODE"
 
 # The number of the transaction tells later whether it was committed. A server may be set up to acknowledge what is
 # not on disk yet; we are not.
@@ -59,6 +77,7 @@ class PostgresWrites:
         connect: Callable[[], Connection],
         name: str,
         *,
+        models: Models,
         reconnect_seconds_max: float = RECONNECT_SECONDS_MAX,
     ) -> None:
         self._connection = connection
@@ -66,7 +85,17 @@ class PostgresWrites:
         self._name = name
         self._pauses_max = int(reconnect_seconds_max / _PAUSE_SECONDS)
         self._sent: _Sent | None = None
-        self._each = OneByOne(self._execute, self._insert, queries=QUERIES, violation=psycopg.IntegrityError)
+        self._books = Bookkeeper(models, TABLE_QUERIES)
+        self._each = OneByOne(
+            self._execute,
+            self._insert,
+            queries=QUERIES,
+            books=self._books,
+            desk=self,
+            violation=psycopg.IntegrityError,
+        )
+        if not self._books.is_current(self):
+            self.commit([Enter((), Future(), afresh=True)])
 
     def commit(self, group: Sequence[Job]) -> list[Settle]:
         try:
@@ -108,32 +137,54 @@ class PostgresWrites:
         begun.nextset()
         ((number, _),) = begun.fetchall()
         answers: list[Settle] = []
+        self._books.begin()
         try:
             yield answers
+            self._books.write(self)
         except BaseException:
             with suppress(psycopg.Error):
                 self._connection.execute("ROLLBACK")
             raise
         self._sent = _Sent(str(number), answers)
         self._connection.execute("COMMIT")
+        self._books.commit()
 
     def _insert(self, appends: Sequence[Append]) -> None:
         # Always in one order, or two programs could wait for each other.
         added = sorted(joined(more for job in appends for more in job.tallies), key=lambda row: row.id)
         with self._connection.cursor() as cursor:
-            cursor.executemany(ADD_TO_SESSION, [_cells(row) for row in added])
+            cursor.executemany(ADD_TO_SESSION, [(*_cells(row), row.event_count) for row in added])
+            self._books.open(self, appends, added)
             with cursor.copy(COPY) as copy:
                 for job in appends:
                     for row in job.rows:
                         copy.write_row(_cells(row))
+        self._books.enter(appends)
 
     def _lock(self, group: Sequence[Job]) -> None:
-        sessions = {row.session_id for job in group if isinstance(job, Append) for row in job.rows}
-        sessions.update(job.session_id for job in group if not isinstance(job, Append))
+        sessions: set[str] = set()
+        for job in group:
+            match job:
+                case Append(rows=rows):
+                    sessions.update(row.session_id for row in rows)
+                case Enter(session_ids=ids, afresh=afresh):
+                    sessions.update(ids)
+                    if afresh:
+                        self._connection.execute(LOCK_ALL)
+                case Delete(session_id=id) | Prune(session_id=id):
+                    sessions.add(id)
         self._connection.execute(LOCK, ([escaped(session) for session in sessions],))
 
     def _execute(self, statement: str, parameters: Sequence[str | None] = (), /) -> Cursor:
         return self._connection.execute(statement, [escaped(value) for value in parameters])
+
+    def fetch(self, query: str, parameters: Sequence[Cell] = (), /) -> list[tuple[object, ...]]:
+        found = self._connection.execute(query, [escaped(value) for value in parameters]).fetchall()
+        return [tuple(map(restored, row)) for row in found]
+
+    def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(query, [[escaped(value) for value in row] for row in rows])
 
     def _was_committed(self, transaction: str) -> bool:
         """What became of a commit whose answer was lost; raises StoreError when nobody can tell."""

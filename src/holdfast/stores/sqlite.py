@@ -4,6 +4,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
 from holdfast.stores.database import DatabaseLog
 from holdfast.stores.instructions_records import instruction_tables
@@ -13,7 +14,7 @@ from holdfast.stores.rows import EVENT_BYTES_MAX
 from holdfast.stores.sqlite_changes import SqliteChanges
 from holdfast.stores.sqlite_file import BUSY_SECONDS_MAX, open_changer, open_reader, open_writer, prepare_file
 from holdfast.stores.sqlite_reads import SqliteReads
-from holdfast.stores.sqlite_writes import QUERIES, SqliteWrites
+from holdfast.stores.sqlite_writes import ASKED, SqliteWrites
 from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
 
@@ -31,19 +32,21 @@ class SqliteStore(DatabaseLog):
         group_jobs_max: int = GROUP_JOBS_MAX,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         event_bytes_max: int = EVENT_BYTES_MAX,
+        models: Models | None = None,
     ) -> None:
         if os.fspath(path) in ("", ":memory:"):
             raise UserError("a SQLite store needs a file; for a log that is not kept use MemoryStore, or 'memory:'")
         self.path = Path(path).absolute()
         prepare_file(self.path)
         connection = open_writer(self.path, load("sqlite"), busy_seconds_max=busy_seconds_max)
-        writes = SqliteWrites(connection, self.path)
+        known = shipped_models() if models is None else models
+        writes = SqliteWrites(connection, self.path, known)
         reads = SqliteReads(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max), self.path)
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
         changes = SqliteChanges(partial(open_changer, self.path, busy_seconds_max=busy_seconds_max), self.path)
         super().__init__(
             str(self.path),
-            QUERIES,
+            ASKED,
             reads,
             writer,
             event_bytes_max=event_bytes_max,

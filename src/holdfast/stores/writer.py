@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.errors import StoreError
+from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.stores.rows import Row
 
@@ -18,9 +19,12 @@ _JOB_BYTES = 512  # What a queued job takes besides its payloads, roughly.
 
 
 class Append(msgspec.Struct, frozen=True):
+    """`posted` are those of the events that matter to the tables."""
+
     rows: tuple[Row, ...]
     tallies: tuple[SessionRow, ...]
     done: Future[None]
+    posted: tuple[Event, ...] = ()
 
 
 class Delete(msgspec.Struct, frozen=True):
@@ -28,7 +32,24 @@ class Delete(msgspec.Struct, frozen=True):
     done: Future[int]
 
 
-Job = Append | Delete
+class Prune(msgspec.Struct, frozen=True):
+    """Removes a session's events of all types but `kept_types`, if its last one is older than `before`."""
+
+    session_id: str
+    kept_types: tuple[str, ...]
+    before: float
+    done: Future[int]
+
+
+class Enter(msgspec.Struct, frozen=True):
+    """Enters sessions that were not, or not wholly; `afresh` empties the tables first."""
+
+    session_ids: tuple[str, ...]
+    done: Future[None]
+    afresh: bool = False
+
+
+Job = Append | Delete | Prune | Enter
 
 Settle = Callable[[], None]
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,14 +40,25 @@ class Step(NamedTuple):
 
 
 def broken_blocks(root: Path, page: str = "README.md") -> list[str]:
-    blocks = list(blocks_of(text_of(root, page)))
-    if not any(block.language not in SHOWN_ONLY for block in blocks):
+    lines = runnable_lines(root, page)
+    if not lines:
         return [f"{page} is missing or has no block to run"]
-    found = [f"{page}:{block.line}: {trouble}" for block in blocks for trouble in troubles(root, block)]
-    for program, shown in pairwise(blocks):
-        if (program.language, shown.language) == ("python", "text"):
-            found += [f"{page}:{shown.line}: {trouble}" for trouble in wrong_prints(root, program, shown)]
-    return found
+    return [trouble for line in lines for trouble in broken_block(root, page, line)]
+
+
+def runnable_lines(root: Path, page: str) -> list[int]:
+    """Where the blocks stand that are more than something to look at."""
+    return [block.line for block in blocks_of(text_of(root, page)) if block.language not in SHOWN_ONLY]
+
+
+def broken_block(root: Path, page: str, line: int) -> list[str]:
+    """What is wrong with the block on this line, and with what stands right behind it as its output."""
+    blocks = list(blocks_of(text_of(root, page)))
+    index = next(index for index, block in enumerate(blocks) if block.line == line)
+    program, *behind = blocks[index : index + 2]
+    if program.language == "python" and behind and behind[0].language == "text":
+        return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, behind[0])]
+    return [f"{page}:{line}: {trouble}" for trouble in troubles(root, program)]
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -76,8 +86,10 @@ def troubles(root: Path, block: Block) -> list[str]:
 
 def wrong_prints(root: Path, program: Block, shown: Block) -> list[str]:
     """What stands in a text block right behind a program is what the program prints."""
-    _, output = outcome(root, [sys.executable, "-c", program.text])
-    return [] if output.strip() == shown.text.strip() else [f"the program above prints\n{output}"]
+    status, output = outcome(root, [sys.executable, "-c", program.text])
+    if status:
+        return [f"ends with status {status}:\n{output}"]
+    return [] if output.strip() == shown.text.strip() else [f"the program prints\n{output}"]
 
 
 def missing_parts(root: Path, text: str) -> list[str]:

@@ -38,13 +38,6 @@ _TASK_TITLES: tuple[tuple[str, str], ...] = (
 )
 
 
-def kind_of(section: Section) -> Kind:
-    """A proposal: people decide. Only what is short and holds whatever the task is may be told always."""
-    if _is_always(section):
-        return "always"
-    return "task_type" if task_types_of(section) else "lazy"
-
-
 def task_types_of(section: Section) -> tuple[str, ...]:
     """The wake reasons at which it should be there without being asked for; the first that fits."""
     if section.tokens > PRELOAD_TOKENS_MAX:
@@ -52,12 +45,14 @@ def task_types_of(section: Section) -> tuple[str, ...]:
     return tuple(reason for pattern, reason in _TASK_TITLES if re.search(pattern, section.title, re.I))[:1]
 
 
-def _is_always(section: Section) -> bool:
+def is_always(section: Section) -> bool:
+    """A proposal: people decide. Only what is short and holds whatever the task is may be told always."""
     if section.tokens > ALWAYS_TOKENS_MAX or _FENCE_LINE.search(section.text) or len(section.spans) != 1:
         return False
     if section.fields:
         return str(section.fields.get("alwaysApply", "")).lower() == "true"
-    if _ALWAYS_TITLE.fullmatch(plain_title(section.title)):
+    says_something = "\n" in section.text.strip()
+    if says_something and _ALWAYS_TITLE.fullmatch(plain_title(section.title)):
         return True
     items = [line for line in section.text.split("\n") if _LIST_LINE.match(line)]
     orders = sum(_ALWAYS_LINE.match(line) is not None for line in items)

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.instructions.addresses import Address, read_address
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.failures import InstructionError
-from holdfast.instructions.migration.classes import Kind, kind_of, task_types_of
+from holdfast.instructions.migration.classes import Kind, is_always, task_types_of
 from holdfast.instructions.migration.fitting import grouped
 from holdfast.instructions.migration.naming import description_of, names_of, title_of
 from holdfast.instructions.migration.sections import Section, SourceFile, Span, join, sections_of
@@ -96,7 +96,7 @@ def propose(
             f"the files have {characters} characters, at most {TEXT_CHARACTERS_MAX} become one agent's units: "
             "migrate them in parts, for several agents",
         )
-    by_file = [sections_of(file, at=at) for file in files]
+    by_file = [sections_of(file, at=at, stands_apart=is_always) for file in files]
     sections, rules = _without_rules([one for some in by_file for one in some], wanted)
     if not sections:
         raise InstructionError("migration_empty", "nothing to migrate: the files have no text")
@@ -121,7 +121,7 @@ def _without_rules(sections: list[Section], wanted: Wanted) -> tuple[list[Sectio
     for place, section in enumerate(sections):
         rule = _rule(section)
         is_last_hope = not kept and place == len(sections) - 1
-        if kind_of(section) == "always" and rule.tokens <= left and not is_last_hope:
+        if is_always(section) and rule.tokens <= left and not is_last_hope:
             left -= rule.tokens
             rules.append(rule)
         else:

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -47,8 +47,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         return self.titles[0] if self.titles else ""
 
 
-def sections_of(file: SourceFile, *, at: re.Pattern[str] | None = None) -> tuple[Section, ...]:
-    """In order; together they have every line of the file that is not blank, once."""
+def sections_of(
+    file: SourceFile, *, at: re.Pattern[str] | None = None, stands_apart: Callable[[Section], bool] = lambda _: False
+) -> tuple[Section, ...]:
+    """In order; together they have every line of the file that is not blank, once. What stands apart is not joined."""
     markdown = read_markdown(file.text)
     starts = [cut for cut in markdown.cuts if _begins(cut, markdown, at)]
     if not starts or starts[0].line != 0:
@@ -64,7 +66,7 @@ def sections_of(file: SourceFile, *, at: re.Pattern[str] | None = None) -> tuple
         whole += _cut_large(file.path, markdown, start, end, parents=above)
         if start.level:
             parents.append((level, start.title))
-    return _joined_small([one for one in whole if one.text])
+    return _joined_small([one for one in whole if one.text], stands_apart)
 
 
 def join(sections: Sequence[Section]) -> Section:
@@ -160,18 +162,27 @@ def _within(markdown: Markdown, first: int, end: int) -> tuple[Cut, ...]:
     return markdown.cuts[slice(*places)]
 
 
-def _joined_small(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """What is small joins the section behind it, or at the end the one before it."""
+def _joined_small(sections: Sequence[Section], stands_apart: Callable[[Section], bool]) -> tuple[Section, ...]:
+    """What is small joins the section behind it, or where that cannot be the one before it."""
     done: list[Section] = []
     waiting: list[Section] = []
+
+    def settle() -> None:
+        before = [done.pop()] if waiting and done and not stands_apart(done[-1]) else []
+        if waiting:
+            done.append(join([*before, *waiting]))
+        waiting.clear()
+
     for section in sections:
+        if stands_apart(section):
+            settle()
+            done.append(section)
+            continue
         waiting.append(section)
         if sum(one.tokens for one in waiting) >= SMALL_TOKENS:
             done.append(join(waiting))
-            waiting = []
-    if waiting:
-        rest = [done.pop(), *waiting] if done else waiting
-        done.append(join(rest))
+            waiting.clear()
+    settle()
     return tuple(done)
 
 

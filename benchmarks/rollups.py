@@ -1,0 +1,103 @@
+"""How long roll-ups take to answer on a store with a million events, on SQLite and PostgreSQL."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
+from benchmarks.store_appends import on_a_server
+from holdfast.ledger.tables import Scope, Tables
+from holdfast.stores.database import DatabaseLog
+from holdfast.stores.open import open_store
+
+EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
+DAYS = 90
+ROUNDS = 5
+MILLISECONDS_MAX = 50
+DAY_SECONDS = 86_400
+
+
+def run() -> Iterator[tuple[str, str]]:
+    """Rows of name and figure; of each query the best round counts."""
+    for engine, opened in (("SQLite", _in_a_file), ("PostgreSQL", _on_a_server)):
+        try:
+            with opened() as store:
+                yield from _measured(engine, store)
+        except ImportError as error:
+            yield engine, f"not measured, {error.name} is not installed"
+
+
+def _measured(engine: str, store: DatabaseLog) -> Iterator[tuple[str, str]]:
+    began = time.perf_counter()
+    sessions = EVENTS // (CALLS_A_SESSION * EVENTS_A_CALL)
+    waiting = []
+    for number in range(sessions):
+        waiting.append(store.append(session_of_calls(number, at=START + number * DAYS * DAY_SECONDS / sessions)))
+        if len(waiting) == 20:
+            for done in waiting:
+                done.result()
+            waiting.clear()
+    for done in waiting:
+        done.result()
+    facts = store.facts()
+    rate = facts.events / (time.perf_counter() - began)
+    yield (
+        f"{engine}, {facts.events:,} events, {facts.calls:,} calls, entered as they are appended, events/s",
+        f"{rate:,.0f}",
+    )
+    worst = 0.0
+    for name, ask in queries(store.tables()).items():
+        taken = min(_milliseconds(ask) for _ in range(ROUNDS))
+        worst = max(worst, taken)
+        yield f"{engine}, {name}, ms", f"{taken:.1f}"
+    yield f"{engine}, slowest answer under {MILLISECONDS_MAX} ms", "yes" if worst < MILLISECONDS_MAX else "NO"
+
+
+def queries(tables: Tables) -> dict[str, Callable[[], object]]:
+    """What a report or a dashboard asks."""
+    week = Scope(since=START + (DAYS - 7) * DAY_SECONDS + 4_321.0)
+    one = f"{7:026d}"
+    return {
+        "totals of all time": tables.totals,
+        "totals since a moment a week ago": lambda: tables.totals(week),
+        "by day": tables.days,
+        "by model": tables.models,
+        "by cause": tables.causes,
+        "by cause, since a week ago": lambda: tables.causes(week),
+        "outcomes and latencies": tables.outcomes,
+        "the 50 sessions that lost most": lambda: tables.session_amounts(limit=50),
+        "the 50 that spent most, since a week ago": lambda: tables.session_amounts(week, order="spent", limit=50),
+        "the last page of sessions": lambda: tables.session_amounts(order="newest", limit=50, offset=3_900),
+        "totals of one session": lambda: tables.totals(Scope(session_id=one)),
+        "100 calls of one session": lambda: tables.session_calls(one, limit=100),
+    }
+
+
+def _milliseconds(ask: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    ask()
+    return (time.perf_counter() - began) * 1_000
+
+
+@contextmanager
+def _in_a_file() -> Iterator[DatabaseLog]:
+    with TemporaryDirectory() as folder, open_store(Path(folder) / "log.db") as store:
+        assert isinstance(store, DatabaseLog)
+        yield store
+
+
+@contextmanager
+def _on_a_server() -> Iterator[DatabaseLog]:
+    with on_a_server() as store:
+        assert isinstance(store, DatabaseLog)
+        yield store
+
+
+if __name__ == "__main__":
+    for name, figure in run():
+        sys.stdout.write(f"{name:<100} {figure:>12}\n")
+        sys.stdout.flush()

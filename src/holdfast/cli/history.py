@@ -1,0 +1,43 @@
+"""`holdfast history`: what was really said in a session, message by message."""
+
+import click
+
+from holdfast.cli.stores import open_configured
+
+
+@click.command("history")
+@click.argument("session_id", metavar="SESSION")
+@click.option("--range", "wanted", metavar="RANGE", help="Messages to show: m12, 12-20. A call comes with its result.")
+@click.option("--db", help="Store to use instead of the configured one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) -> None:
+    """Show the messages of a session under the numbers that records of compactions name them by.
+
+    Nothing that was compacted is missing here.
+    """
+    import msgspec
+
+    from holdfast.engine.builtin.recalling import numbers_in
+    from holdfast.engine.history import groups_behind, logged
+    from holdfast.engine.told import told
+    from holdfast.errors import UserError
+    from holdfast.ledger.wording import printable
+
+    numbers = numbers_in(wanted) if wanted is not None else (1, 10**9)
+    if numbers is None:
+        raise UserError(f"{wanted!r} is no range of messages; write m12 or 12-20")
+    with open_configured(db) as log:
+        events = list(log.read(session_id))
+    if not events:
+        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
+    passages = logged(events)
+    shown = [passage for group in groups_behind(passages, *numbers) for passage in group]
+    if not shown:
+        last = passages[-1].number if passages else 0
+        raise UserError(f"session {session_id!r} has no such messages; its last is m{last}")
+    if as_json:
+        rows = [{"number": one.number, "role": one.role, "layer": one.layer, "content": one.content} for one in shown]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    for line in told(shown).split("\n"):
+        click.echo(printable(line))

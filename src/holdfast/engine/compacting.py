@@ -1,0 +1,334 @@
+"""How a session is made shorter: computed, checked, and only then recorded; a failure leaves the view as it was."""
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.blocks import Message, Role, ToolResult, text_of
+from holdfast.canonical.encoding import canonical_json, digest
+from holdfast.canonical.pieces import shared_links
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.transcript import TranscriptRules, messages_of, result_id, validate
+from holdfast.catalog.rows import Model, Price
+from holdfast.catalog.tokens import count_tokens
+from holdfast.compaction.clearing import batch_of
+from holdfast.compaction.decide import Outlook, budgets, least_gain, numbers_of
+from holdfast.compaction.groups import cut_at, is_record
+from holdfast.compaction.record import Kept, build_record, note_text, record_text
+from holdfast.compaction.seed import compact_messages
+from holdfast.compaction.values import CompactionConfig, Cut, Record
+from holdfast.economics.compacting import Rates
+from holdfast.engine.draft import Draft
+from holdfast.engine.session_state import State
+from holdfast.engine.state import compact
+from holdfast.engine.views import sent_view
+from holdfast.events.payloads import AnyPayload
+from holdfast.events.payloads_compaction import (
+    CompactionNumbers,
+    ContextCompacted,
+    RecordSegment,
+    SkillReleased,
+    Trigger,
+)
+from holdfast.extraction.calls import plain_text
+from holdfast.extraction.facts import facts_of
+from holdfast.layers.assemble import assemble
+from holdfast.planning.memory import READ_SHARE_MIN, Learned
+from holdfast.planning.savings import write_rate
+
+RECALL_TOOL = "recall_history"
+_RULES = TranscriptRules(system_messages="anywhere")
+"""A record may be a message of the system; whether a provider takes one is asked before it is made so."""
+
+_TAKES_SYSTEM_FIRST = ("openai",)
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A session as a compaction looks at it; the draft holds what would be sent now. `raw` reads the log."""
+
+    state: State
+    draft: Draft
+    model: Model
+    price: Price
+    at: float
+    learned: Learned
+    output_tokens_max: int
+    raw: Callable[[], Sequence[Passage]]
+    new_draft: Callable[[], Draft]
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """What would be recorded, and the view that it makes."""
+
+    event: ContextCompacted
+    after: State
+    released: tuple[SkillReleased, ...] = ()
+    record: Record | None = None
+
+    @property
+    def payloads(self) -> tuple[AnyPayload, ...]:
+        return self.event, *self.released
+
+
+class Unhelpful(msgspec.Struct, frozen=True):
+    """Why nothing would be gained; the numbers are those of the best that was found."""
+
+    reason: str
+    numbers: CompactionNumbers
+
+
+def outlook_of(standing: Standing) -> Outlook:
+    """Nothing here looks at the history: this is asked before every call."""
+    state, price = standing.state, standing.price
+    memory, watch = state.memory, state.compaction
+    ttl = (state.last_call.ttl if state.last_call else None) or "5m"
+    unit = price.input or Decimal(1)
+    return Outlook(
+        prompt_tokens=state.calibration.corrected(standing.draft.scroll.tokens_total),
+        head_tokens=state.calibration.corrected(standing.draft.head_tokens),
+        window_tokens=standing.model.context_tokens_max,
+        output_tokens_max=standing.output_tokens_max,
+        calls_expected=max(standing.learned.calls_expected - memory.calls, memory.calls, 1.0),
+        cold=_is_cold(standing),
+        rates=Rates(price.cache_read / unit, write_rate(ttl, price) / unit),
+        unit_usd=price.input / 1_000_000,
+        calls=watch.calls,
+        sent_tokens=watch.sent_tokens,
+    )
+
+
+def _is_cold(standing: Standing) -> bool:
+    """Whether nothing of the conversation can still be cached, by the time that has passed."""
+    last, lifetimes = standing.state.last_call, standing.model.cache.ttls_seconds
+    if last is None:
+        return True
+    return standing.at - last.at >= lifetimes.get(last.ttl or "", min(lifetimes.values(), default=0))
+
+
+def propose(
+    standing: Standing, config: CompactionConfig, trigger: Trigger, *, tail_tokens_max: int | None = None
+) -> Proposal | Unhelpful:
+    """The lowest step of the ladder that helps: old outputs cleared, else a checkpoint; or why nothing would.
+
+    Whoever asks gets a checkpoint. Done for money, whichever of the two saves more over the calls that are expected.
+    """
+    if standing.state.profile == "seed":
+        # By itself it acts on the size of the prompt alone, and the limit for whoever asks does not hold.
+        seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
+        return propose_seed(standing, seed, trigger)
+    checkpoint = _checkpoint(standing, config, trigger, tail_tokens_max)
+    if trigger in ("asked", "overflow") or not config.clear:
+        return checkpoint
+    clearing = propose_clearing(standing, config, trigger)
+    if isinstance(clearing, Unhelpful) or _saved_usd(clearing) <= 0:
+        return checkpoint
+    if isinstance(checkpoint, Unhelpful) or trigger in ("soft", "hard"):
+        return clearing
+    return clearing if _saved_usd(clearing) >= _saved_usd(checkpoint) else checkpoint
+
+
+def _saved_usd(found: Proposal) -> Decimal:
+    """Over all calls that are expected, less what it costs once."""
+    numbers = found.event.numbers
+    return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
+
+
+def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+    """Old outputs of tools in one batch; or why that would not help."""
+    state, outlook = standing.state, outlook_of(standing)
+    batch = batch_of(state.passages, _passage_tokens(standing), config, unsent=state.sent)
+    if batch is None:
+        return Unhelpful("the outputs that could be cleared are too few", _unchanged(outlook))
+    ids = {one.tool_use_id for one in batch.results}
+    covered = [one for one in state.passages if any(result_id(block) in ids for block in one.content)]
+    event = ContextCompacted(
+        strategy="clear",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=batch.first,
+        last=batch.last,
+        digest=_digest_of(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged(outlook),
+        cleared=batch.results,
+        thinking_dropped=standing.model.cache.binds_thinking,
+    )
+    return checked(standing, event)
+
+
+def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+    """The summary of seed 002, with as many of the newest messages as it says; or why there is none."""
+    state, outlook = standing.state, outlook_of(standing)
+    messages = [Message(one.role, one.content) for one in state.passages]
+    found = compact_messages(messages, config)
+    start = len(state.passages) - len(found.messages) + 1
+    covered = [one for one in state.passages[:start] if not is_record(one)]
+    if found.reason or not covered or state.compaction.last_message == state.messages:
+        return Unhelpful(found.reason or "there is nothing new to compact", _unchanged(outlook))
+    event = ContextCompacted(
+        strategy="seed",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=covered[0].number,
+        last=covered[-1].number,
+        digest=_digest_of(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged(outlook),
+        segments=(RecordSegment("record", text_of(found.messages[0].content)),),
+        role=record_role(standing),
+        thinking_dropped=standing.model.cache.binds_thinking,
+    )
+    return checked(standing, event)
+
+
+def _passage_tokens(standing: Standing) -> list[int]:
+    factor = standing.state.calibration.factor
+    return [round(count * factor) for count in standing.draft.passage_tokens()]
+
+
+def _digest_of(passages: Sequence[Passage]) -> str:
+    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
+
+
+def _checkpoint(
+    standing: Standing, config: CompactionConfig, trigger: Trigger, tail_tokens_max: int | None
+) -> Proposal | Unhelpful:
+    state, outlook = standing.state, outlook_of(standing)
+    tokens = _passage_tokens(standing)
+    record_max, tail_max = budgets(sum(tokens), config)
+    cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
+    # A prompt that does not fit is made smaller even where nothing was said since the last time.
+    at_once = state.compaction.last_message == state.messages and trigger != "overflow"
+    if cut is None or at_once:
+        return Unhelpful("there is nothing new to compact", _unchanged(outlook))
+    record, covered = _record_of(standing, cut, record_max)
+    event = ContextCompacted(
+        strategy="checkpoint",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=cut.first,
+        last=cut.last,
+        digest=_digest_of(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged(outlook),
+        segments=(
+            RecordSegment("record", record_text(record, recall=_recalls(state))),
+            RecordSegment("note", note_text(recent=cut.stop < len(state.passages))),
+        ),
+        role=record_role(standing),
+        thinking_dropped=standing.model.cache.binds_thinking,
+    )
+    return checked(standing, event, record)
+
+
+def record_role(standing: Standing) -> Role:
+    """The system's, where there is a system prompt and the provider takes a second one; else the user's."""
+    prompted = any(segment.place == "system" for segment in standing.state.head)
+    return "system" if prompted and standing.model.provider in _TAKES_SYSTEM_FIRST else "user"
+
+
+def _recalls(state: State) -> bool:
+    return any(spec.name == RECALL_TOOL for spec in state.tools)
+
+
+def _record_of(standing: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
+    """Always made from what was really said, never from a record of it."""
+    raw = standing.raw()
+    kept = [one for one in standing.state.passages[cut.stop :] if not one.injected]
+    text = "\n".join(plain_text(one.content) for one in kept)
+    asks = len(facts_of(kept).asks)
+    factor = standing.model.tokens_factor * standing.state.calibration.factor
+    record = build_record(
+        facts_of([one for one in raw if one.number <= cut.last]),
+        tokens_max=tokens_max,
+        count=lambda line: count_tokens(line, factor),
+        kept=Kept(text, asks),
+    )
+    return record, [one for one in raw if cut.first <= one.number <= cut.last]
+
+
+def hand_off_text(standing: Standing, config: CompactionConfig) -> str:
+    """What a new session has to be told to go on with this one's work: a record of all of it."""
+    factor = standing.model.tokens_factor * standing.state.calibration.factor
+    record = build_record(
+        facts_of(standing.raw()),
+        tokens_max=config.record_tokens_max,
+        count=lambda line: count_tokens(line, factor),
+    )
+    return f"{record_text(record, recall=False)}\n\n{note_text(recent=False)}"
+
+
+def checked(standing: Standing, event: ContextCompacted, record: Record | None = None) -> Proposal | Unhelpful:
+    """The event with its measured sizes, if the view that it makes is legal and smaller by enough."""
+    state = standing.state
+    after = compact(state, event)
+    # What a provider's own repair has to mend is not ours to refuse; what we would break is.
+    broken = validate(messages_of(state.passages), rules=_RULES)
+    problems = validate(messages_of(after.passages), rules=_RULES) if not broken else ()
+    draft = standing.new_draft()
+    draft.update(assemble(sent_view(after)))
+    tokens = state.calibration.corrected(draft.scroll.tokens_total)
+    numbers = _measured(standing, draft, after)
+    if problems:
+        return Unhelpful(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
+    # The seed compacts whatever its own limits let through.
+    gain_min = 1 if event.strategy == "seed" else least_gain(event.tokens_before, event.trigger)
+    if event.tokens_before - tokens < gain_min:
+        return Unhelpful("too little can be removed: the rest is head, record or newest messages", numbers)
+    blocks = shared_links(state.links, draft.scroll.links)
+    whole: ContextCompacted = msgspec.structs.replace(
+        event,
+        tokens_after=tokens,
+        numbers=numbers,
+        kept_blocks=blocks,
+        kept_tokens=_cached_tokens(standing, draft, blocks),
+    )
+    return Proposal(whole, compact(state, whole), _released(state, after), record)
+
+
+def _measured(standing: Standing, draft: Draft, after: State) -> CompactionNumbers:
+    """What stays in front unmoved counts as head; the record, and what is written anew behind it, are told apart."""
+    factor = standing.state.calibration.factor
+    sizes = draft.passage_tokens()
+    same = next(
+        (at for at, (old, new) in enumerate(zip(standing.state.passages, after.passages, strict=False)) if old != new),
+        0,
+    )
+    moved = list(zip(sizes, after.passages, strict=True))[same:]
+    records = sum(size for size, one in moved if is_record(one))
+    return numbers_of(
+        outlook_of(standing),
+        head_tokens=round((draft.head_tokens + sum(sizes[:same])) * factor),
+        record_tokens=round(records * factor),
+        kept_tokens=round((sum(size for size, _ in moved) - records) * factor),
+    )
+
+
+def _unchanged(outlook: Outlook) -> CompactionNumbers:
+    messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
+    return numbers_of(outlook, head_tokens=outlook.head_tokens, record_tokens=0, kept_tokens=messages)
+
+
+def _cached_tokens(standing: Standing, draft: Draft, blocks: int) -> int:
+    """What of the leading blocks has an entry of its own, by the marks of the last request; rather less than more."""
+    request = standing.state.request
+    held = [mark.piece for mark in request.marks if mark.piece < blocks] if request else []
+    if not held:
+        return 0
+    counted = sum(draft.scroll.tokens[: max(held) + 1])
+    return int(standing.state.calibration.corrected(counted) * READ_SHARE_MIN)
+
+
+def _released(before: State, after: State) -> tuple[SkillReleased, ...]:
+    """Skills whose bodies are no longer in view."""
+    blocks = (block for one in after.passages for block in one.content)
+    left = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
+    return tuple(
+        SkillReleased(one.name, one.tool_use_id, one.tokens)
+        for one in before.activations.loaded
+        if one.tool_use_id is not None and one.tool_use_id not in left
+    )

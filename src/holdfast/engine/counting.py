@@ -1,0 +1,87 @@
+"""What calls, pings and caches under a name have taken, counted into the state of a session."""
+
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.canonical.usage import Usage
+from holdfast.compaction.watch import after_call
+from holdfast.engine.answered import answered, comparison_after
+from holdfast.engine.sent import SentCall
+from holdfast.engine.session_state import State
+from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
+from holdfast.planning.explicit import KeptPrefix
+from holdfast.planning.memory import after_call as remembered
+from holdfast.planning.memory import after_ping, doubted
+from holdfast.planning.policy import Pinged
+
+
+def keep_cache(state: State, changed: CacheKept) -> State:
+    alive = changed.action in ("created", "extended")
+    kept = KeptPrefix(changed.name, changed.model, changed.digest, changed.tokens, changed.expires_at)
+    return msgspec.structs.replace(
+        paid(state, changed.cost_usd + changed.storage_cost_usd, Usage()),
+        kept=kept if alive else None,
+        refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
+    )
+
+
+def paid(state: State, cost_usd: Decimal, usage: Usage) -> State:
+    turn = state.turn
+    if turn is not None:
+        turn = msgspec.structs.replace(turn, usage=turn.usage + usage, cost_usd=turn.cost_usd + cost_usd)
+    return msgspec.structs.replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+
+
+def spent(state: State, cost_usd: Decimal, usage: Usage) -> State:
+    return msgspec.structs.replace(state, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+
+
+def count_ping(state: State, ping: CachePinged) -> State:
+    """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
+    pinged = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
+    after = msgspec.structs.replace(spent(state, ping.cost_usd, ping.usage), pinged_usd=pinged)
+    last = state.memory.last_at
+    if ping.piece is None or last is None or ping.sent_at < last or ping.model != state.model:
+        # It put the head there, a call has come since and says more, or it was for the cache of another model.
+        return after
+    seen = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
+    kept = SentCall(ping.sent_at, ping.ttl, ping.usage)
+    return msgspec.structs.replace(after, memory=after_ping(state.memory, seen), last_call=kept)
+
+
+def count_call(state: State, call: LlmCallCompleted) -> State:
+    # The estimate on the log is corrected already; what is learned is the factor from the plain count.
+    corrected = state.call_open.estimated_input_tokens if state.call_open else 0
+    estimated = round(corrected / state.calibration.factor)
+    after = paid(state, call.cost_usd, call.usage)
+    turn = after.turn and msgspec.structs.replace(after.turn, llm_calls=after.turn.llm_calls + 1)
+    counted = msgspec.structs.replace(after, turn=turn, call_open=None)
+    if call.source == "completion-cache":
+        # No provider has seen it: what is cached there stays what it was.
+        return counted
+    return msgspec.structs.replace(
+        counted,
+        last_call=answered(state.request, call.usage),
+        answered_links=len(state.links),
+        memory=remembered(state.memory, state.request, call.usage) if state.request else state.memory,
+        uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
+        calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
+        comparison=comparison_after(state.comparison, call),
+        compaction=after_call(state.compaction, call.usage),
+    )
+
+
+def count_failure(state: State, call: LlmCallFailed) -> State:
+    memory = state.memory if call.refused_diagnosis else doubted(state.memory)
+    return msgspec.structs.replace(
+        spent(state, call.cost_usd, call.usage),
+        call_open=None,
+        memory=memory,
+        comparison=comparison_after(state.comparison, call),
+    )
+
+
+def count_tool(state: State) -> State:
+    turn = state.turn and msgspec.structs.replace(state.turn, tool_calls=state.turn.tool_calls + 1)
+    return msgspec.structs.replace(state, turn=turn, called_tools=True)

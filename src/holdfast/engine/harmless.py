@@ -1,0 +1,31 @@
+"""What happens when our own part fails: the caller's call goes on, and one line is logged."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.errors import HoldfastError
+
+WARNINGS_MAX = 20
+
+
+class Warnings:
+    """Says each thing once, and no more than `WARNINGS_MAX` things."""
+
+    def __init__(self, logger: str = "holdfast.integrations") -> None:
+        self._logger = logging.getLogger(logger)
+        self._said: set[str] = set()
+
+    def once(self, message: str) -> None:
+        if message not in self._said and len(self._said) < WARNINGS_MAX:
+            self._said.add(message)
+            self._logger.warning("%s", message)
+
+    @contextmanager
+    def harmless(self, effect: str) -> Iterator[None]:
+        """Whatever is raised inside ends here; only our own errors, which quote no prompt, are quoted."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the caller's call must not break, whatever this was
+            reason = str(error) if isinstance(error, HoldfastError) else type(error).__name__
+            self.once(f"{effect}: {reason}")

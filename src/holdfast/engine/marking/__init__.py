@@ -1,0 +1,1 @@
+"""How a request that others wrote is given marks, a key of a cache, and nothing else."""

@@ -1,0 +1,141 @@
+"""Where marks go in the arguments of Anthropic's client."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.canonical.blocks import Json
+from holdfast.canonical.prompt import Mark, Plan, Ttl
+from holdfast.engine.marking.dialect import Dialect, Request, Rewritten, as_named_event
+from holdfast.engine.marking.plain import Arguments, extra_body, is_absent, members_of, parts_of
+from holdfast.errors import UserError
+from holdfast.planning.marks import plan_marks, takes_mark
+from holdfast.providers.anthropic import anthropic as adapter
+from holdfast.providers.anthropic.blocks import MARK
+from holdfast.providers.anthropic.spell import PROMPT_NAMES
+
+Spots = Mapping[int, Ttl]
+"""Which pieces, counted from the first tool, get a mark, and of what lifetime."""
+
+
+def rewrite(arguments: Arguments, request: Request) -> Rewritten:
+    """The caller's marks stay and come first; ours take the places that are left."""
+    if (PROMPT_NAMES | {MARK}) & extra_body(arguments).keys():
+        return Rewritten(arguments, request.wire)
+    own = request.wire.plan.marks
+    ours = _ours(request, own)
+    marks = tuple(sorted((*own, *ours), key=lambda mark: mark.piece))
+    changed = _marked(arguments, {mark.piece: mark.ttl for mark in ours}, request)
+    return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(marks)))
+
+
+def _ours(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
+    automatic = request.body.get(MARK)
+    taken = _count(request.body) + (automatic is not None)
+    left = max(0, request.model.cache.marks_max - taken)
+    marked = {mark.piece for mark in own}
+    pieces = request.scroll.pieces
+    wanted = [
+        mark
+        for mark in _planned(request)
+        # The provider's automatic mark stands at the end of the conversation already.
+        if mark.piece not in marked and not (automatic is not None and pieces[mark.piece].place == "messages")
+    ]
+    # A mark for an hour must not stand behind one for five minutes. What lies in front of it is written for an
+    # hour in any case, so this costs nothing.
+    hours = [mark.piece for mark in own if mark.ttl == "1h"]
+    if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
+        hours.append(len(pieces))
+    last_hour = max(hours, default=-1)
+    chosen = wanted[-left:] if left else []
+    return tuple(Mark(mark.piece, "1h" if mark.piece < last_hour else mark.ttl, mark.reason) for mark in chosen)
+
+
+def _planned(request: Request) -> tuple[Mark, ...]:
+    """The plan, and the end of the call before where that lies too far back to be found from the end of this one."""
+    rules, tail, pieces = request.model.cache, request.tail, request.scroll.pieces
+    marks = plan_marks(request.scroll, rules).marks
+    if tail is None or not marks or not takes_mark(pieces, tail) or pieces[tail].place != "messages":
+        return marks
+    if marks[-1].piece - tail < rules.lookback_positions:
+        return marks
+    return (*marks[:-1], Mark(tail, reason="end of the call before, which is too far back to be found"), marks[-1])
+
+
+def _count(body: Mapping[str, Json]) -> int:
+    """How many blocks carry a mark, at whatever depth; the automatic one is not among them."""
+    messages = body.get("messages")
+    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    return sum(_count_blocks(blocks) for blocks in (body.get("tools"), body.get("system"), *contents))
+
+
+def _count_blocks(blocks: Json) -> int:
+    if not isinstance(blocks, list):
+        return 0
+    found = 0
+    for block in blocks:
+        if isinstance(block, dict):
+            found += (block.get(MARK) is not None) + _count_blocks(block.get("content"))
+    return found
+
+
+def _marked(arguments: Arguments, spots: Spots, request: Request) -> Arguments:
+    """The arguments with marks in the same blocks as in the pieces; nothing of the caller's is changed."""
+    if not spots:
+        return arguments
+    walk = _Walk(spots)
+    changed = dict(arguments)
+    for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
+        given = arguments.get(name)
+        if given and not is_absent(given):
+            changed[name] = renew(given)
+    if walk.seen != len(request.scroll.pieces):
+        raise UserError("the blocks of the request are not counted alike")
+    return changed
+
+
+class _Walk:
+    """Goes through the arguments block by block, in the order of the pieces."""
+
+    def __init__(self, spots: Spots) -> None:
+        self._spots = spots
+        self.seen = 0
+
+    def messages(self, given: object) -> list[object]:
+        renewed: list[object] = []
+        for message in parts_of(given):
+            content = members_of(message).get("content")
+            new = self.text_or_blocks(content)
+            renewed.append(message if new is content else {**members_of(message), "content": new})
+        return renewed
+
+    def text_or_blocks(self, given: object) -> object:
+        if isinstance(given, str):
+            ttl = self._next()
+            return [_with_mark({"type": "text", "text": given}, ttl)] if ttl else given
+        return self.blocks(given)
+
+    def blocks(self, given: object) -> object:
+        old = parts_of(given)
+        new: list[object] = []
+        for block in old:
+            ttl = self._next()
+            new.append(_with_mark(members_of(block), ttl) if ttl else block)
+        return new if any(after is not before for after, before in zip(new, old, strict=True)) else given
+
+    def _next(self) -> Ttl | None:
+        ttl = self._spots.get(self.seen)
+        self.seen += 1
+        return ttl
+
+
+def _with_mark(block: Mapping[str, object], ttl: Ttl) -> dict[str, object]:
+    return {**block, MARK: {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
+
+
+MESSAGES = Dialect(
+    adapter,
+    rewrite,
+    as_named_event,
+    left_out=frozenset({"output_format", "user_profile_id", "workspace_id"}),
+)

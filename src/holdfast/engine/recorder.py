@@ -1,0 +1,246 @@
+"""What a wrapped client's calls took: events of one session, as a session of our own would record them."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from decimal import Decimal
+from itertools import groupby
+from threading import RLock
+
+import msgspec
+
+from holdfast.canonical.blocks import THINKING_KINDS, ToolUse
+from holdfast.canonical.encoding import ENCODING
+from holdfast.canonical.moves import Move
+from holdfast.canonical.pieces import Link, shared_links
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.reply import Reply
+from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, utc_date
+from holdfast.catalog.rows import Model
+from holdfast.clock import Clock, NewId
+from holdfast.economics.cost import cost_usd
+from holdfast.engine.harmless import Warnings
+from holdfast.errors import FailureKind, UserError
+from holdfast.events.envelope import Event
+from holdfast.events.log import Log
+from holdfast.events.payloads import (
+    AnyPayload,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+    SessionStarted,
+)
+from holdfast.ledger.calls import Bill, CallRecord, bill, calls
+
+UNPRICED = "unpriced"
+"""The pricing version of calls whose model has no row: they are recorded as costing nothing."""
+
+_NOT_RECORDED = "a call is not recorded"
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request as we spell it; `row` is None where the catalog does not know the model.
+
+    `compares` where the caller has asked the provider to compare it with an earlier one.
+    """
+
+    model: str
+    provider: str
+    row: Model | None
+    plan: Plan
+    links: tuple[Link, ...]
+    parameters_digest: str
+    body_bytes: int
+    tokens: int
+    compares: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
+    move: Move | None = None
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call under way."""
+
+    request_id: str
+    prepared: Prepared
+    started_at: float
+
+
+class Recorder:
+    """Safe to use from several threads. Nothing in here raises because of what a client or a store does."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        models: Models,
+        clock: Clock,
+        new_id: NewId,
+        warnings: Warnings,
+        opening: Callable[[str], SessionStarted] = SessionStarted,
+    ) -> None:
+        self._log = log
+        self._models = models
+        self._clock = clock
+        self._new_id = new_id
+        self._warnings = warnings
+        self._opening = opening
+        self._lock = RLock()
+        self._links: tuple[Link, ...] = ()
+        self._last_event_id: str | None = None
+        self._written: Future[None] | None = None
+        self._open: set[str] = set()
+        self._dropped: deque[tuple[Call, Reply | None]] = deque()
+        self._pricing_version = pricing_version(models)
+        self.session_id = new_id(clock())
+
+    @property
+    def log(self) -> Log:
+        """Where the events are: `log.read(recorder.session_id)`."""
+        return self._log
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        """The calls that were paid for, oldest first."""
+        return tuple(calls(self._events()))
+
+    def bill(self) -> Bill:
+        """What all calls took; those of models without a price count as free."""
+        total = Bill(0, Usage(), Decimal(0), Decimal(0))
+        for model, records in groupby(self.calls, key=lambda record: record.model):
+            part = self._bill_of(model, records)
+            total = Bill(
+                total.calls + part.calls,
+                total.usage + part.usage,
+                total.cost_usd + part.cost_usd,
+                total.uncached_cost_usd + part.uncached_cost_usd,
+            )
+        return total
+
+    def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
+        row = self.row_of(model)
+        if row is not None:
+            return bill(records, row)
+        kept = list(records)
+        return Bill(len(kept), sum((record.usage for record in kept), Usage()), Decimal(0), Decimal(0))
+
+    def row_of(self, model: str) -> Model | None:
+        try:
+            return find_model(model, self._models)
+        except UserError:
+            return None
+
+    def begin(self, prepared: Prepared, *beside: AnyPayload) -> Call | None:
+        """`beside` is recorded with it."""
+        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+            self._settle()
+            at = self._clock()
+            shared = shared_links(self._links, prepared.links)
+            call = Call(self._new_id(at), prepared, at)
+            self._write(
+                *beside,
+                RequestPrepared(
+                    plan=prepared.plan,
+                    encoding=ENCODING,
+                    shared_blocks=shared,
+                    links=prepared.links[shared:],
+                    parameters_digest=prepared.parameters_digest,
+                    body_bytes=prepared.body_bytes,
+                    settings=prepared.settings,
+                    moved=prepared.move if shared < len(self._links) else None,
+                ),
+                LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
+            )
+            self._links = prepared.links
+            self._open.add(call.request_id)
+            return call
+        return None
+
+    def complete(self, call: Call, reply: Reply) -> None:
+        prepared = call.prepared
+        completed = LlmCallCompleted(
+            model=prepared.model,
+            provider=prepared.provider,
+            usage=reply.usage,
+            cost_usd=self.cost_of(call, reply.usage),
+            pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
+            latency_ms=self._since(call),
+            stop_reason=reply.stop_reason,
+            produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
+            produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
+            request_id=call.request_id,
+            response_id=reply.id,
+            diagnosis=reply.diagnosis if prepared.compares else None,
+        )
+        self._end(call, completed)
+
+    def fail(self, call: Call, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
+        usage = partial.usage if partial else Usage()
+        failed = LlmCallFailed(
+            model=call.prepared.model,
+            provider=call.prepared.provider,
+            error_class=kind,
+            error_message_redacted=message,
+            retry_count=0,  # The client tries again by itself and does not say how often.
+            latency_ms=self._since(call),
+            request_id=call.request_id,
+            usage=usage,
+            cost_usd=self.cost_of(call, usage),
+        )
+        self._end(call, failed)
+
+    def drop(self, call: Call, partial: Reply | None) -> None:
+        """The caller let go of a stream without closing it.
+
+        This can come in the middle of anything, also of a store's work, so it is only noted here.
+        """
+        self._dropped.append((call, partial))
+
+    def _settle(self) -> None:
+        while self._dropped:
+            call, partial = self._dropped.popleft()
+            self.fail(call, "cancelled", "the stream was not read to its end", partial)
+
+    def _end(self, call: Call, payload: AnyPayload) -> None:
+        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+            if call.request_id in self._open:
+                self._open.discard(call.request_id)
+                self._write(payload)
+
+    def _write(self, *payloads: AnyPayload) -> None:
+        """Not waited for, so that no loop stands still: a store writes in order, and a read waits."""
+        at = self._clock()
+        events: list[Event] = []
+        parent = self._last_event_id
+        if parent is None:
+            model = next(one.model for one in payloads if isinstance(one, LlmCallStarted))
+            payloads = (self._opening(model), *payloads)
+        for payload in payloads:
+            event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)
+            events.append(event)
+            parent = event.id
+        self._last_event_id = parent
+        self._written = self._log.append(events)
+        self._written.add_done_callback(self._heard)
+
+    def _heard(self, written: "Future[None]") -> None:
+        with self._warnings.harmless(_NOT_RECORDED):
+            written.result()
+
+    def _events(self) -> Iterator[Event]:
+        with self._lock:
+            self._settle()
+            written = self._written
+        if written is not None:
+            written.exception()
+        return self._log.read(self.session_id)
+
+    def cost_of(self, call: Call, usage: Usage) -> Decimal:
+        row = call.prepared.row
+        if row is None or not row.prices:
+            return Decimal(0)
+        return cost_usd(usage, price_at(row, utc_date(call.started_at), usage.tokens_sent))
+
+    def _since(self, call: Call) -> int:
+        return round((self._clock() - call.started_at) * 1000)

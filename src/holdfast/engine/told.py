@@ -1,0 +1,36 @@
+"""Messages of a session as text for a reader: every block, under the number of its message."""
+
+from collections.abc import Iterable
+
+from holdfast.canonical.blocks import Block, Image, Opaque, RedactedThinking, Text, Thinking, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage
+from holdfast.extraction.calls import result_text
+
+
+def told(passages: Iterable[Passage]) -> str:
+    """What was said, word for word; what the model thought for itself is told by its length."""
+    return "\n\n".join(_message(passage) for passage in passages)
+
+
+def _message(passage: Passage) -> str:
+    speaker = f"{passage.layer} layer" if passage.injected else passage.role
+    return f"[m{passage.number}] {speaker}\n" + "\n".join(_block(block) for block in passage.content)
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Text():
+            return block.text
+        case ToolUse():
+            return f"calls {block.name} {block.arguments_json}"
+        case ToolResult():
+            failed = " (error)" if block.is_error else ""
+            return f"result{failed}:\n{result_text(block)}"
+        case Thinking():
+            return f"({len(block.text)} characters of thinking)"
+        case RedactedThinking():
+            return "(thinking, redacted)"
+        case Image():
+            return "(an image)"
+        case Opaque():
+            return f"({block.kind}, {len(block.raw)} bytes)"

@@ -1,0 +1,83 @@
+"""What is recorded of requests that others wrote: spelled by us, and compared with the one before."""
+
+from collections.abc import Callable
+from threading import Lock
+
+from holdfast.canonical.encoding import digest
+from holdfast.canonical.moves import Move
+from holdfast.canonical.pieces import shared_links
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.scroll import Scroll
+from holdfast.catalog.rows import Model
+from holdfast.catalog.tokens import count_block
+from holdfast.engine.draft import Draft
+from holdfast.engine.harmless import Warnings
+from holdfast.engine.recorder import Prepared, Recorder
+from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.providers.diagnosing import compares
+from holdfast.providers.tier_parameters import settings_of
+
+Rewrite = Callable[[Scroll, Model], WireRequest]
+"""The request that is sent in the place of another: the same prompt, with other marks."""
+
+
+class Witness:
+    """Follows the requests of one conversation; what was spelled for the one before is not spelled again."""
+
+    def __init__(self, recorder: Recorder, warnings: Warnings) -> None:
+        self.recorder = recorder
+        self.warnings = warnings
+        self._lock = Lock()
+        self._drafts: dict[tuple[str, float], Draft] = {}
+        self._tails: dict[str, tuple[int, str]] = {}
+
+    def prepared(self, adapter: Adapter, wire: WireRequest, rewrite: Rewrite | None = None) -> Prepared:
+        """What to record of a request; without `rewrite` it is sent as it is."""
+        model = f"{adapter.name}:{wire.parameters.model}"
+        row = self.recorder.row_of(model)
+        if row is None:
+            self.warnings.once(f"model {model[:120]!r} is not in the catalog: nothing is changed, and it has no price")
+        with self._lock:
+            scroll, move = self._scroll(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            sent = wire if row is None or rewrite is None else rewrite(scroll, row)
+            # What the provider cannot be told was left out of our spelling, and a mark on it too.
+            marks = tuple(mark for mark in sent.plan.marks if mark.piece < len(scroll.pieces))
+            if marks:
+                self._tails[adapter.name] = marks[-1].piece, scroll.links[marks[-1].piece].digest
+            opening = adapter.opening(sent.parameters)
+            return Prepared(
+                model=model,
+                provider=adapter.name,
+                row=row,
+                plan=Plan(marks),
+                links=tuple(scroll.links),
+                parameters_digest=digest(opening),
+                body_bytes=len(scroll.render(opening, marks)),
+                tokens=scroll.tokens_total,
+                compares=compares(adapter, sent.parameters),
+                settings=() if row is None else settings_of(row.provider, row.cache, sent.parameters),
+                move=move,
+            )
+
+    def tail(self, adapter: Adapter, scroll: Scroll) -> int | None:
+        """The last piece that the request before had marked, where this one says the same up to it."""
+        piece, known = self._tails.get(adapter.name, (-1, ""))
+        return piece if 0 <= piece < len(scroll.links) and scroll.links[piece].digest == known else None
+
+    def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
+        """The request spelled, and how it left the one before, if it did."""
+        key = (adapter.name, factor)
+        if key not in self._drafts:
+            self._drafts[key] = Draft(adapter, lambda spelled: count_block(spelled, factor))
+        draft = self._drafts[key]
+        before = tuple(draft.scroll.links)
+        try:
+            draft.update(wire.prompt)
+        except BaseException:
+            # Half of an update would be taken for the whole of it by the next call.
+            del self._drafts[key]
+            raise
+        shared = shared_links(before, draft.scroll.links)
+        move = draft.move(shared) if shared < len(before) else None
+        draft.settle()
+        return draft.scroll, move

@@ -1,0 +1,1 @@
+"""What a conversation says, found without a model: entities, calls, errors, asks."""

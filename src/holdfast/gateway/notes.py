@@ -1,0 +1,81 @@
+"""A queue between calls and their record: bounded, so that a slow record costs lines of it and never time."""
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Event, Thread
+from typing import Generic, TypeVar
+
+NOTES_MAX = 10_000
+BYTES_MAX = 256 * 1024 * 1024
+CLOSING_SECONDS_MAX = 5.0
+RESTING_SECONDS = 0.05
+
+T = TypeVar("T")
+
+
+class Notes(Generic[T]):
+    """What is put in is worked on in order by one thread. What does not fit is dropped and counted."""
+
+    def __init__(self, work: Callable[[T], None], *, notes_max: int = NOTES_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._work = work
+        self._notes_max = notes_max
+        self._bytes_max = bytes_max
+        self._waiting: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._changed = Condition()
+        self._closed = False
+        self._closing = Event()
+        self._busy = False
+        self._thread: Thread | None = None
+        self.dropped = 0
+
+    def put(self, note: T, size_bytes: int) -> bool:
+        """Whether it was taken."""
+        with self._changed:
+            full = len(self._waiting) >= self._notes_max or self._bytes + size_bytes > self._bytes_max
+            if full or self._closed:
+                self.dropped += 1
+                return False
+            self._waiting.append((note, size_bytes))
+            self._bytes += size_bytes
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="holdfast-gateway-record", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return True
+
+    def wait_until_empty(self, seconds_max: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds_max)
+
+    def close(self) -> None:
+        """What was taken is worked on, as long as that does not take too long."""
+        with self._changed:
+            self._closed = True
+            self._closing.set()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSING_SECONDS_MAX)
+
+    def _run(self) -> None:
+        while self._has_work():
+            # A call is noted when it goes out. Until its reply has begun, the processor is the call's.
+            self._closing.wait(RESTING_SECONDS)
+            while (note := self._next()) is not None:
+                self._work(note)
+
+    def _has_work(self) -> bool:
+        """Waits for it; false where there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return bool(self._waiting)
+
+    def _next(self) -> T | None:
+        with self._changed:
+            self._busy = bool(self._waiting)
+            if not self._busy:
+                self._changed.notify_all()
+                return None
+            note, size_bytes = self._waiting.popleft()
+            self._bytes -= size_bytes
+            return note

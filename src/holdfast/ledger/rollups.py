@@ -1,0 +1,95 @@
+"""Which sums are kept beside the log, and what a posting adds to each."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from holdfast.ledger.postings import Posting, Sums, at_fault, cells
+
+Cell = str | int
+Key = tuple[Cell, ...]
+Addition = tuple[str, Key, tuple[int, ...]]
+
+
+class Given(msgspec.Struct, frozen=True):
+    """How often a verdict was given, how often it stands for a loss, and what was lost then."""
+
+    calls: int = 0
+    losses: int = 0
+    tokens: int = 0
+    lost: int = 0
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Calls that ended in one way, and how long they took together."""
+
+    calls: int = 0
+    latency_ms: int = 0
+    retries: int = 0
+
+
+class RollUp(msgspec.Struct, frozen=True):
+    """One row a key; a row whose first sum is 0 is gone."""
+
+    name: str
+    keys: tuple[str, ...]
+    sums: tuple[str, ...]
+
+
+DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
+SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
+VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), Given.__struct_fields__)
+OUTCOME_DAYS = RollUp(
+    "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), Ended.__struct_fields__
+)
+"""A latency of n bits is under 2**n ms: sums of such rows can be taken back, as those of a greatest one cannot."""
+
+ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS)
+
+
+PARTS_MAX = 1_000
+
+
+def additions(posting: Posting) -> Iterator[Addition]:
+    day, simulated = posting.day, int(posting.simulated)
+    if posting.sums.entries:
+        sums = cells(posting.sums)
+        yield DAYS.name, (day, posting.provider, posting.model, simulated), sums
+        yield SESSION_DAYS.name, (posting.session_id, day, simulated), sums
+    verdict = posting.entry.verdict if posting.entry else None
+    if verdict is not None:
+        lost = posting.sums.lost
+        given = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
+        yield VERDICT_DAYS.name, (day, verdict.kind, at_fault(verdict.component), simulated), given
+    if posting.outcome is not None:
+        key = (day, posting.provider, posting.model, posting.outcome, posting.latency_ms.bit_length(), simulated)
+        yield OUTCOME_DAYS.name, key, (1, posting.latency_ms, posting.retries)
+
+
+class Totals:
+    """Grows by additions; they are added up when somebody asks."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[Key, list[tuple[int, ...]]]] = {one.name: {} for one in ROLLUPS}
+
+    def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
+        parts = self._parts[table].setdefault(key, [])
+        parts.append(amounts)
+        if len(parts) >= PARTS_MAX:
+            parts[:] = [_sum(parts)]
+
+    def rows(self, table: RollUp) -> dict[Key, tuple[int, ...]]:
+        return {key: _sum(parts) for key, parts in self._parts[table.name].items()}
+
+    def clear(self) -> None:
+        for parts in self._parts.values():
+            parts.clear()
+
+    def post(self, postings: Iterable[Posting]) -> None:
+        for posting in postings:
+            for addition in additions(posting):
+                self.add(*addition)
+
+
+def _sum(parts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return parts[0] if len(parts) == 1 else tuple(map(sum, zip(*parts, strict=True)))

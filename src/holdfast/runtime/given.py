@@ -1,0 +1,33 @@
+"""What a caller may give in several shapes: a message, a store."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.canonical.blocks import Block, Image, Text
+from holdfast.catalog.lookup import shipped_models
+from holdfast.catalog.overrides import with_overrides
+from holdfast.errors import UserError
+from holdfast.events.log import Log
+from holdfast.runtime.compose import config_of
+from holdfast.runtime.options import Options
+from holdfast.stores.open import open_store
+
+
+def content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
+    if isinstance(message, str):
+        return (Text(message),)
+    if isinstance(message, Text | Image):
+        return (message,)
+    if isinstance(message, list | tuple):
+        return tuple(message)
+    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
+
+
+def open_log(options: Options) -> tuple[Log, bool]:
+    """The store to use, and whether it is ours to close."""
+    store = options.get("store")
+    if store is not None and not isinstance(store, str | Path):
+        return store, False
+    config = config_of(options)
+    address = config.db_path if store is None else str(store)
+    return open_store(address, models=with_overrides(shipped_models(), config.models)), True

@@ -1,0 +1,91 @@
+"""Which calls lost what they could have read: those behind a row of the breaks, dearest first."""
+
+import asyncio
+import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from holdfast.ledger.verdicts import VerdictKind
+from holdfast.service.routes import Route, route
+from holdfast.service.service import Service
+from holdfast.service.sums import usd
+from holdfast.service.times import Moment, Window, moment, span
+
+LISTED_MAX = 500
+SKIPPED_MAX = 1_000_000
+
+
+class BrokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+    """Of one cause, or of any but `held`; and of one component where one is named."""
+
+    start: Moment | None = None
+    end: Moment | None = None
+    cause: VerdictKind | Literal["any"] = "any"
+    component: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+    skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
+
+
+class BrokenCall(msgspec.Struct, frozen=True):
+    session: str
+    name: str | None
+    number: int
+    at: datetime.datetime
+    model: str
+    cause: VerdictKind
+    component: str | None
+    detail: str
+    lost_tokens: int
+    lost_usd: float
+
+
+class BrokenReply(msgspec.Struct, frozen=True):
+    window: Window
+    data: tuple[BrokenCall, ...]
+    more: bool
+
+
+async def broken_calls(service: Service, request: BrokenRequest) -> BrokenReply:
+    within = span(request.start, request.end, now=service.clock())
+
+    def find() -> list[BrokenCall]:
+        found = [
+            BrokenCall(
+                session=call.session_id,
+                name=one.row.name,
+                number=call.number,
+                at=moment(call.at),
+                model=call.model,
+                cause=verdict.kind,
+                component=verdict.component,
+                detail=verdict.detail,
+                lost_tokens=verdict.lost_tokens,
+                lost_usd=usd(verdict.lost_usd),
+            )
+            for one in service.figures.sessions(since=within.start)
+            for call in one.calls
+            if (verdict := call.verdict) is not None
+            and verdict.kind != "held"
+            and within.holds(call.at)
+            and request.cause in ("any", verdict.kind)
+            and request.component in (None, verdict.component)
+        ]
+        return sorted(found, key=lambda one: (-one.lost_usd, one.session, one.number))
+
+    found = await asyncio.to_thread(find)
+    page = found[request.skip : request.skip + request.limit]
+    return BrokenReply(within.told, tuple(page), len(found) > request.skip + request.limit)
+
+
+ROUTES: tuple[Route, ...] = (
+    route(
+        "GET",
+        "/analytics/breaks/calls",
+        broken_calls,
+        request=BrokenRequest,
+        reply=BrokenReply,
+        rule="read",
+        summary="The calls behind the breaks, dearest first.",
+    ),
+)

@@ -1,0 +1,1 @@
+"""The page that shows what the service knows: its files, and how they are sent."""

@@ -1,0 +1,29 @@
+// Tables: columns say how a row is shown and how it is exported.
+
+import { h } from "./dom.js";
+import { csvButton } from "./exporting.js";
+
+/**
+ * `columns`: {heading, meaning, show(row), plain(row), number}. A column without `plain` is not exported.
+ */
+export function table({ name, caption, columns, rows, none = "Nothing here yet.", attributes }) {
+  const told = columns.filter((column) => column.plain);
+  const head = columns.map((column) =>
+    h("th", { scope: "col", class: column.number ? "number" : null, title: column.meaning }, column.heading));
+  const body = rows.map((row) =>
+    h("tr", attributes?.(row) ?? {}, columns.map((column) =>
+      h("td", { class: column.number ? "number" : null, "data-heading": column.heading }, column.show(row)))));
+  return h("section", { class: "block", "aria-label": caption },
+    h("div", { class: "bar" }, h("h2", {}, caption), rows.length
+      ? csvButton(name, told.map((column) => column.heading), () => rows.map((row) => told.map((column) => column.plain(row))))
+      : null),
+    rows.length
+      ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)))
+      : h("p", { class: "none" }, none));
+}
+
+/** Newer and older, by the server's pages. */
+export const pager = ({ skip, limit, more, link }) => (skip === 0 && !more ? null : h("nav", { class: "pager", "aria-label": "Pages" },
+  skip > 0 ? h("a", { href: link(Math.max(0, skip - limit)), "data-key": "newer" }, "← Newer") : null,
+  h("span", {}, `from ${skip + 1}`),
+  more ? h("a", { href: link(skip + limit), "data-key": "older" }, "Older →") : null));

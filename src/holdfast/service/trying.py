@@ -1,0 +1,32 @@
+"""Something to look at: a sample of good and bad habits, played on demand where the service simulates."""
+
+import msgspec
+
+from holdfast.service.failures import RefusedError
+from holdfast.service.routes import Nothing, Route, route
+from holdfast.service.service import Service
+
+
+class Playing(msgspec.Struct, frozen=True):
+    playing: bool
+
+
+async def play(service: Service, request: Nothing) -> Playing:
+    if service.sample is None:
+        raise RefusedError(409, "not_simulating", "start the service with `holdfast serve --simulate` to play a sample")
+    service.sample.start()
+    return Playing(service.sample.playing)
+
+
+ROUTES: tuple[Route, ...] = (
+    route(
+        "POST",
+        "/api/sample",
+        play,
+        request=Nothing,
+        reply=Playing,
+        rule="admin",
+        summary="Play sample sessions against a simulated provider.",
+        refusals=(409,),
+    ),
+)

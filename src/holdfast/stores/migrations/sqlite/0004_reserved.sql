@@ -1,2 +1,0 @@
--- Kept for the table of calls.
-SELECT 1;

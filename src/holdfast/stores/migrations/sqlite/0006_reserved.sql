@@ -1,2 +1,0 @@
--- Kept for what other parts of the same version add.
-SELECT 1;

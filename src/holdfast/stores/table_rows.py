@@ -1,0 +1,178 @@
+"""How a posting lies in the tables: calls, charges that are no calls, and calls that failed for nothing."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.canonical.prompt import Plan
+from holdfast.canonical.usage import Usage
+from holdfast.errors import StoreError
+from holdfast.ledger.books import CallRecord, Entry
+from holdfast.ledger.money import dollars
+from holdfast.ledger.postings import Posting, at_fault
+from holdfast.ledger.verdicts import Verdict
+
+
+class CallRow(msgspec.Struct, frozen=True, array_like=True):
+    session_id: str
+    number: int
+    event_id: str
+    turn_id: str | None
+    at: float
+    day: str
+    provider: str
+    model: str
+    simulated: int
+    input: int
+    cache_read: int
+    cache_write_5m: int
+    cache_write_1h: int
+    cache_write_other: int
+    output: int
+    spent: int
+    uncached: int
+    lost: int
+    price_version: str
+    latency_ms: int
+    latency_bits: int
+    retries: int
+    outcome: str
+    stop_reason: str
+    request_id: str
+    chain: str
+    blocks_shared: int
+    blocks_before: int
+    moved_layer: str | None
+    moved_byte: int | None
+    plan: str
+    kind: str | None
+    component: str | None
+    lost_tokens: int
+    verdict: str | None
+
+
+class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
+    session_id: str
+    event_id: str
+    at: float
+    day: str
+    provider: str
+    model: str
+    simulated: int
+    type: str
+    spent: int
+
+
+class FailureRow(msgspec.Struct, frozen=True, array_like=True):
+    session_id: str
+    event_id: str
+    at: float
+    day: str
+    provider: str
+    model: str
+    simulated: int
+    outcome: str
+    latency_ms: int
+    latency_bits: int
+    retries: int
+
+
+TableRow = CallRow | ChargeRow | FailureRow
+
+TABLES: dict[type[TableRow], str] = {CallRow: "calls", ChargeRow: "charges", FailureRow: "failures"}
+
+_encode = msgspec.json.Encoder().encode
+_plan = msgspec.json.Decoder(Plan).decode
+_verdict = msgspec.json.Decoder(Verdict).decode
+
+
+def row_of(posting: Posting) -> TableRow:
+    if posting.entry is not None:
+        return _call_row(posting, posting.entry)
+    whose = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
+    simulated, latency_ms = int(posting.simulated), posting.latency_ms
+    if posting.outcome is None:
+        return ChargeRow(*whose, simulated, posting.type, posting.sums.spent)
+    return FailureRow(*whose, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
+
+
+def _call_row(posting: Posting, entry: Entry) -> CallRow:
+    call, sums, verdict = entry.record, posting.sums, entry.verdict
+    return CallRow(
+        session_id=posting.session_id,
+        number=call.number,
+        event_id=entry.event_id,
+        turn_id=entry.turn_id,
+        at=posting.at,
+        day=posting.day,
+        provider=posting.provider,
+        model=posting.model,
+        simulated=int(posting.simulated),
+        input=sums.input,
+        cache_read=sums.cache_read,
+        cache_write_5m=sums.cache_write_5m,
+        cache_write_1h=sums.cache_write_1h,
+        cache_write_other=sums.cache_write_other,
+        output=sums.output,
+        spent=sums.spent,
+        uncached=sums.uncached,
+        lost=sums.lost,
+        price_version=entry.pricing_version,
+        latency_ms=posting.latency_ms,
+        latency_bits=posting.latency_ms.bit_length(),
+        retries=posting.retries,
+        outcome=posting.outcome or "",
+        stop_reason=entry.stop_reason,
+        request_id=call.request_id,
+        chain=entry.chain,
+        blocks_shared=call.blocks_shared,
+        blocks_before=call.blocks_before,
+        moved_layer=call.moved_layer,
+        moved_byte=call.moved_byte,
+        plan=_encode(entry.plan).decode(),
+        kind=verdict.kind if verdict else None,
+        component=at_fault(verdict.component) if verdict else None,
+        lost_tokens=verdict.lost_tokens if verdict else 0,
+        verdict=_encode(verdict).decode() if verdict else None,
+    )
+
+
+def entry_of(columns: Sequence[object]) -> Entry:
+    """The call as it was entered; raises StoreError where the row is not one."""
+    try:
+        row = msgspec.convert(columns, CallRow)
+        plan, verdict = _plan(row.plan), _verdict(row.verdict) if row.verdict is not None else None
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise StoreError("the table of calls is damaged: `holdfast db rebuild` makes it anew from the log") from error
+    return Entry(
+        event_id=row.event_id,
+        turn_id=row.turn_id,
+        provider=row.provider,
+        record=_record_of(row),
+        uncached_usd=dollars(row.uncached),
+        pricing_version=row.price_version,
+        stop_reason=row.stop_reason,
+        retries=row.retries,
+        plan=plan,
+        chain=row.chain,
+        verdict=verdict,
+    )
+
+
+def _record_of(row: CallRow) -> CallRecord:
+    return CallRecord(
+        number=row.number,
+        at=row.at,
+        request_id=row.request_id,
+        model=row.model,
+        usage=Usage(
+            row.input, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.cache_write_other, row.output
+        ),
+        cost_usd=dollars(row.spent),
+        latency_ms=row.latency_ms,
+        completed=row.outcome == "completed",
+        blocks_shared=row.blocks_shared,
+        blocks_before=row.blocks_before,
+        moved_layer=row.moved_layer,
+        moved_byte=row.moved_byte,
+    )

@@ -1,0 +1,148 @@
+"""How events leave a store and come into another: lines of JSON, session by session, with a first and a last line.
+
+Without content an export is for other programs to read: what was said is left out, and it cannot be imported.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO
+
+import msgspec
+
+from holdfast.errors import StoreError, UserError
+from holdfast.events.envelope import Event, Sensitivity, sensitivity_of, type_of
+from holdfast.events.log import Log
+from holdfast.events.payloads import SessionStarted
+from holdfast.stores.rows import EVENT_BYTES_MAX
+
+FORMAT = 1
+LINE_BYTES_MAX = EVENT_BYTES_MAX + 65_536
+
+
+class Header(msgspec.Struct, frozen=True):
+    holdfast_export: int
+    content: bool
+    exported_at: float
+
+
+class End(msgspec.Struct, frozen=True):
+    """The last line. Without it a file was cut."""
+
+    end_of_export: bool
+    sessions: int
+    events: int
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What became of a session: events that were added, and those that were there."""
+
+    session_id: str
+    added: int
+    known: int
+
+
+_encode = msgspec.json.Encoder().encode
+_header = msgspec.json.Decoder(Header).decode
+_event = msgspec.json.Decoder(Event).decode
+_end = msgspec.json.Decoder(End).decode
+
+_UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError, ArithmeticError)
+
+
+def exported(log: Log, session_ids: Iterable[str], *, content: bool, now: float) -> Iterator[bytes]:
+    """The lines of an export; no more than a few events are in memory at once."""
+    yield _encode(Header(FORMAT, content, now)) + b"\n"
+    sessions = events = 0
+    for session_id in session_ids:
+        sessions += 1
+        for event in log.read(session_id):
+            events += 1
+            yield _encode(event if content else without_content(event)) + b"\n"
+    yield _encode(End(True, sessions, events)) + b"\n"
+
+
+def without_content(event: Event) -> Mapping[str, object]:
+    """Who did what, when, and at what cost; not what was said, and not where on whose disk."""
+    payload = event.payload
+    told: object = payload
+    if isinstance(payload, SessionStarted):
+        told = msgspec.structs.replace(payload, name=None, workspace_path=None)
+    elif sensitivity_of(payload) is Sensitivity.PRIVATE:
+        told = {"type": type_of(payload), "left_out_bytes": len(_encode(payload))}
+    return {name: getattr(event, name) for name in Event.__struct_fields__} | {"payload": told}
+
+
+def check_header(file: IO[bytes], name: str) -> None:
+    """Read the first line; raises UserError for a file that cannot be imported."""
+    try:
+        header = _header(file.readline(LINE_BYTES_MAX))
+    except _UNREADABLE as error:
+        raise UserError(f"{name} is not an export of Holdfast: `holdfast db export` makes one") from error
+    if header.holdfast_export != FORMAT:
+        raise UserError(f"{name} was exported by a newer Holdfast: upgrade holdfast to import it")
+    if not header.content:
+        raise UserError(f"{name} was exported without what was said, which a session needs: export it with --content")
+
+
+def imported(file: IO[bytes], log: Log, name: str) -> Iterator[Imported]:
+    """Append what a file holds behind its first line, a whole session at a time or nothing of it.
+
+    What is there already is left alone. Raises UserError, with the number of the line, for a file that is damaged or
+    does not fit what is there.
+    """
+    lines = _numbered(file, name)
+    batch: list[Event] = []
+    first = 0
+    for number, line in lines:
+        found = _read(line, number, name)
+        if isinstance(found, End):
+            if batch:
+                yield _merged(log, batch, f"{name}, line {first}")
+            events = number - 2
+            if events != found.events or next(lines, None) is not None:
+                raise UserError(
+                    f"{name}, line {number}: the file has {events} events and says {found.events}: export anew"
+                )
+            return
+        if batch and batch[0].session_id != found.session_id:
+            yield _merged(log, batch, f"{name}, line {first}")
+            batch = []
+        first = first if batch else number
+        batch.append(found)
+    raise UserError(f"{name} ends too early, and its last session was not imported: export it anew")
+
+
+def _numbered(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    number = 1
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise UserError(f"{name}, line {number} has more than {LINE_BYTES_MAX} bytes: no event has")
+        yield number, line
+
+
+def _read(line: bytes, number: int, name: str) -> Event | End:
+    try:
+        return _event(line)
+    except _UNREADABLE as error:
+        try:
+            return _end(line)
+        except _UNREADABLE:
+            raise UserError(
+                f"{name}, line {number} is damaged, or was written by a newer Holdfast; nothing of its session was "
+                "imported: export it anew, or upgrade holdfast"
+            ) from error
+
+
+def _merged(log: Log, events: list[Event], place: str) -> Imported:
+    """Append to a session what it does not have, if that is how it goes on."""
+    session_id = events[0].session_id
+    known = list(log.read(session_id))
+    if known[: len(events)] != events[: len(known)]:
+        raise UserError(f"{place}: session {session_id!a} has other events here: delete it first, or keep it as it is")
+    new = events[len(known) :]
+    try:
+        if new:
+            log.append(new).result()
+    except StoreError as error:
+        raise UserError(f"{place}: session {session_id!a} cannot be imported: {error}") from error
+    return Imported(session_id, len(new), len(events) - len(new))

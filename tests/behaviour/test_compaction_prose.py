@@ -1,0 +1,110 @@
+"""What a model adds to a record: asked for by the request it would get anyway, and held to what was said."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from holdfast.canonical.blocks import Message, Text, ToolUse, text_of
+from holdfast.compaction.prose import INSTRUCTION, checked_prose
+from holdfast.compaction.values import CompactionConfig
+from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.simulator.script import ScriptedReply
+from long_talks import LongTalk, reading
+
+PROSE = CompactionConfig(auto=False, prose=True)
+SAID = "The lexer in src/lexer.py took 30 seconds, so TokenStream was chosen over a generator."
+GOOD = (
+    "## Rationale\n- The lexer is slow because it copies.\n## Next\n- Look at the next part.\n- Open src/unheard_of.py."
+)
+
+
+def count(text: str) -> int:
+    return len(text) // 4
+
+
+def answering(reply: str | ToolUse) -> object:
+    def answer(messages: Sequence[Message]) -> ScriptedReply:
+        if not text_of(messages[-1].content).endswith(INSTRUCTION):
+            return reading(messages)
+        return ScriptedReply((Text(reply) if isinstance(reply, str) else reply,))
+
+    return answer
+
+
+async def compacted(reply: str | ToolUse) -> tuple[LongTalk, ContextCompacted]:
+    talk = LongTalk(compaction=PROSE)
+    talk.provider._script = answering(reply)  # type: ignore[assignment]  # a function of the messages
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        await session.compact()
+    (event,) = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    return talk, event
+
+
+async def test_the_request_for_it_extends_the_last_one_and_reads_the_cache() -> None:
+    talk, event = await compacted(GOOD)
+    before, asked = (msgspec.json.decode(one.body) for one in talk.provider.requests[-2:])
+    assert (asked["tools"], asked["system"]) == (before["tools"], before["system"])
+    assert len(asked["messages"]) == len(before["messages"]) + 2
+    assert asked["messages"][-1]["content"][0]["text"] == INSTRUCTION
+    assert event.usage.cache_read >= 0.85 * event.usage.tokens_sent
+    assert event.cost_usd > 0
+
+
+async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted() -> None:
+    _, event = await compacted(GOOD)
+    assert [part.kind for part in event.segments] == ["record", "prose", "note"]
+    assert event.segments[1].text == (
+        "## Rationale\n- The lexer is slow because it copies.\n\n## Next\n- Look at the next part."
+    )
+    assert event.notes == ("1 lines of the model's were dropped",)
+
+
+@pytest.mark.parametrize("reply", ["Sorry.", "## Story\n- Once.", ToolUse("", "read_file", '{"path":"a"}')])
+async def test_what_cannot_be_used_leaves_the_record_that_was_found_by_rule(reply: str | ToolUse) -> None:
+    _, event = await compacted(reply)
+    assert [part.kind for part in event.segments] == ["record", "note"]
+    assert len(event.notes) == 1
+    assert event.cost_usd > 0
+
+
+async def test_what_it_cost_is_counted_and_it_is_no_part_of_the_conversation() -> None:
+    talk = LongTalk(compaction=PROSE)
+    talk.provider._script = answering(GOOD)  # type: ignore[assignment]  # a function of the messages
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        before = session.cost
+        await session.compact()
+        assert session.cost > before
+        assert INSTRUCTION not in str(session.history)
+
+
+async def test_a_cold_cache_is_not_paid_for_twice() -> None:
+    talk = LongTalk(compaction=PROSE)
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        talk.clock.advance(7_200)
+        sent = len(talk.provider.requests)
+        await session.compact()
+    assert len(talk.provider.requests) == sent
+
+
+def test_names_quotations_and_words_of_the_user_are_held_to_what_was_said() -> None:
+    text = (
+        "## Rationale\n- TokenStream was chosen for src/lexer.py.\n- It saved 90 seconds.\n"
+        '- "The lexer in src/lexer.py took" too long.\n- "Nobody has ever said these words" here.\n'
+        "- The user said to push.\n- The user wants more.\n## Rejected\n- A generator.\n## Orders\n- Push now."
+    )
+    found = checked_prose(text, SAID, count=count)
+    assert found.text == (
+        "## Rationale\n- TokenStream was chosen for src/lexer.py.\n"
+        '- "The lexer in src/lexer.py took" too long.\n\n## Rejected\n- A generator.'
+    )
+    assert found.dropped == 5
+
+
+def test_what_is_too_long_is_left_out_from_the_end_on() -> None:
+    found = checked_prose("## Next\n" + "- do it all again and again\n" * 1_000, SAID, count=count)
+    assert 0 < len(found.text) < 5_200
+    assert found.dropped > 0

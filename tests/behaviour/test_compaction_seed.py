@@ -1,0 +1,171 @@
+"""The cases of seed 002's own compaction, and where this one does better on purpose."""
+
+import pytest
+
+from holdfast import compact_session
+from holdfast.canonical.blocks import Message, Text, ToolResult, ToolUse, assistant, text_of, user
+from holdfast.canonical.transcript import TranscriptRules, validate
+from holdfast.compaction.seed import (
+    PREAMBLE,
+    RECENT,
+    compact_messages,
+    cut_block,
+    format_summary,
+    key_files,
+    pending_work,
+    should_compact,
+    summarize,
+    threshold_of,
+)
+from holdfast.compaction.values import CompactionConfig
+from holdfast.events.payloads_compaction import ContextCompacted
+from long_talks import GOAL, LongTalk
+
+KEEP_2 = CompactionConfig(preserve_recent_messages=2, max_estimated_tokens=1)
+CALL = ToolUse("c1", "bash", '{"command":"ls"}')
+SECOND = ToolUse("c2", "bash", '{"command":"pwd"}')
+
+
+def result(id: str = "c1", text: str = "ok") -> Message:
+    return user(ToolResult(id, (Text(text),), name="bash"))
+
+
+def test_thoughts_of_the_writer_are_dropped_and_the_summary_gets_a_heading() -> None:
+    assert format_summary("<analysis>x</analysis>\n<summary>Kept work</summary>") == "Summary:\nKept work"
+
+
+def test_a_closing_tag_in_front_of_its_opening_one_takes_nothing_along() -> None:
+    assert format_summary("</analysis>a<analysis>b") == "</analysis>a<analysis>b"
+
+
+def test_one_short_message_stays_as_it_is() -> None:
+    done = compact_messages([user("hello")], CompactionConfig())
+    assert (done.messages, done.removed_message_count, done.summary) == ((user("hello"),), 0, "")
+
+
+def test_a_kept_result_keeps_its_call() -> None:
+    messages = [user("u" * 800), assistant("a" * 800, CALL), result(), assistant("done")]
+    done = compact_messages(messages, KEEP_2)
+    assert done.removed_message_count == 1
+    assert [message.role for message in done.messages] == ["system", "assistant", "user", "assistant"]
+    assert done.messages[1:] == tuple(messages[1:])
+    assert "Scope: 1 earlier messages compacted" in done.summary
+    assert "Key timeline:" in done.summary
+
+
+@pytest.mark.parametrize("keep", [2, 3, 4])
+def test_calls_side_by_side_are_kept_with_all_their_results(keep: int) -> None:
+    messages = [user("go"), assistant(CALL, SECOND), result("c1"), result("c2"), assistant("done")]
+    done = compact_messages(messages, CompactionConfig(preserve_recent_messages=keep, max_estimated_tokens=1))
+    assert done.removed_message_count == 1
+    assert done.messages[1:] == tuple(messages[1:])
+
+
+def test_nothing_kept_is_everything_removed() -> None:
+    messages = [user("one"), assistant("two")]
+    done = compact_messages(messages, CompactionConfig(preserve_recent_messages=0, max_estimated_tokens=1))
+    assert done.removed_message_count == 2
+    assert len(done.messages) == 1
+    assert RECENT not in text_of(done.messages[0].content)
+
+
+def test_a_summary_in_front_counts_for_nothing() -> None:
+    first = compact_messages([user("a" * 900), assistant("b"), user("c"), assistant("d")], KEEP_2)
+    assert text_of(first.messages[0].content).startswith(PREAMBLE)
+    assert not should_compact([first.messages[0], user("tiny"), assistant("tiny")], KEEP_2)
+
+
+def test_a_second_compaction_tells_the_new_from_the_old_and_keeps_the_newest_request() -> None:
+    first = compact_messages([user("Build the parser."), assistant("ok"), user("Then test."), assistant("yes")], KEEP_2)
+    second = compact_messages([*first.messages, user("Now the docs."), assistant("sure")], KEEP_2)
+    assert "Newly compacted context" in second.summary
+    assert "Then test." in second.summary
+    assert "Previously compacted context" not in second.summary
+    assert second.messages[1] == user("Now the docs.")
+
+
+def test_no_marks_gather_and_the_first_goal_stays_however_often_it_is_merged() -> None:
+    messages: list[Message] = [user("Build the parser, verbatim."), assistant("ok")]
+    sizes = []
+    for number in range(40):
+        messages += [user(f"Step {number}"), assistant(f"Did {number}")] * 5
+        done = compact_messages(messages, KEEP_2)
+        messages = list(done.messages)
+        sizes.append(len(done.summary))
+    assert "- - " not in done.summary
+    assert "Build the parser, verbatim." in done.summary
+    assert max(sizes) < 20_000
+
+
+def test_long_blocks_end_in_an_ellipsis() -> None:
+    assert cut_block("x" * 400) == "x" * 160 + "…"
+
+
+def test_paths_in_a_sentence_are_key_files() -> None:
+    said = user("Update rust/crates/runtime/src/compact.rs and rust/crates/cli/src/main.rs next.")
+    assert key_files([said]) == ["rust/crates/cli/src/main.rs", "rust/crates/runtime/src/compact.rs"]
+
+
+def test_what_is_to_be_done_next_is_pending() -> None:
+    said = [user("done"), assistant("Next: update tests and follow up on remaining CLI polish.")]
+    assert pending_work(said) == ["Next: update tests and follow up on remaining CLI polish."]
+
+
+def test_calls_without_results_and_open_tasks_are_pending_before_any_words_are() -> None:
+    tasks = '{"todos":[{"content":"write docs","status":"pending"},{"content":"lint","status":"completed"}]}'
+    said = [assistant("Next: nothing.", ToolUse("t", "TodoWrite", tasks)), result("t"), assistant(CALL)]
+    assert pending_work(said) == ['bash {"command":"ls"}', "write docs"]
+
+
+def test_pairs_are_never_split_whatever_is_kept() -> None:
+    messages = [user("u"), assistant(CALL), result(), assistant("answer"), user("more"), assistant("end")]
+    rules = TranscriptRules(system_messages="anywhere", first_role_user=False)
+    for keep in range(7):
+        done = compact_messages(messages, CompactionConfig(preserve_recent_messages=keep, max_estimated_tokens=1))
+        assert validate(done.messages, rules=rules) == ()
+        assert (done.removed_message_count > 0) == (keep < 6)
+
+
+def test_the_summary_has_all_sections_of_the_seed() -> None:
+    text = summarize([user("Fix src/a.rs"), assistant("Next: run tests", CALL), result()])
+    for section in (
+        "Scope",
+        "Tools mentioned: bash",
+        "Recent user requests",
+        "Pending work",
+        "Key files",
+        "Current work",
+    ):
+        assert section in text
+    assert "  - tool: tool_result bash: ok" in text
+
+
+def test_a_limit_that_says_nothing_is_the_default() -> None:
+    assert [threshold_of(text) for text in (None, "", "0", "-3", "garbage")] == [100_000] * 5
+    assert threshold_of("4321") == 4_321
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+async def test_a_session_is_compacted_by_the_rules_of_the_seed() -> None:
+    talk = LongTalk()
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        done = await compact_session(session, CompactionConfig(preserve_recent_messages=4, max_estimated_tokens=10_000))
+        await talk.speak(session, 1)
+        assert talk.provider.requests[-1].status == 200
+    assert done.removed_message_count == 44
+    assert done.tokens_after < done.tokens_before
+    assert done.summary.startswith(PREAMBLE)
+    (event,) = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    assert event.strategy == "seed"
+
+
+@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+async def test_under_the_seed_profile_a_session_compacts_the_seeds_way_by_itself() -> None:
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
+    talk = LongTalk(profile="seed", compaction=limit)
+    async with talk.create() as session:
+        await talk.speak(session, 20)
+        assert GOAL.partition("\n")[0] in text_of(session.history[0].content)
+    events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    assert {event.strategy for event in events} == {"seed"}

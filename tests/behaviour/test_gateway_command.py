@@ -1,0 +1,107 @@
+"""`holdfast serve` with its gateway as a person starts it, on the loop that it runs on."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from click.testing import CliRunner
+
+import sdk_players as players
+from holdfast.cli.main import command
+from holdfast.errors import UserError
+from holdfast.ledger.calls import calls
+from holdfast.stores.sqlite import SqliteStore
+from served_gateway import raw_upstream
+
+SECONDS_MAX = 20
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[str]:
+    words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=SECONDS_MAX)
+            assert said == "stopped\n"
+        finally:
+            process.kill()
+
+
+def test_clients_work_through_it_and_their_calls_are_stored(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    with serving("--simulate", "--db", path) as url:
+        shown = players.anthropic_sync(f"{url}/anthropic", stream=True)
+        players.chat_sync(f"{url}/openai", stream=False)
+        with urlopen(f"{url}/metrics", timeout=SECONDS_MAX) as metrics:
+            assert b"holdfast_gateway_dropped_total 0" in metrics.read()
+    with closing(SqliteStore(path)) as store:
+        sessions = {row.model: list(calls(store.read(row.id))) for row in store.sessions()}
+    assert len(sessions) == 2
+    recorded = sessions["anthropic:claude-sonnet-5-5"]
+    assert [call.usage.cache_read for call in recorded] == [read for _, read, _, _ in shown]
+
+
+def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    for arguments, said in (
+        ((), "could be mended in 1 call: volatile date"),
+        (("--improve",), "mended in 1 call: volatile date"),
+    ):
+        with serving("--simulate", "--db", path, *arguments) as url:
+            asked = {
+                "model": "claude-sonnet-5-5",
+                "max_tokens": 9,
+                "system": "Today's date is 2026-11-16.\nBe kind.",
+                "messages": [{"role": "user", "content": "Hello."}],
+            }
+            request = Request(f"{url}/anthropic/v1/messages", json.dumps(asked).encode(), {"x-api-key": "any"})
+            with urlopen(request, timeout=SECONDS_MAX) as reply:
+                reply.read()
+        with closing(SqliteStore(path)) as store:
+            newest = store.sessions()[0].id
+        result = CliRunner().invoke(command, ("sessions", "show", newest, "--db", path))
+        assert "through the gateway; its calls belong together by 70% or more" in result.output
+        assert said in result.output.splitlines()
+
+
+def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> None:
+    large = bytes(range(256)) * 8_000
+    with (
+        raw_upstream() as upstream,
+        serving("--upstream", f"openai={upstream.url}", "--db", str(tmp_path / "s.db")) as url,
+    ):
+        upstream.parts = (
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(large),
+            large,
+        )
+        with urlopen(f"{url}/openai/v1/files", data=large, timeout=SECONDS_MAX) as reply:
+            assert reply.read() == large
+    assert upstream.bodies == [large]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--simulate", "--upstream", "openai=http://x"), "--simulate"),
+        (("--upstream", "nobody=http://x"), "no mount"),
+        (("--upstream", "openai"), "NAME=VALUE"),
+        (("--upstream", "openai=ftp://x"), "https://host"),
+        (("--upstream", "openai=http://[::"), "https://host"),
+        (("--volatile", "mine=("), "'mine'"),
+        (("--grants", "nowhere.toml"), "nowhere.toml"),
+    ],
+)
+def test_what_it_cannot_be_started_with_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(command, ("serve", "--db", str(tmp_path / "s.db"), *arguments))
+    assert isinstance(result.exception, UserError)
+    assert said in str(result.exception)
+    assert "\n" not in str(result.exception)

@@ -1,0 +1,43 @@
+"""One browser for all tests of a process, and one service with a sample that was played."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from browsers import Page, browsing
+from holdfast.catalog.lookup import shipped_models
+from holdfast.service.sample import SamplePlayer
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.serving import LoopThread
+from served_service import Client, serving_store
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture(scope="session")
+def sampled() -> Iterator[Client]:
+    """A service over a sample that was played; tests that change something make their own."""
+    store = MemoryStore()
+    with LoopThread() as thread, serving_store(store, simulated=True) as client:
+        thread.run(SamplePlayer(store, shipped_models(), pause=0).play())
+        yield client
+
+
+@pytest.fixture
+def page(browser: Page) -> Iterator[Page]:
+    """A wide screen in the light; whatever a test did, nothing went elsewhere and nothing was complained of."""
+    browser.driver.delete_all_cookies()
+    browser.leave()
+    browser.resize(1280, 900)
+    browser.theme("light")
+    browser.complaints()
+    browser.requested()
+    yield browser
+    elsewhere = [url for url in browser.requested() if not url.startswith((browser.url, "about:"))]
+    assert elsewhere == [], "a request left the origin"
+    assert [line for line in browser.complaints() if not browser.expected(line)] == []
+    browser.expecting = ()

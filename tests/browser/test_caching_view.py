@@ -1,0 +1,197 @@
+"""The Caching view: what it tells is what the service tells, it counts down, and its buttons do what they say."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from browsers import Page
+from holdfast.clock import system_clock
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from log_examples import opened
+from served_service import Client, serving_store
+from simulated_gemini import LONG
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+class Own:
+    """A service of the test's own, with one session."""
+
+    def __init__(self, client: Client, store: MemoryStore) -> None:
+        self.client = client
+        self.store = store
+
+    def session(self, name: str, **options: str) -> Session:
+        return Session.create(
+            model=options.get("model", "anthropic:claude-sonnet-5-5"),
+            name=name,
+            system_prompt=LONG,
+            store=self.store,
+            wire=SimulatedProvider(clock=system_clock),
+        )
+
+
+@pytest.fixture
+def own() -> Iterator[Own]:
+    store = MemoryStore()
+    with serving_store(store) as client:
+        yield Own(client, store)
+
+
+def test_providers_and_sessions_are_told_as_the_service_tells_them(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("caching", heading="Caching")
+    told = sampled.get("/api/cache")
+    shown = dict(zip(page.texts("[data-provider] h3"), page.texts("[data-provider] .figures"), strict=True))
+    assert shown.keys() == {"Anthropic", "Gemini", "OpenAI"}
+    for one in told["providers"]:
+        text = page.text(f"[data-provider={one['provider']}] .figures")
+        assert f"in: {one['tokens_in']:,}" in text
+        assert f"cache: {one['tokens_cached']:,}" in text
+        assert f"hit: {round(100 * one['hit_share'])}%" in text
+    assert "ttl: n/a" in shown["Gemini"]
+    assert "Cached by Gemini; TTL: provider-managed." in page.text("[data-provider=gemini]")
+    for one in told["discussions"]:
+        row = page.text(f"[data-session='{one['discussion_id']}']")
+        assert one["name"] in row
+        assert f"{one['tokens_cached']:,}" in row
+        assert one["verdict"].replace("_", " ") in row
+    meanings = page.run("return [...document.querySelectorAll('.figure, th')].map(e => e.title)")
+    assert all(meanings)
+
+
+def test_the_countdown_moves(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("caching")
+    before = page.texts("[data-session] [data-until]")
+    assert all(":" in text for text in before)
+    assert page.until(lambda: page.texts("[data-session] [data-until]") != before)
+
+
+async def test_a_session_arrives_and_goes_on_without_reload(page: Page, own: Own) -> None:
+    page.url = own.client.url
+    page.open("caching")
+    page.until(lambda: page.text("#connection") == "live")
+    assert "No session yet" in page.text("main")
+    page.run("window.untouched = true")
+    async with own.session("refactor auth") as session:
+        await session.send("One.")
+        page.until(lambda: "refactor auth" in page.text("table"))
+        page.until(lambda: "0 of 1" in page.text("table"))
+        await session.send("Two.")
+        page.until(lambda: "1 of 2" in page.text("table"))
+    assert page.run("return window.untouched")
+
+
+async def test_the_buttons_disable_enable_and_invalidate(page: Page, own: Own) -> None:
+    page.url = own.client.url
+    async with own.session("fix the parser") as session:
+        await session.send("One.")
+        page.open("caching")
+        row = f"[data-session='{session.id}']"
+        page.click(f"{row} [data-does=disable]")
+        page.one(f"{row} [data-does=enable]")
+        assert not own.client.get(f"/api/cache/{session.id}")["caching_enabled"]
+        page.click(f"{row} [data-does=enable]")
+        page.one(f"{row} [data-does=invalidate]")
+        assert own.client.get(f"/api/cache/{session.id}")["caching_enabled"]
+        page.click(f"{row} [data-does=invalidate]")
+        page.until(lambda: "Invalidated" in page.text("#notice"))
+        assert own.client.get(f"/api/cache/{session.id}")["last_invalidated_at"]
+        assert page.text(f"{row} [data-does=invalidate]") == "Invalidate cache"
+        assert page.text(f"{row} [data-does=disable]") == "Disable caching for this"
+
+
+def test_the_settings_are_those_of_the_service_and_are_saved(page: Page, own: Own) -> None:
+    page.url = own.client.url
+    page.open("caching")
+    labels = page.texts(".settings label")
+    assert labels == [
+        "Enable Anthropic ephemeral caching",
+        "Enable Gemini explicit caching",
+        "Allow >1h Gemini caches (charges may apply)",
+        "Anthropic default TTL:",
+        "Gemini default TTL:",
+    ]
+
+    def saved(**expected: object) -> bool:
+        told = own.client.get("/api/cache/settings")
+        return {name: told[name] for name in expected} == expected
+
+    page.click("#set-anthropic")
+    page.until(lambda: saved(providers={"anthropic": False}))
+    page.click("#set-gemini")
+    page.until(lambda: saved(providers={"anthropic": False, "gemini": False}))
+    page.run("const e = document.querySelector('#set-ttl'); e.value = '1h'; e.dispatchEvent(new Event('change'))")
+    page.until(lambda: saved(ttl="1h"))
+    page.click("#set-over")
+    page.until(lambda: saved(allow_gemini_over_an_hour=True))
+    page.until(lambda: page.run("return document.querySelector('#set-over').checked"))
+    page.run(
+        "const e = document.querySelector('#set-gemini-ttl'); e.value = '7200'; e.dispatchEvent(new Event('change'))"
+    )
+    page.until(lambda: saved(gemini_ttl_seconds=7200))
+    page.open("caching")
+    assert page.run("return document.querySelector('#set-ttl').value") == "1h"
+    assert not page.run("return document.querySelector('#set-anthropic').checked")
+
+
+def test_a_setting_that_is_refused_says_why_and_is_shown_as_it_was(page: Page, own: Own) -> None:
+    page.url, page.expecting = own.client.url, ("422",)
+    page.open("caching")
+    page.run(
+        "const e = document.querySelector('#set-gemini-ttl'); e.value = '7200'; e.dispatchEvent(new Event('change'))"
+    )
+    page.until(lambda: "paid for by the hour" in page.text("#notice"))
+    assert page.until(lambda: page.run("return document.querySelector('#set-gemini-ttl').value") == "")
+    assert own.client.get("/api/cache/settings")["gemini_ttl_seconds"] is None
+
+
+async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:
+    page.url = own.client.url
+    async with own.session(HOSTILE) as session:
+        await session.send(HOSTILE)
+        await session.send("Two.")
+        page.open("caching")
+        assert HOSTILE in page.text("table")
+        page.open(f"session/{session.id}?call=2", heading=HOSTILE)
+        page.click("[data-does=bytes]")
+        page.until(lambda: "bytes of the call before stand here too" in page.text(".difference"))
+        page.open("sessions")
+        assert HOSTILE in page.text("table")
+    assert page.run("return document.querySelectorAll('main img, main script').length") == 0
+    assert "owned" not in page.run("return document.title").replace(HOSTILE, "")
+
+
+def test_more_sessions_than_a_page_holds_are_turned_over(page: Page) -> None:
+    store = MemoryStore()
+    with serving_store(store) as client:
+        for number in range(30):
+            store.append([opened(f"s{number}", at=float(number))]).result()
+        page.url = client.url
+        page.open("caching")
+        assert len(page.all("tbody tr")) == 25
+        page.click("[data-key=older]")
+        page.until(lambda: len(page.all("tbody tr")) == 5)
+        assert "skip=25" in page.driver.current_url
+        page.click("[data-key=newer]")
+        page.until(lambda: len(page.all("tbody tr")) == 25)
+
+
+def test_a_table_is_saved_as_csv_and_no_cell_is_a_formula(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("caching")
+    saved = page.run(
+        "return import('/dashboard/exporting.js').then(m => m.csv(['a', 'b'], [['=1+1', -2], ['x\"y', 'p,q']]))"
+    )
+    assert saved == 'a,b\r\n\'=1+1,-2\r\n"x""y","p,q"\r\n'
+    page.run(
+        "window.blobs = []; const made = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { window.blobs.push(blob); return made(blob); }"
+    )
+    page.click("[data-key='csv sessions']")
+    text = page.until(lambda: page.run("return window.blobs[0]?.text()"))
+    assert text.splitlines()[0] == "Session,Cached,Expires,Tokens cached,Calls hit,Last verdict"
+    assert len(text.splitlines()) == 1 + len(sampled.get("/api/cache")["discussions"])

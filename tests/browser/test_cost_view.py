@@ -1,0 +1,98 @@
+"""The Cost view, and those that lead on from it."""
+
+from pathlib import Path
+
+from browsers import Page
+from holdfast.sources.skills.found import SkillRoot
+from holdfast.stores.memory import MemoryStore
+from served_service import Client, serving_store
+from skill_folders import write_skill
+
+
+def dollars(amount: float) -> str:
+    digits = 2 if amount == 0 or amount >= 1 else 4 if amount >= 0.01 else 6
+    return f"${amount:.{digits}f}"
+
+
+def test_sums_are_those_of_the_service(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("cost", heading="Cost")
+    savings = sampled.get("/analytics/savings")["data"]
+    assert page.text("[data-figure=spent]") == dollars(savings["actual_stamped_usd"])
+    assert page.text("[data-figure=uncached]") == dollars(savings["uncached_usd"])
+    assert page.text("[data-figure=saved]").startswith(dollars(savings["saved_by_caching_usd"]))
+    assert page.text("[data-figure=regret]") == dollars(sampled.get("/analytics/regret")["data"]["regret_usd"])
+    models = page.text("section[aria-label='By model']")
+    for row in sampled.get("/analytics/cost")["data"]:
+        assert row["model"] in models
+        assert dollars(row["cost_usd"]) in models
+    assert len(page.all(".columns-chart .series")) == 4
+
+
+def test_breaks_are_worst_first_and_lead_to_their_calls(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("cost")
+    told = [row["cause"].replace("_", " ") for row in sampled.get("/analytics/breaks")["data"]]
+    assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == told
+    page.click("a[aria-label='3 calls: prefix_changed']")
+    page.until(lambda: page.text("h1") == "prefix changed: volatile")
+    assert len(page.all("tbody tr")) == 3
+    page.click("tbody tr a")
+    page.until(lambda: page.text(".detail h2").startswith("Call 9"))
+
+
+def test_another_time_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("cost")
+    page.click("a[href='#/cost?days=30']")
+    page.until(lambda: page.text(".switch [aria-current]") == "30 days")
+    assert page.text("[data-figure=spent]") == dollars(sampled.get("/analytics/savings")["data"]["actual_stamped_usd"])
+
+
+def test_rivals_are_played_when_asked_for(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("cost")
+    page.click("[data-does=rivals]")
+    page.until(lambda: "under each policy" in page.text("section[aria-label='Against rivals']"))
+    rivals = sampled.get("/analytics/savings?rivals=true")["data"]["rivals"]
+    shown = page.texts("section[aria-label='Against rivals'] tbody td:first-child")
+    assert shown == [row["policy"] for row in rivals["policies"]]
+
+
+def test_skills_are_told_with_their_loads(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("knowledge", heading="Knowledge and skills")
+    (skill,) = sampled.get("/analytics/skills")["data"]
+    cells = page.texts("section[aria-label='Skills by loads'] tbody td")
+    assert cells == [skill["skill"], "0", "6", "0", f"{skill['tokens']:,}", "0"]
+
+
+def test_views_without_anything_say_what_to_do_next(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("instructions", heading="Instructions")
+    assert "AGENTS.md" in page.text(".empty")
+    page.open("none-such", heading="There is no such view")
+    page.one("main a[href='#/caching']")
+
+
+def test_sessions_are_ordered_as_asked(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("sessions", heading="Sessions")
+    page.click("a[href='#/sessions?order=cost&skip=0']")
+    page.until(lambda: page.text(".switch [aria-current]") == "dearest first")
+    told = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
+    assert page.texts("tbody td:first-child a") == told
+
+
+def test_the_skill_library_is_told_with_its_findings(page: Page, tmp_path: Path) -> None:
+    write_skill(tmp_path, "review", body="Review it.\n")
+    write_skill(tmp_path, "broken", front="name: broken\n")
+    with serving_store(MemoryStore()) as client:
+        client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
+        page.url = client.url
+        page.open("knowledge")
+        assert page.text("[data-skill=review] [data-heading=Loads]") == "yes"
+        assert page.text("[data-skill=broken] [data-heading=Loads]") == "no"
+        assert "error" in page.text("[data-skill=broken] [data-heading=Findings]")
+        assert "No skill was loaded yet" in page.text("main")
+        page.leave()

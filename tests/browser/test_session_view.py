@@ -1,0 +1,145 @@
+"""The Session view: strata of all calls, the chosen one in full, by mouse and by keyboard, and fast for a thousand."""
+
+from decimal import Decimal
+
+import pytest
+
+from browsers import Keys, Page
+from holdfast.canonical.pieces import Link
+from holdfast.canonical.prompt import Mark, Plan
+from holdfast.canonical.usage import Usage
+from holdfast.clock import ManualClock
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallStarted, RequestPrepared, SessionStarted
+from holdfast.stores.memory import MemoryStore
+from served_service import Client, serving_store
+
+DRAW_MS_MAX = 200
+MODEL = "anthropic:claude-sonnet-5-5"
+
+
+@pytest.fixture
+def bad(page: Page, sampled: Client) -> str:
+    """The session whose prefix moves; its view is open."""
+    page.url = sampled.url
+    told = sampled.get("/api/cache")["discussions"]
+    found = str(next(one["discussion_id"] for one in told if "time stands" in one["name"]))
+    page.open(f"session/{found}")
+    return found
+
+
+def test_every_call_is_drawn_and_told_as_the_service_tells_it(page: Page, sampled: Client, bad: str) -> None:
+    told = sampled.get(f"/api/sessions/{bad}/calls")
+    assert page.text("h1") == told["name"]
+    for call in told["calls"]:
+        row = page.text(f"[data-call='{call['number']}']")
+        assert f"{call['read_tokens']:,}" in row
+        assert f"{call['written_tokens']:,}" in row
+        assert call["verdict"].replace("_", " ") in row
+    bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
+    assert bars == len(told["calls"])
+    assert page.run("return document.querySelector('.broke').getAttribute('d').split('M').length - 1") == 3
+    marks = sum(len(call["marks"]) for call in told["calls"])
+    assert page.run("return document.querySelector('.mark').getAttribute('d').split('M').length - 1") == marks
+    legend = page.texts(".legend li")
+    assert {layer["layer"] for layer in told["calls"][0]["layers"]} <= set(legend)
+
+
+def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad: str) -> None:
+    page.run(
+        "const svg = document.querySelector('.strata'), box = svg.getBoundingClientRect();"
+        "const clientX = box.left + 6.5 * box.width / 9;"
+        "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
+    )
+    page.until(lambda: page.text(".detail h2").startswith("Call 7"))
+    assert page.driver.current_url.endswith(f"#/session/{bad}?call=7")
+    page.driver.refresh()
+    page.until(lambda: page.text(".detail h2").startswith("Call 7"))
+    detail = page.text(".detail")
+    assert "Does not hold: the prefix moved" in detail
+    assert "miss: system_changed" in detail
+    assert "end of the conversation so far" in detail
+    page.click("[data-does=bytes]")
+    page.until(lambda: "The first byte that differs is byte" in page.text(".detail"))
+    before, after = page.texts(".bytes mark")
+    assert before != after
+    assert "The time is" in page.text(".bytes .shared")
+
+
+def test_the_arrow_keys_choose_calls(page: Page, bad: str) -> None:
+    page.run("document.querySelector('[data-key=strata]').focus()")
+    for key, number in ((Keys.END, 9), (Keys.LEFT, 8), (Keys.HOME, 1), (Keys.RIGHT, 2)):
+        page.driver.switch_to.active_element.send_keys(key)
+        page.until(lambda number=number: page.text(".detail h2").startswith(f"Call {number} "))  # type: ignore[misc]
+    assert page.run("return document.activeElement.dataset.key") == "strata", "the focus stays where it was"
+
+
+def test_a_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
+    saved = page.run(
+        "return import('/dashboard/exporting.js').then(m => m.standalone(document.querySelector('.strata')))"
+    )
+    assert saved.startswith("<svg")
+    assert "rgb(18, 135, 122)" in saved
+    assert "class=" not in saved
+
+
+def test_a_session_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:
+    page.url, page.expecting = sampled.url, ("404",)
+    page.open("session/none-such", heading="This could not be shown")
+    assert "there is no session" in page.text("main")
+    page.one("main button")
+
+
+def thousand_calls() -> list[Event]:
+    def events() -> list[AnyPayload]:
+        made: list[AnyPayload] = [SessionStarted(model=MODEL, name="long")]
+        head = (Link("tools", 0, 4_000, "a"), Link("preset", 4_000, 12_000, "b"))
+        for number in range(1_000):
+            start = 12_000 + 400 * number
+            grown = Link("history", start, start + 400, f"h{number}")
+            plan = Plan((Mark(1), Mark(number + 2)))
+            links = (*head, grown) if number == 0 else (grown,)
+            made.append(RequestPrepared(plan, "e", 0 if number == 0 else number + 2, links, "p", start))
+            made.append(LlmCallStarted(MODEL, "anthropic", 0, f"r{number}"))
+            usage = Usage(cache_read=3_000 + 100 * number if number else 0, cache_write_5m=100, input=5, output=50)
+            made.append(
+                LlmCallCompleted(MODEL, "anthropic", usage, Decimal(0), "v", 900, "end_turn", 0, 0, f"r{number}")
+            )
+        return made
+
+    return [Event(f"e{n:05d}", 1_790_000_000.0 + n, "long", "agent", it) for n, it in enumerate(events())]
+
+
+def test_a_thousand_calls_are_drawn_at_once(page: Page) -> None:
+    store = MemoryStore()
+    store.append(thousand_calls()).result()
+    with serving_store(store, clock=ManualClock(1_790_010_000.0)) as client:
+        page.url = client.url
+        page.open("session/long", heading="long")
+        assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000
+        drawn_ms = page.run(
+            "const [{strata}, told] = await Promise.all([import('/dashboard/strata.js'),"
+            "  fetch('/api/sessions/long/calls?limit=1000').then(r => r.json())]);"
+            "const place = document.createElement('div'); document.querySelector('main').append(place);"
+            "const times = [];"
+            "for (let i = 0; i < 5; i++) {"
+            "  const started = performance.now();"
+            "  place.replaceChildren(strata({...told, width: 1200, selected: 500 + i}).drawing);"
+            "  place.getBoundingClientRect();"
+            "  await new Promise(done => requestAnimationFrame(() => setTimeout(done)));"
+            "  times.push(performance.now() - started);"
+            "}"
+            # What else the machine does is no slowness of the page.
+            "return Math.min(...times);"
+        )
+        assert drawn_ms < DRAW_MS_MAX
+        assert page.run("return document.querySelectorAll('.strata *').length") < 1_000
+        frames = page.run(
+            "const scroll = document.querySelector('[data-key=strata]'); scroll.style.scrollBehavior = 'auto';"
+            "const times = []; let last = performance.now();"
+            "for (let i = 0; i < 30; i++) { scroll.scrollLeft = i * 300;"
+            "  await new Promise(requestAnimationFrame);"
+            "  times.push(performance.now() - last); last = performance.now(); }"
+            "return times.sort((a, b) => a - b)[20];"
+        )
+        assert frames < 100

@@ -1,0 +1,182 @@
+"""What holds of every compaction, whatever the conversation was."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compaction_histories import BINDING, MODEL, SMALL, History, standing_of
+from holdfast.canonical.blocks import Text, ToolResult, ToolUse, is_thinking, text_of
+from holdfast.canonical.prompt import Passage
+from holdfast.canonical.transcript import messages_of, validate
+from holdfast.compaction.groups import cut_at, groups_of
+from holdfast.compaction.record import RESUME
+from holdfast.engine.compacting import Proposal, Unhelpful, propose
+from holdfast.engine.state import apply, fold
+from holdfast.extraction.calls import plain_text
+from holdfast.extraction.entities import entities_in
+from holdfast.extraction.facts import facts_of
+
+SEEDS = st.integers(0, 2**32)
+
+
+def grown(seed: int, turns: int = 30) -> History:
+    history = History(seed)
+    for _ in range(turns):
+        history.turn()
+    return history
+
+
+def compacted(history: History) -> Proposal | None:
+    found = propose(standing_of(history), SMALL, "asked")
+    if isinstance(found, Unhelpful):
+        return None
+    history.add(*found.payloads)
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS)
+def test_a_compacted_view_is_legal_and_its_kept_messages_are_untouched(seed: int) -> None:
+    history = grown(seed)
+    before = history.state()
+    found = compacted(history)
+    assert found is not None
+    after = history.state()
+    assert validate(messages_of(before.passages)) == ()
+    assert validate(messages_of(after.passages)) == ()
+    assert after.passages[1:] == before.passages[len(before.passages) - len(after.passages) + 1 :]
+    assert text_of(after.passages[0].content).endswith(RESUME)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.booleans())
+def test_the_first_goal_and_what_waits_for_an_answer_stay_word_for_word(seed: int, ends: bool) -> None:
+    history = grown(seed)
+    history.turn(ends=ends)
+    for _ in range(3):
+        history.exchange()
+    compacted(history)
+    seen = "\n".join(text_of(message.content) for message in messages_of(history.state().passages))
+    assert history.asks[0] in seen
+    assert history.asks[-1] in seen
+
+
+@settings(max_examples=10, deadline=None)
+@given(SEEDS)
+def test_what_the_user_wants_always_or_never_outlives_ten_compactions(seed: int) -> None:
+    history = History(seed)
+    for _ in range(10):
+        for _ in range(8):
+            history.turn()
+        compacted(history)
+    seen = "\n".join(text_of(message.content) for message in messages_of(history.state().passages))
+    wanted = {line for ask in history.asks for line in ask.split("\n")[1:]}
+    assert all(rule in seen for rule in wanted)
+    assert history.asks[0] in seen
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS)
+def test_a_compaction_at_once_behind_another_does_nothing(seed: int) -> None:
+    history = grown(seed)
+    assert compacted(history) is not None
+    assert compacted(history) is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS)
+def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
+    first, second = (propose(standing_of(grown(seed)), SMALL, "asked") for _ in range(2))
+    assert isinstance(first, Proposal)
+    assert isinstance(second, Proposal)
+    assert msgspec.json.encode(first.event) == msgspec.json.encode(second.event)
+    assert first.after == second.after
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS)
+def test_the_state_is_a_fold_and_everything_in_front_of_the_record_stays(seed: int) -> None:
+    history = grown(seed)
+    before = standing_of(history)
+    found = compacted(history)
+    assert found is not None
+    after = standing_of(history)
+    assert apply(before.state, history.events[-1]) == fold(history.events, "s1")
+    heads = [[link for link in one.draft.scroll.links if link.layer in ("preset", "tools")] for one in (before, after)]
+    assert heads[0] == heads[1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(SEEDS)
+def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None:
+    history = History(seed)
+    sizes = []
+    for _ in range(12):
+        for _ in range(10):
+            history.turn()
+        compacted(history)
+        sizes.append(sum(standing_of(history).draft.passage_tokens()))
+    assert max(sizes) < 6_000
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS)
+def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
+    history = grown(seed)
+    for model in (MODEL, BINDING):
+        found = propose(standing_of(history, model), SMALL, "asked")
+        assert isinstance(found, Proposal)
+        before = history.state().passages
+        tail = before[len(before) - len(found.after.passages) + 1 :]
+        thought = [block for one in found.after.passages for block in one.content if is_thinking(block)]
+        expected = [block for one in tail for block in one.content if is_thinking(block)]
+        assert thought == ([] if model is BINDING else expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS)
+def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
+    history = grown(seed)
+    standing = standing_of(history)
+    found = propose(standing, SMALL, "asked")
+    assert isinstance(found, Proposal)
+    assert found.record is not None
+    said = "\n".join(plain_text(one.content) for one in standing.raw())
+    for line in found.record.lines:
+        for entity in entities_in(line.text):
+            hashed = f"sha:{entity.text}" in line.text
+            assert hashed or entity.kind == "error" or entity.text in said
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.integers(0, 4_000))
+def test_a_cut_parts_no_call_from_its_result_and_covers_nothing_unsent(seed: int, tail: int) -> None:
+    history = grown(seed, turns=8)
+    passages = history.state().passages
+    tokens = [len(plain_text(one.content)) // 4 for one in passages]
+    unsent = len(passages) - seed % 3
+    cut = cut_at(passages, tokens, tail_tokens_max=tail, unsent=unsent)
+    if cut is not None:
+        assert cut.stop <= unsent
+        assert cut.stop in {group.start for group in groups_of(passages)}
+        orphans = [one for one in validate(messages_of(passages[cut.stop :])) if one.rule == "result_without_call"]
+        assert orphans == []
+    assert [one.start for one in groups_of(passages)][1:] == [one.stop for one in groups_of(passages)][:-1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=300), st.text(max_size=60))
+def test_whatever_is_said_is_read(said: str, arguments: str) -> None:
+    call = ToolUse("c1", "bash", arguments)
+    passages = [
+        Passage("user", (Text(said),), number=1),
+        Passage("assistant", (Text(said), call), number=2),
+        Passage("user", (ToolResult("c1", (Text(said),)),), number=3),
+    ]
+    found = facts_of(passages)
+    assert [ask.text for ask in found.asks] == [said]
+    assert found.open_calls == ()
+    assert all(
+        mention.entity.text in f"{said} {plain_text((call,))}" or mention.entity.kind in ("error", "command")
+        for mention in found.mentions
+    )
