@@ -7,7 +7,20 @@ from hypothesis import strategies as st
 
 from holdfast.instructions.migration.proposal import Proposal
 
-WORDS = ("test", "release", "never", "deploy", "the", "review", "café", "索引", "`make check`", "**bold**", "a_b", "x.py")
+WORDS = (
+    "test",
+    "release",
+    "never",
+    "deploy",
+    "the",
+    "review",
+    "café",
+    "索引",
+    "`make check`",
+    "**bold**",
+    "a_b",
+    "x.py",
+)
 
 words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 paragraphs = st.lists(words, min_size=1, max_size=3).map(tuple)

@@ -102,7 +102,9 @@ def test_a_folder_that_has_something_in_it_is_not_written_over(project: Path) ->
 
 def test_imports_are_followed_below_the_root_and_counted_at_their_own_file(project: Path, tmp_path: Path) -> None:
     (project / "docs").mkdir()
-    (project / "docs" / "style.md").write_text("# Style\n\nWe write short sentences. See @../CLAUDE.md and @missing.md.\n")
+    (project / "docs" / "style.md").write_text(
+        "# Style\n\nWe write short sentences. See @../CLAUDE.md and @missing.md.\n"
+    )
     (project / "CLAUDE.md").write_text("See @docs/style.md and @../outside.md\n\n`@docs/code.md`\n\n@someone\n")
     read = read_files([project / "CLAUDE.md"])
     assert [(file.path, file.imported_by) for file in read.files] == [
@@ -118,7 +120,9 @@ def test_imports_are_followed_below_the_root_and_counted_at_their_own_file(proje
     assert text.count("See @docs/style.md") == 1
 
 
-def test_a_link_that_leads_out_of_the_root_is_no_import(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_link_that_leads_out_of_the_root_is_no_import(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.md"
     secret.write_text("# Secret\n")
     (project / "link.md").symlink_to(secret)
@@ -138,7 +142,7 @@ def test_rules_of_a_folder_are_read_by_name_with_what_their_front_matter_says(pr
     rules = project / ".cursor" / "rules"
     rules.mkdir(parents=True)
     (rules / "b.mdc").write_text(
-        "---\ndescription: How forms are built\nglobs: *.tsx\n---\n\nUse the form hooks for every form that users fill in.\n"
+        "---\ndescription: How forms are built\nglobs: *.tsx\n---\n\nUse the form hooks for every form of ours.\n"
     )
     (rules / "a.mdc").write_text("---\nalwaysApply: true\n---\n\nAnswer in English, and keep every sentence short.\n")
     told = migrated(project, str(rules))
