@@ -11,9 +11,21 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "migrate": "Propose units and a manifest for files of instructions.",
+    "migrate": ("migrate", "Propose units and a manifest for files of instructions."),
+    "check": ("publish", "Say whether a folder of instructions could be published, and what is wrong with it."),
+    "publish": ("publish", "Publish a folder of instructions, if it passes every check."),
+    "promote": ("publish", "Let units stand alone, after a week beside their files in which nothing was missed."),
+    "archive": ("publish", "Move the files of promoted instructions to docs/legacy-instructions."),
+    "rollback": ("publish", "Publish an older manifest and its texts as a new version."),
+    "index": ("look", "Show the line that each unit has in the prompt, and what it costs."),
+    "recall": ("look", "Show what an intent loads, and why."),
+    "usage": ("look", "Say which units of a recall were used, and which were missed."),
+    "probe": ("look", "Ask what the triggers say, in other words; end with 1 where a unit is not found."),
+    "replay": ("look", "Ask again what a record has asked, of what there was then."),
+    "metrics": ("look", "Show recall, hits and misses of the last days."),
+    "lint": ("look", "Show triggers that say what a unit contains, duplicates, and what entries cost."),
 }
-"""Name and one line of help; `holdfast.cli.instructions_<name>` holds a click command of that name."""
+"""Name, module and one line of help; `holdfast.cli.instructions_<module>` holds a click command of that name."""
 
 
 class _Commands(click.Group):
@@ -23,13 +35,14 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found = getattr(importlib.import_module(f"holdfast.cli.instructions_{cmd_name}"), cmd_name)
+        module = importlib.import_module(f"holdfast.cli.instructions_{COMMANDS[cmd_name][0]}")
+        found = getattr(module, cmd_name)
         assert isinstance(found, click.Command)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
 
 
 @click.group("instructions", cls=_Commands)

@@ -7,6 +7,8 @@ import msgspec
 
 from holdfast.cli.counts import counted
 from holdfast.cli.tables import show_table
+from holdfast.instructions.checking import Checked
+from holdfast.instructions.lint import Flaw
 from holdfast.instructions.migration.proposal import Proposal
 from holdfast.instructions.migration.sections import Span
 from holdfast.instructions.publication import MANIFEST_TOKENS_MAX
@@ -49,3 +51,18 @@ def show_proposal(proposal: Proposal, warnings: Sequence[str]) -> None:
 
 def _from(spans: Sequence[Span]) -> str:
     return ", ".join(f"{span.path}:{span.first_line}-{span.last_line}" for span in spans)
+
+
+def show_checked(checked: Checked) -> None:
+    for failure in checked.failures:
+        click.echo(f"{failure.code}: {failure.message}")
+    show_flaws(checked.flaws)
+    found = [one.coverage_pct for one in checked.coverage if one.coverage_pct is not None]
+    least = f"; the unit that is found least is found by {min(found):.0%} of its paraphrases" if found else ""
+    click.echo(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{least}")
+    click.echo("it can be published" if checked.passed else "it cannot be published")
+
+
+def show_flaws(flaws: Sequence[Flaw]) -> None:
+    for flaw in flaws:
+        click.echo(f"{flaw.unit}: {flaw.message}; {flaw.mend} [{flaw.rule}]")

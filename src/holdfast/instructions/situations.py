@@ -64,7 +64,7 @@ _TOPICS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 _GENERIC_TEXT = """
-checklist conventions etiquette guide guidelines guides hygiene instructions layout naming notes organization
+checklist conventions etiquette guide guidelines guides hygiene instructions layout naming organization
 overview patterns philosophies philosophy policies policy practices principles procedure process rules
 standards steps strategy structure style tips workflow workflows
 """

@@ -40,7 +40,7 @@ def intents_of(section: Section, *, count: int) -> tuple[str, ...]:
     said = [situation_of(title) for title in titles[:count]]
     usual = topics_of(titles[0])[:1]
     # Whoever is in need of a text names the deed rather than its heading, unless that names a deed itself.
-    is_deed = not said[0].startswith(("work on ", "follow the "))
+    is_deed = not said[0].startswith(("work on ", "follow the ")) and not said[0].endswith(" something")
     found = dict.fromkeys(one for one in (*scope, *((*said, *usual) if is_deed else (*usual, *said))) if one)
     return tuple(one[:200] for one in found)
 
