@@ -3,7 +3,6 @@
 The files are read from HOLDFAST_DATA, each alone, those of a repository together, and all at once.
 """
 
-import io
 import os
 import tarfile
 import time
@@ -43,7 +42,7 @@ def _read(archive: Path) -> list[SourceFile]:
         for member in sorted(opened.getmembers(), key=lambda one: one.name):
             content = opened.extractfile(member) if member.name.endswith(".md") else None
             if content is not None:
-                text = read_text(io.BufferedReader(content).read())
+                text = read_text(content.read())
                 found.append(SourceFile(Path(member.name).name, text))
     return found
 

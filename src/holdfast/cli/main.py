@@ -24,6 +24,7 @@ COMMANDS = {
     "instructions": "Turn files of instructions into units that are recalled when they are needed.",
     "keys": "Make, list and revoke keys of the service.",
     "learned": "Show what stored sessions have taught those that come after them.",
+    "mcp": "Serve an agent's instructions, and skills, to any MCP client.",
     "recovery": "List known failures of stored sessions, and follow their recipes.",
     "replay": "Play recorded conversations under other plans, and compare what they cost.",
     "report": "Show what stored sessions spent, saved and lost, and what broke their caches.",
