@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from holdfast.recovery.scenarios import StepName as StepName
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
+    from holdfast.runtime.library import Library as Library
     from holdfast.runtime.options import Options as Options
     from holdfast.runtime.prompt_cache import PromptCache as PromptCache
     from holdfast.runtime.session import Session as Session
@@ -79,6 +80,7 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "Image": "holdfast.canonical.blocks",
     "LayerText": "holdfast.canonical.view",
+    "Library": "holdfast.runtime.library",
     "MemoryStore": "holdfast.stores.memory",
     "NextWake": "holdfast.economics.waiting",
     "Options": "holdfast.runtime.options",

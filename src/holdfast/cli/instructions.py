@@ -1,5 +1,6 @@
-"""How the command that serves comes by the instructions of agents."""
+"""`holdfast instructions`: the instructions of agents, from files to what is recalled."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 import click
@@ -7,6 +8,46 @@ import click
 if TYPE_CHECKING:
     from holdfast.events.log import Log
     from holdfast.instructions.library import Library
+
+
+COMMANDS = {
+    "migrate": ("migrate", "Propose units and a manifest for files of instructions."),
+    "check": ("publish", "Say whether a folder of instructions could be published, and what is wrong with it."),
+    "publish": ("publish", "Publish a folder of instructions, if it passes every check."),
+    "promote": ("publish", "Let units stand alone, after a week beside their files in which nothing was missed."),
+    "archive": ("publish", "Move the files of promoted instructions to docs/legacy-instructions."),
+    "rollback": ("publish", "Publish an older manifest and its texts as a new version."),
+    "index": ("look", "Show the line that each unit has in the prompt, and what it costs."),
+    "recall": ("look", "Show what an intent loads, and why."),
+    "usage": ("look", "Say which units of a recall were used, and which were missed."),
+    "probe": ("look", "Ask what the triggers say, in other words; end with 1 where a unit is not found."),
+    "replay": ("look", "Ask again what a record has asked, of what there was then."),
+    "metrics": ("look", "Show recall, hits and misses of the last days."),
+    "lint": ("look", "Show triggers that say what a unit contains, duplicates, and what entries cost."),
+}
+"""Name, module and one line of help; `holdfast.cli.instructions_<module>` holds a click command of that name."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"holdfast.cli.instructions_{COMMANDS[cmd_name][0]}")
+        found = getattr(module, cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
+
+
+@click.group("instructions", cls=_Commands)
+def command() -> None:
+    """Turn files of instructions into units that are recalled when they are needed, and look after them."""
 
 
 def library_of(log: "Log", *, wanted: bool) -> "Library | None":

@@ -32,14 +32,14 @@ def scaled_k(units: int) -> int:
 def measure(shelf: Shelf, entry: Entry, *, scaled_is_binding: bool = False, use_floor: bool = True) -> UnitCoverage:
     """Only intents are paraphrased; guarantee, hints and lifts do not count."""
     found = [
-        (query, _ranked(shelf, query, use_floor=use_floor))
+        (query, ranked(shelf, query, use_floor=use_floor))
         for intent in entry.load_triggers.intents
         for query in paraphrases(intent, PARAPHRASES)
     ]
     units = len(shelf.manifest.body)
     chance = min(1.0, GATE_K / units)
     asked = probes(entry.load_triggers.intents, entry.description, count=PROBES)
-    hits = sum(entry.name in _ranked(shelf, query, use_floor=use_floor)[:PROBE_K] for query in asked)
+    hits = sum(entry.name in ranked(shelf, query, use_floor=use_floor)[:PROBE_K] for query in asked)
     hit_at_10 = hits / len(asked) if asked else None
     if not found:
         return UnitCoverage(
@@ -79,7 +79,7 @@ def measure_all(shelf: Shelf, *, scaled_is_binding: bool = False, use_floor: boo
 def run_probes(shelf: Shelf, curated: Iterable[Probe], *, use_floor: bool = True) -> tuple[ProbeResult, ...]:
     results = []
     for probe in curated:
-        first = set(_ranked(shelf, probe.intent, use_floor=use_floor)[: probe.k])
+        first = set(ranked(shelf, probe.intent, use_floor=use_floor)[: probe.k])
         met = sum(name in first for name in probe.required_units)
         results.append(ProbeResult(probe.probe_id, met / len(probe.required_units), met > 0))
     return tuple(results)
@@ -97,7 +97,7 @@ def status_of(unit: UnitCoverage) -> str:
     return "coverage_critical" if unit.hit_at_10 < CRITICAL_BELOW else "ok"
 
 
-def _ranked(shelf: Shelf, query: str, *, use_floor: bool) -> tuple[str, ...]:
+def ranked(shelf: Shelf, query: str, *, use_floor: bool) -> tuple[str, ...]:
     floor = None if use_floor else 0.0
     weights = Question(intent=query).weights
     answer = shelf.index.search(query, limit=PROBE_K, weights=weights, floor=floor)

@@ -44,6 +44,9 @@ class InstructionRecords(Protocol):
 
     def manifest_at(self, agent_id: str, at: int) -> Manifest | None: ...
 
+    def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
+        """The one of a version, whether it still holds or not."""
+
     def has_manifest_version(self, agent_id: str, version: str) -> bool: ...
 
     def guaranteed_count(self) -> int:
@@ -98,6 +101,9 @@ class InstructionRecords(Protocol):
 
     def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
         """Whether nobody used it before."""
+
+    def take_lease(self, name: str, *, until: int, at: int) -> bool:
+        """Whether nobody holds it now; it is then the caller's until that time."""
 
     def encoder(self) -> str | None:
         """The encoder that all manifests were last certified for."""

@@ -147,8 +147,12 @@ class DatabaseInstructions:
         )
         return next(iter(found), None)
 
+    def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
+        found = self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version)
+        return next(iter(found), None)
+
     def has_manifest_version(self, agent_id: str, version: str) -> bool:
-        return bool(self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version))
+        return self.manifest_of(agent_id, version) is not None
 
     def guaranteed_count(self) -> int:
         current = self._rows(self._tables.manifests, "WHERE superseded_at IS NULL")
@@ -266,6 +270,10 @@ class DatabaseInstructions:
                 self._said(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
             ]
         )
+
+    def take_lease(self, name: str, *, until: int, at: int) -> bool:
+        # What is used up and what is held are the same to the table: a name that stands in it until a time.
+        return self.use_wake(f"lease:{name}", expires_at=until, at=at)
 
     def encoder(self) -> str | None:
         query = f"SELECT value FROM {self._tables.schema}settings WHERE name = 'instruction_encoder'"

@@ -1,0 +1,76 @@
+"""Whether files of instructions that people really have can be migrated: no line lost, and a manifest that passes.
+
+The files are read from HOLDFAST_DATA, each alone, those of a repository together, and all at once.
+"""
+
+import os
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from holdfast.instructions.checking import check_draft
+from holdfast.instructions.migration.proposal import Proposal, Wanted, propose
+from holdfast.instructions.migration.sections import SourceFile
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.values import Agent
+from holdfast.retrieval.meaning import EncoderName, meaning_stage, missing_packages
+from holdfast.sources.text import read_text
+
+LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with instructions.tar.gz")
+
+
+def run() -> Iterator[tuple[str, str]]:
+    folder = os.environ.get("HOLDFAST_DATA")
+    archive = Path(folder) / "instructions.tar.gz" if folder else None
+    if archive is None or not archive.is_file():
+        yield LEFT_OUT
+        return
+    files = _read(archive)
+    repositories: dict[str, list[SourceFile]] = {}
+    for file in files:
+        repositories.setdefault("__".join(file.path.split("__")[:2]), []).append(file)
+    yield "each file alone", _told([[file] for file in files])
+    yield "files of a repository together", _told(list(repositories.values()))
+    yield "all files at once", _told([files])
+
+
+def _read(archive: Path) -> list[SourceFile]:
+    found = []
+    with tarfile.open(archive) as opened:
+        for member in sorted(opened.getmembers(), key=lambda one: one.name):
+            content = opened.extractfile(member) if member.name.endswith(".md") else None
+            if content is not None:
+                text = read_text(content.read())
+                found.append(SourceFile(Path(member.name).name, text))
+    return found
+
+
+def _told(groups: Sequence[Sequence[SourceFile]]) -> str:
+    encoder: EncoderName | None = None if missing_packages("wordllama") else "wordllama"
+    settings = InstructionSettings(encoder=encoder)
+    lost = failing = units = without = 0
+    started = time.perf_counter()
+    for files in groups:
+        proposal = propose(files, Wanted(), meaning=lambda: meaning_stage(encoder) if encoder else None)
+        kept = _lines([*(unit.content for unit in proposal.units), *(rule.text for rule in proposal.rules)])
+        lost += (_lines(file.text for file in files) - kept).total() + (kept - _lines(f.text for f in files)).total()
+        failing += not _passes(proposal, settings)
+        units += len(proposal.units)
+        without += sum(not unit.entry.load_triggers.intents for unit in proposal.units)
+    seconds = time.perf_counter() - started
+    return (
+        f"{len(groups)} migrated, {units} units, {lost} lines lost or doubled, {failing} manifests that check refuses, "
+        f"{without} units without an intent, {seconds:.0f} s"
+    )
+
+
+def _passes(proposal: Proposal, settings: InstructionSettings) -> bool:
+    agent = Agent(proposal.agent_id, "local", 0, always_rules=tuple(rule.text for rule in proposal.rules))
+    texts = {unit.name: unit.content for unit in proposal.units}
+    return check_draft(proposal.draft, texts, agent, settings=settings).passed
+
+
+def _lines(texts: Iterable[str]) -> Counter[str]:
+    return Counter(line.strip() for text in texts for line in text.split("\n") if line.strip())

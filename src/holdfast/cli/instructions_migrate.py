@@ -1,0 +1,81 @@
+"""`holdfast instructions migrate`: what files of instructions would be as units, for review."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from holdfast.instructions.migration.proposal import Proposal
+
+
+def compiled(context: click.Context, parameter: click.Parameter, value: str | None) -> "re.Pattern[str] | None":
+    try:
+        return re.compile(value) if value is not None else None
+    except (re.error, RecursionError, OverflowError) as error:
+        raise click.BadParameter(f"this is no regular expression: {error}") from error
+
+
+@click.command("migrate")
+@click.argument("paths", metavar="FILES...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--agent", default="main", show_default=True, help="Whose instructions they will be.")
+@click.option("--version", default="v1", show_default=True, help="Version of the units and of the manifest.")
+@click.option(
+    "--mode",
+    type=click.Choice(("coexistence", "stigmem", "file")),
+    default="coexistence",
+    show_default=True,
+    help="Whether entries point to units, to files, or to both.",
+)
+@click.option("--at", callback=compiled, metavar="REGEX", help="Cut before lines like this, instead of at headings.")
+@click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Follow imports below it.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def migrate(
+    *,
+    paths: tuple[Path, ...],
+    agent: str,
+    version: str,
+    mode: str,
+    at: "re.Pattern[str] | None",
+    root: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Propose units and a manifest for AGENTS.md, CLAUDE.md or folders of rules; nothing is published.
+
+    Every line is in one unit, or among the rules of the boot stub. Read what is proposed, mend its triggers, then
+    `holdfast instructions check` and `publish` the folder that --out has written.
+    """
+    import os
+
+    import msgspec
+
+    from holdfast.cli.instructions_shown import proposal_json, show_proposal
+    from holdfast.instructions.migration.folder import write_folder
+    from holdfast.instructions.migration.proposal import Wanted, propose
+    from holdfast.instructions.migration.reading import read_files
+    from holdfast.retrieval.meaning import meaning_stage
+    from holdfast.runtime.instruction_settings import load_instructions
+
+    settings = load_instructions(os.environ).settings
+    read = read_files(paths, root=root)
+    encoder = settings.encoder
+    proposal: Proposal = propose(
+        read.files,
+        msgspec.convert(
+            {"agent_id": agent, "deployment": settings.deployment, "version": version, "mode": mode}, Wanted
+        ),
+        at=at,
+        meaning=lambda: meaning_stage(encoder) if encoder else None,
+    )
+    warnings = (*read.warnings, *proposal.warnings)
+    if out is not None:
+        write_folder(proposal, out)
+    if as_json:
+        click.echo(proposal_json(proposal, warnings))
+        return
+    show_proposal(proposal, warnings)
+    if out is not None:
+        click.echo(f"\nwritten to {out}; nothing is published")

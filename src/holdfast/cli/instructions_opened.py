@@ -1,0 +1,56 @@
+"""Which instructions a command looks at: those of the configured store, or of another."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from holdfast.runtime.library import Library
+
+agent_option = click.option("--agent", default="main", show_default=True, help="Whose instructions.")
+db_option = click.option("--db", metavar="URL", help="Store to use instead of the configured one.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def store_address(db: str | None) -> str:
+    from holdfast.runtime.config import load_config
+
+    return db or load_config(os.environ, workspace=Path.cwd()).db_path
+
+
+def is_there(db: str | None) -> bool:
+    address = store_address(db)
+    return "://" in address or Path(address).exists()
+
+
+def opened(db: str | None, *, make: bool = False, entity: str | None = None) -> "Library":
+    """A file is made only by what writes. Whoever calls the command from Python may give it a clock as its `obj`."""
+    from holdfast.clock import system_clock
+    from holdfast.errors import UserError
+    from holdfast.runtime.instruction_settings import load_instructions
+
+    try:
+        from holdfast.runtime.library import Library
+    except ImportError as error:
+        raise UserError("instructions need their packages: pip install 'holdfast[instructions]'") from error
+    address = store_address(db)
+    if not make and not is_there(db):
+        raise UserError(f"there is no store at {address!r}; check the path, or publish something first")
+    configured = load_instructions(os.environ)
+    told = click.get_current_context().find_root().obj
+    return Library(
+        address,
+        settings=configured.settings,
+        key_path=configured.key_path,
+        entity=entity,
+        clock=told if callable(told) else system_clock,
+        warn=lambda line: click.echo(line, err=True),
+    )
+
+
+def print_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

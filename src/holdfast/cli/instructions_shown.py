@@ -1,0 +1,68 @@
+"""How proposals, checks and coverage are shown."""
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from holdfast.cli.counts import counted
+from holdfast.cli.tables import show_table
+from holdfast.instructions.checking import Checked
+from holdfast.instructions.lint import Flaw
+from holdfast.instructions.migration.proposal import Proposal
+from holdfast.instructions.migration.sections import Span
+from holdfast.instructions.publication import MANIFEST_TOKENS_MAX
+
+KINDS = {"lazy": "lazy", "task_type": "preload", "always": "always"}
+
+
+def proposal_json(proposal: Proposal, warnings: Sequence[str]) -> str:
+    told = {
+        "agent_id": proposal.agent_id,
+        "manifest": proposal.draft,
+        "manifest_tokens": proposal.manifest_tokens,
+        "always_rules": proposal.rules,
+        "units": proposal.units,
+        "files": proposal.files,
+        "warnings": warnings,
+    }
+    return msgspec.json.format(msgspec.json.encode(told)).decode()
+
+
+def show_proposal(proposal: Proposal, warnings: Sequence[str]) -> None:
+    units = [
+        (unit.name, KINDS[unit.kind], str(unit.tokens), str(unit.entry_tokens), _from(unit.spans))
+        for unit in proposal.units
+    ]
+    rules = [("(boot stub)", "always", str(rule.tokens), "", _from(rule.spans)) for rule in proposal.rules]
+    show_table(("unit", "kind", "tokens", "entry", "lines"), [*rules, *units])
+    for unit in proposal.units:
+        click.echo(f"\n{unit.name}: {unit.entry.description}")
+        for intent in unit.entry.load_triggers.intents:
+            click.echo(f"  - {intent}")
+    sum_of_units = sum(unit.tokens for unit in proposal.units)
+    click.echo(
+        f"\n{counted(len(proposal.units), 'unit')} with {sum_of_units} tokens; the manifest has "
+        f"{proposal.manifest_tokens} of {MANIFEST_TOKENS_MAX}"
+    )
+    for warning in warnings:
+        click.echo(f"warning: {warning}")
+
+
+def _from(spans: Sequence[Span]) -> str:
+    return ", ".join(f"{span.path}:{span.first_line}-{span.last_line}" for span in spans)
+
+
+def show_checked(checked: Checked) -> None:
+    for failure in checked.failures:
+        click.echo(f"{failure.code}: {failure.message}")
+    show_flaws(checked.flaws)
+    found = [one.coverage_pct for one in checked.coverage if one.coverage_pct is not None]
+    least = f"; the unit that is found least is found by {min(found):.0%} of its paraphrases" if found else ""
+    click.echo(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{least}")
+    click.echo("it can be published" if checked.passed else "it cannot be published")
+
+
+def show_flaws(flaws: Sequence[Flaw]) -> None:
+    for flaw in flaws:
+        click.echo(f"{flaw.unit}: {flaw.message}; {flaw.mend} [{flaw.rule}]")

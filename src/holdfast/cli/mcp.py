@@ -1,0 +1,102 @@
+"""`holdfast mcp`: an agent's instructions, and skills, for any MCP client."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.instructions_opened import agent_option, db_option
+
+if TYPE_CHECKING:
+    from holdfast.events.records import Records
+    from holdfast.instructions.callers import Caller
+    from holdfast.sources.skills.store import SkillStore
+
+PORT = 8789
+KEY = "HOLDFAST_KEY"
+
+
+@click.command("mcp")
+@agent_option
+@db_option
+@click.option("--http", "over_http", is_flag=True, help="Serve over HTTP at /mcp instead of standard input and output.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the server is reached by.")
+@click.option("--require-keys", is_flag=True, help="Refuse calls without a key also before there is one.")
+def command(
+    *, agent: str, db: str | None, over_http: bool, host: str, port: int, allowed: tuple[str, ...], require_keys: bool
+) -> None:
+    """Serve recall_instruction, list_instructions, submit_usage, skill_search and skill_load to an MCP client.
+
+    Over standard input and output a client's key is in HOLDFAST_KEY; over HTTP it is sent as a bearer token, and a key
+    of scope agent:NAME is that agent's. No key is needed on this machine until `holdfast keys create` has made one.
+    """
+    import asyncio
+    import contextlib
+    import os
+
+    from holdfast.cli.stores import open_records
+    from holdfast.errors import UserError
+
+    try:
+        import uvicorn
+
+        from holdfast.mcp.serving import PATH, http_app, make_server, serve_stdio
+        from holdfast.mcp.tools import Toolbox
+        from holdfast.service.serving import bind, url_of
+    except ImportError as error:
+        raise UserError("MCP needs its packages: pip install 'holdfast[mcp,server]'") from error
+    from holdfast.cli.instructions import library_of
+    from holdfast.service.hosts import is_loopback
+
+    with open_records(db) as (log, records):
+        library = library_of(log, wanted=True)
+        assert library is not None
+        needed = require_keys or (over_http and not is_loopback(host))
+        authorize = authorizer(records, agent=agent, require_keys=needed)
+        toolbox = Toolbox(library, _skills(), agent=agent)
+        server = make_server(toolbox, authorize, stdio_key=os.environ.get(KEY))
+        if not over_http:
+            asyncio.run(serve_stdio(server))
+            return
+        names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (host,)
+        app = http_app(server, authorize, hosts=(*names, *allowed))
+        with contextlib.closing(bind(host, port)) as bound:
+            click.echo(f"{url_of(bound, host)}{PATH}")
+            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
+            uvicorn.Server(config).run(sockets=[bound])
+
+
+def authorizer(records: "Records", *, agent: str, require_keys: bool) -> "Callable[[str | None], Caller]":
+    """Without a key, and before there is one, whoever asks on this machine is the agent itself."""
+    from holdfast.clock import system_clock
+    from holdfast.instructions.callers import Caller
+    from holdfast.instructions.failures import InstructionError
+    from holdfast.service.access import holder_of
+    from holdfast.service.failures import RefusedError
+
+    def authorize(header: str | None) -> Caller:
+        try:
+            row = holder_of(header, records.key, system_clock())
+        except RefusedError as error:
+            raise InstructionError(error.reply.error.code, str(error)) from error
+        if row is not None:
+            return Caller(row.scope, row.id, row.entity)
+        if require_keys or records.has_keys():
+            raise InstructionError("key_required", f"a key is needed: send it as a bearer token, or in {KEY}")
+        return Caller(f"agent:{agent}", "local")
+
+    return authorize
+
+
+def _skills() -> "SkillStore":
+    import os
+    from pathlib import Path
+
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skill_folders import usual_roots
+    from holdfast.sources.skills.library import read_library
+
+    config = load_config(os.environ, workspace=Path.cwd())
+    return read_library(usual_roots(config, os.environ, workspace=Path.cwd())).store

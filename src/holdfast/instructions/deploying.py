@@ -1,0 +1,205 @@
+"""How a folder of instructions becomes what an agent is told, and how that is promoted or taken back."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holdfast.instructions.addresses import Address, is_newer, read_address, version_numbers
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.checking import Checked, check_draft, given_approvals
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.library import Library, new_agent, no_manifest
+from holdfast.instructions.measures import PROMOTE_MISS_RATE, WINDOW_MS, measured
+from holdfast.instructions.migration.folder import InstructionFolder
+from holdfast.instructions.publication import Draft
+from holdfast.instructions.publishing import Publication, Published, publish
+from holdfast.instructions.shelves import newest_units, owner_of
+from holdfast.instructions.values import Agent, Entry, Manifest, UnitVersion
+from holdfast.instructions.writing import GivenUnit, write_unit
+from holdfast.sources.confined import EscapeError, PathError, locate, opened_place, roots_of, write_atomically
+
+RECALLS_MIN = 5
+
+Change = Literal["create", "update", "noop", "tombstone"]
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """`changes` are by unit; `published` is None where the manifest is the one that holds already."""
+
+    version: str
+    changes: dict[str, Change]
+    published: Published | None
+
+
+def check_folder(library: Library, folder: InstructionFolder, caller: Caller) -> Checked:
+    agent = _agent(library, folder)
+    approvals = (
+        *library.records.approvals(agent.id),
+        *given_approvals(folder.manifest.approvals, agent, caller, at=library.now()),
+    )
+    return check_draft(folder.manifest.draft, folder.texts, agent, settings=library.settings, approvals=approvals)
+
+
+def publish_folder(
+    library: Library, folder: InstructionFolder, caller: Caller, *, skip_coverage_gate: bool = False
+) -> Deployed:
+    """Judged whole before anything is written; a text that changed is a new version. Raises InstructionError."""
+    failures = check_folder(library, folder, caller).failures
+    failing = [one for one in failures if not (skip_coverage_gate and one.code == "manifest_coverage_failure")]
+    if failing:
+        raise InstructionError(failing[0].code, failing[0].message)
+    agent = _agent(library, folder)
+    current = library.records.manifest(agent.id)
+    changes: dict[str, Change] = {}
+    entries = tuple(_placed(library, agent, entry, folder.texts, caller, changes) for entry in folder.manifest.entries)
+    listed = {entry.name for entry in entries}
+    changes |= {entry.name: "tombstone" for entry in (current.body if current else ()) if entry.name not in listed}
+    if not library.records.put_agent(agent):
+        raise InstructionError("shortname_taken", "another agent has this name")
+    if current is not None and current.body == entries:
+        return Deployed(current.version, changes, None)
+    wanted = folder.manifest.version
+    version = wanted if current is None or is_newer(wanted, current.version) else next_version(current.version)
+    draft = Draft(version, entries, folder.manifest.migration_mode)
+    publication = Publication(
+        agent_id=agent.id,
+        draft=draft,
+        skip_coverage_gate=skip_coverage_gate,
+        approvals=folder.manifest.approvals,
+    )
+    return Deployed(version, changes, publish(library, publication, caller))
+
+
+def promote(library: Library, said: str, caller: Caller, *, force: bool = False) -> Published:
+    """From files and units to units alone, once a week of recalls has shown that nothing is missed."""
+    agent, manifest = _published(library, said)
+    if manifest.migration_mode != "coexistence":
+        raise InstructionError(
+            "promotion_refused", f"the manifest is one of migration_mode {manifest.migration_mode}, not coexistence"
+        )
+    reason = _not_yet(library, manifest)
+    if reason is not None and (agent.sensitive or not force):
+        more = "; the agent is flagged sensitive, so nothing overrides this" if agent.sensitive and force else ""
+        raise InstructionError("promotion_refused", f"{reason}{more}")
+    lost = [entry.name for entry in manifest.body if entry.fact_uri is None]
+    if lost:
+        raise InstructionError("promotion_refused", f"{lost[0]!a} is a file only: write it as a unit first")
+    entries = tuple(msgspec.structs.replace(entry, path=None) for entry in manifest.body)
+    draft = Draft(next_version(manifest.version), entries, "stigmem")
+    return publish(library, Publication(agent_id=agent.id, draft=draft), caller)
+
+
+def roll_back(library: Library, said: str, version: str, caller: Caller) -> Deployed:
+    """Publish an older manifest as a new version, with the texts that held when it was replaced."""
+    agent, current = _published(library, said)
+    old = library.records.manifest_of(agent.id, version)
+    if old is None or old.id == current.id:
+        raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to go back to")
+    ended = (old.superseded_at or library.now()) - 1
+    changes: dict[str, Change] = {}
+    entries = []
+    for entry in old.body:
+        owner, name = owner_of(entry, agent)
+        then = newest_units(library.records.units_at((owner,), ended)).get((owner, name)) if owner else None
+        texts = {entry.name: then.content} if then is not None and owner == agent.id else {}
+        entries.append(_placed(library, agent, entry, texts, caller, changes))
+    listed = {entry.name for entry in entries}
+    changes |= {entry.name: "tombstone" for entry in current.body if entry.name not in listed}
+    draft = Draft(next_version(current.version), tuple(entries), old.migration_mode)
+    done = publish(library, Publication(agent_id=agent.id, draft=draft), caller)
+    return Deployed(draft.version, changes, done)
+
+
+def next_version(version: str) -> str:
+    """The number behind it; versions without numbers cannot be counted on."""
+    numbers = version_numbers(version)
+    if numbers is None:
+        raise InstructionError(
+            "manifest_version_conflict", f"version {version[:80]!a} has no number: name the next one"
+        )
+    return f"v{numbers[0] + 1}"
+
+
+def _agent(library: Library, folder: InstructionFolder) -> Agent:
+    said = folder.manifest.agent_id
+    agent = library.records.agent(said) or new_agent(library, said)
+    rules = folder.manifest.always_rules
+    return agent if rules is None else msgspec.structs.replace(agent, always_rules=rules)
+
+
+def _published(library: Library, said: str) -> tuple[Agent, Manifest]:
+    agent = library.records.agent(said)
+    manifest = library.records.manifest(agent.id) if agent else None
+    if agent is None or manifest is None:
+        raise no_manifest(said)
+    return agent, manifest
+
+
+def _not_yet(library: Library, manifest: Manifest) -> str | None:
+    """Why the week of watching is not over, or was not good; None where all is well."""
+    now = library.now()
+    if now - manifest.created_at < WINDOW_MS:
+        days = (now - manifest.created_at) / 86_400_000
+        return f"the manifest was published {days:.1f} days ago: watch it for 7 days first"
+    records = library.records.audits(manifest.agent_id, since=now - WINDOW_MS)
+    measures = measured(records, manifest.body, k=3)
+    if measures.closed < RECALLS_MIN or measures.miss_rate is None:
+        return f"{measures.closed} recalls of the last 7 days say what was used: at least {RECALLS_MIN} must"
+    if measures.miss_rate >= PROMOTE_MISS_RATE:
+        return f"the miss rate of the last 7 days is {measures.miss_rate:.2f}: it must be below {PROMOTE_MISS_RATE:.2f}"
+    return None
+
+
+def _placed(
+    library: Library,
+    agent: Agent,
+    entry: Entry,
+    texts: Mapping[str, str],
+    caller: Caller,
+    changes: dict[str, Change],
+) -> Entry:
+    """The entry with the address of the version that holds its text; a text that is new is written."""
+    text = texts.get(entry.name)
+    if text is None:
+        changes[entry.name] = "noop"
+        return entry
+    if entry.path is not None:
+        _write_file(library.settings.root, agent.id, entry, text)
+    if entry.fact_uri is None:
+        changes[entry.name] = "noop"
+        return entry
+    address = read_address(entry.fact_uri)
+    owner, name = owner_of(entry, agent)
+    newest = newest_units(library.records.versions_of(owner, name)).get((owner, name))
+    if newest is not None and _is_same(newest, text):
+        changes[entry.name] = "noop"
+        return msgspec.structs.replace(entry, fact_uri=newest.uri)
+    version = address.version
+    if newest is not None and not is_newer(version, newest.version):
+        version = next_version(newest.version)
+    uri = Address(address.deployment, address.owner, name, version).uri
+    write_unit(library, GivenUnit(uri, text, derived_from=newest.content_sha256 if newest else None), caller)
+    changes[entry.name] = "update" if newest else "create"
+    return msgspec.structs.replace(entry, fact_uri=uri)
+
+
+def _is_same(unit: UnitVersion, text: str) -> bool:
+    return unit.status == "active" and unit.content_sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_file(root: Path | None, agent_id: str, entry: Entry, text: str) -> None:
+    """What the entry's path holds while units and files coexist."""
+    if root is None or entry.path is None:
+        raise InstructionError(
+            "manifest_entry_invalid", "path entries need an instruction root, and none is configured"
+        )
+    try:
+        (root / agent_id).mkdir(parents=True, exist_ok=True)
+        located = locate(roots_of(root / agent_id), entry.path, writing=True)
+        with opened_place(located, make_folders=True) as (folder, name):
+            write_atomically(folder, name, f"{text}\n".encode())
+    except (EscapeError, PathError, OSError) as error:
+        raise InstructionError("manifest_entry_invalid", f"the file of {entry.name!a} cannot be written") from error

@@ -1,0 +1,94 @@
+"""How a proposal lies in a folder, for people to read and mend, and what is read from it again."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.instructions.addresses import SEGMENT
+from holdfast.instructions.migration.proposal import Proposal
+from holdfast.instructions.paths import FILE_BYTES_MAX
+from holdfast.instructions.publication import Draft, GivenApproval
+from holdfast.instructions.values import Entry, MigrationMode
+from holdfast.sources.files import cannot_read, read_regular
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_BYTES_MAX = 2_000_000
+
+
+class ManifestFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`always_rules` are those of the agent's boot stub; without them it keeps those that it has."""
+
+    agent_id: str
+    version: str
+    entries: tuple[Entry, ...]
+    migration_mode: MigrationMode | None = None
+    always_rules: tuple[str, ...] | None = None
+    approvals: tuple[GivenApproval, ...] = ()
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(self.version, self.entries, self.migration_mode)
+
+
+class InstructionFolder(msgspec.Struct, frozen=True):
+    """`texts` are by name of the unit, from files `NAME.md`."""
+
+    manifest: ManifestFile
+    texts: dict[str, str]
+
+
+def write_folder(proposal: Proposal, folder: Path) -> None:
+    """Raises UserError where there is something already; nothing is ever written over."""
+    rules = tuple(rule.text for rule in proposal.rules)
+    draft = proposal.draft
+    manifest = ManifestFile(proposal.agent_id, draft.version, draft.entries, draft.migration_mode, rules)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty: name a new folder, or remove it")
+        for unit in proposal.units:
+            _write(folder / f"{unit.name}.md", unit.content + "\n")
+        _write(folder / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)).decode() + "\n")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def read_folder(folder: Path) -> InstructionFolder:
+    """Raises UserError. A unit without a file has no text here; the service may have one."""
+    raw = _read(folder / MANIFEST_FILE, MANIFEST_BYTES_MAX)
+    if raw is None:
+        raise UserError(f"{folder} has no {MANIFEST_FILE}: make one with `holdfast instructions migrate --out`")
+    try:
+        manifest = msgspec.json.decode(raw, type=ManifestFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{folder / MANIFEST_FILE}: {error}") from error
+    texts: dict[str, str] = {}
+    for entry in manifest.entries:
+        if not SEGMENT.fullmatch(entry.name):
+            continue
+        unit = _read(folder / f"{entry.name}.md", FILE_BYTES_MAX)
+        if unit is not None:
+            try:
+                texts[entry.name] = unit.decode("utf-8").strip("\n")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{folder / entry.name}.md is not UTF-8") from error
+    return InstructionFolder(manifest, texts)
+
+
+def _write(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _read(path: Path, bytes_max: int) -> bytes | None:
+    try:
+        read = read_regular(path, bytes_max + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: {cannot_read(error)}") from error
+    if read is None or len(read.raw) > bytes_max:
+        raise UserError(f"{path} is no file of at most {bytes_max} bytes")
+    return read.raw

@@ -1,0 +1,111 @@
+"""How the tools are served: to one client over its pipes, or to many over HTTP."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import mcp_types as types
+import msgspec
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast import __version__
+from holdfast.errors import StoreError, UserError
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.failures import InstructionError
+from holdfast.mcp.tools import Toolbox
+
+PATH = "/mcp"
+
+Authorize = Callable[[str | None], Caller]
+"""Who sends an `Authorization` header, or none. Raises InstructionError `key_required` or `invalid_key`."""
+
+
+def make_server(toolbox: Toolbox, authorize: Authorize, *, stdio_key: str | None = None) -> Server:
+    """`stdio_key` is that of the client at the other end of the pipes, who can send no header."""
+
+    async def list_tools(
+        context: ServerRequestContext, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(name=one.name, description=one.description, input_schema=dict(one.input_schema))
+                for one in toolbox.tools.values()
+            ]
+        )
+
+    async def call_tool(context: ServerRequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
+        tool = toolbox.tools.get(params.name)
+        if tool is None:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:80]!a}")
+        header = _header(context) if context.request is not None else f"Bearer {stdio_key}" if stdio_key else None
+
+        def answer() -> types.CallToolResult:
+            try:
+                done = tool.run(authorize(header), params.arguments or {})
+            except InstructionError as error:
+                return _refused(error.code, str(error))
+            except StoreError:
+                return _refused("store_unavailable", "the store cannot be used now; try again")
+            except UserError as error:
+                return _refused("refused", str(error))
+            return types.CallToolResult(
+                content=[types.TextContent(type="text", text=done.text)], structured_content=done.told
+            )
+
+        return await asyncio.to_thread(answer)
+
+    return Server("holdfast", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+async def serve_stdio(server: Server) -> None:
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def http_app(server: Server, authorize: Authorize, *, hosts: Sequence[str]) -> ASGIApp:
+    """Requests without a key that counts, or under a name that is none of ours, get no further."""
+    allowed = [f"{host}:*" for host in hosts]
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=[*hosts, *allowed],
+        allowed_origins=[f"http://{host}" for host in (*hosts, *allowed)],
+    )
+    app = server.streamable_http_app(streamable_http_path=PATH, stateless_http=True, transport_security=security)
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            header = Request(scope).headers.get("authorization")
+            try:
+                await asyncio.to_thread(authorize, header)
+            except InstructionError as error:
+                await _unauthorized(error)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def _header(context: ServerRequestContext) -> str | None:
+    found = context.request.headers.get("authorization") if isinstance(context.request, Request) else None
+    return found if isinstance(found, str) else None
+
+
+def _refused(code: str, message: str) -> types.CallToolResult:
+    """Told as a result: a model sees it, and can do better."""
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=f"{code}: {message}")],
+        structured_content={"error": {"code": code, "message": message}},
+        is_error=True,
+    )
+
+
+def _unauthorized(error: InstructionError) -> Response:
+    # As a JSON-RPC error, for clients show no other; the status alone would be told as a fault of ours.
+    told = {"code": types.INVALID_REQUEST, "message": f"{error.code}: {error}", "data": {"code": error.code}}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": told})
+    return Response(body, 401, {"www-authenticate": "Bearer"}, "application/json")

@@ -1,0 +1,202 @@
+"""Which tools there are, what they take, and what they answer; who asks is known before."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from holdfast.instructions.asking import Answered, ask, close
+from holdfast.instructions.callers import Caller, check_may_recall, denied
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.index_lines import index_line, index_text
+from holdfast.instructions.library import Library
+from holdfast.instructions.recall import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, Question
+from holdfast.instructions.stub import RECALL_TOOL_SCHEMA
+from holdfast.instructions.times import maybe_told_time
+from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
+
+INTENT_CHARACTERS_MAX = 8_000
+NAMES_MAX = 200
+SEARCH_LIMIT_MAX = 50
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+Text = Annotated[str, msgspec.Meta(max_length=INTENT_CHARACTERS_MAX)]
+Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=400)], ...], msgspec.Meta(max_length=NAMES_MAX)]
+
+
+class ToolAnswer(msgspec.Struct, frozen=True):
+    """`text` is for the model, `told` for programs."""
+
+    text: str
+    told: dict[str, object]
+
+
+class ToolFunction(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    input_schema: Mapping[str, object]
+    run: Callable[[Caller, Mapping[str, object]], ToolAnswer]
+
+
+class _Recall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    intent: Annotated[str, msgspec.Meta(max_length=INTENT_CHARACTERS_MAX, description="What you are about to do.")]
+    max_chunks: Annotated[int, msgspec.Meta(ge=1, le=20)] = DEFAULT_CHUNKS_MAX
+    token_budget: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = DEFAULT_TOKEN_BUDGET
+    manifest_hint: Names = ()
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Text | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    audit_token: Text
+    used_chunks: Names = ()
+    missed_chunks: Names = ()
+
+
+class _Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    query: Text
+    limit: Annotated[int, msgspec.Meta(ge=1, le=SEARCH_LIMIT_MAX)] = SEARCH_LIMIT
+
+
+class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Text
+
+
+class Toolbox:
+    """The tools over one library; `agent` is whose instructions they are where the key does not say."""
+
+    def __init__(self, library: Library, skills: SkillStore, *, agent: str) -> None:
+        self._library = library
+        self._skills = skills
+        self._agent = agent
+        made = (
+            _made("recall_instruction", str(RECALL_TOOL_SCHEMA["description"]), _Recall, self._recall),
+            _made(
+                "list_instructions",
+                "List the instruction units there are and when each is needed; with a name, that one alone.",
+                _List,
+                self._list,
+            ),
+            _made(
+                "submit_usage",
+                "Say which units of a recall you applied, and which you needed but did not get.",
+                _Usage,
+                self._close,
+            ),
+            _made(
+                "skill_search", "Filter the skills there are by their names and descriptions.", _Search, self._search
+            ),
+            _made("skill_load", "Return the whole text of a named skill.", _Load, self._load),
+        )
+        self.tools = {one.name: one for one in made}
+
+    def _recall(self, caller: Caller, request: _Recall) -> ToolAnswer:
+        if not request.intent.strip():
+            raise InstructionError("intent_required", "say in `intent` what you are about to do")
+        said = caller.agent_name or self._agent
+        agent = self._library.records.agent(said)
+        check_may_recall(caller, said, agent)
+        agent, shelf = self._library.shelf(said, agent)
+        question = Question(
+            intent=request.intent,
+            max_chunks=request.max_chunks,
+            token_budget=request.token_budget,
+            manifest_hint=request.manifest_hint,
+            use_floor=self._library.settings.use_floor,
+        )
+        answered = ask(self._library, agent, shelf, question, caller=caller, heartbeat_id=None)
+        return ToolAnswer(_recalled_text(answered), _recalled_told(answered))
+
+    def _list(self, caller: Caller, request: _List) -> ToolAnswer:
+        said = caller.agent_name or self._agent
+        agent = self._library.records.agent(said)
+        check_may_recall(caller, said, agent)
+        _, shelf = self._library.shelf(said, agent)
+        manifest = shelf.manifest
+        entries = manifest.body
+        if request.name is not None:
+            entries = tuple(entry for entry in entries if entry.name == request.name)
+            if not entries:
+                near = _near(request.name, [entry.name for entry in manifest.body])
+                raise InstructionError("unit_not_found", f"there is no unit {request.name[:80]!a}{near}")
+        told = {"manifest_version": manifest.version, "entries": msgspec.to_builtins(entries)}
+        return ToolAnswer(index_text(entries) if request.name is None else index_line(entries[0]), told)
+
+    def _close(self, caller: Caller, request: _Usage) -> ToolAnswer:
+        if not caller.is_admin and caller.agent_name is None:
+            raise denied()
+        close(self._library, request.audit_token, caller, used=request.used_chunks, missed=request.missed_chunks)
+        return ToolAnswer("on record", {"closed": True})
+
+    def _search(self, caller: Caller, request: _Search) -> ToolAnswer:
+        found = self._skills.search(request.query, limit=request.limit)
+        lines = "".join(f"- {skill.name}: {' '.join(skill.description.split())}\n" for skill in found)
+        told: dict[str, object] = {
+            "skills": [{"name": skill.name, "description": skill.description} for skill in found]
+        }
+        return ToolAnswer(lines or "no skill matches", told)
+
+    def _load(self, caller: Caller, request: _Load) -> ToolAnswer:
+        skill = self._skills.get(request.name)
+        if skill is None:
+            near = _near(request.name, [name for name, _ in self._skills.discovery_index()])
+            raise InstructionError("skill_not_found", f"there is no skill {request.name[:80]!a}{near}")
+        text = f"# Skill: {skill.name} (source: {skill.source})\n\n{skill.body}"
+        return ToolAnswer(text, {"name": skill.name, "body": skill.body})
+
+
+def _made(
+    name: str, description: str, request: type[Request], run: Callable[[Caller, Request], ToolAnswer]
+) -> ToolFunction:
+    """What does not fit the request is refused in one line, before anything is done."""
+
+    def convert_and_run(caller: Caller, arguments: Mapping[str, object]) -> ToolAnswer:
+        try:
+            fitting = msgspec.convert(arguments, request)
+        except msgspec.ValidationError as error:
+            raise InstructionError("invalid_arguments", f"the arguments of {name} do not fit: {error}") from error
+        return run(caller, fitting)
+
+    _, components = msgspec.json.schema_components((request,))
+    schema = {field: value for field, value in components[request.__name__].items() if field != "title"}
+    return ToolFunction(name, description, schema, convert_and_run)
+
+
+def _recalled_text(answered: Answered) -> str:
+    recalled = answered.recalled
+    parts = [f"# {chunk.name}\n\n{chunk.content.text}\n" for chunk in recalled.chunks]
+    if not parts:
+        parts.append("No instruction unit fits this intent.\n")
+    missed = [f"There is no unit {name!a}.\n" for name in recalled.missed_hints]
+    return "\n".join((*parts, *missed, f"When done, call submit_usage with audit_token {answered.audit_token}"))
+
+
+def _recalled_told(answered: Answered) -> dict[str, object]:
+    recalled = answered.recalled
+    return {
+        "chunks": [
+            {
+                "name": chunk.name,
+                "fact_uri": chunk.content.fact_uri,
+                "content": chunk.content.text,
+                "tokens": chunk.content.tokens,
+                "valid_until": maybe_told_time(chunk.content.valid_until),
+                "version": chunk.content.version,
+                "score": chunk.score,
+                "source": chunk.content.source,
+            }
+            for chunk in recalled.chunks
+        ],
+        "total_tokens": recalled.total_tokens,
+        "truncated": recalled.truncated,
+        "missed_hints": recalled.missed_hints,
+        "audit_token": answered.audit_token,
+    }
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"; near matches: {', '.join(near)}" if near else ""

@@ -1,0 +1,201 @@
+"""The instructions of agents without a server: one file, the same code, the same rules."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.errors import UserError
+from holdfast.instructions import library as kept
+from holdfast.instructions.archiving import Archived, archive
+from holdfast.instructions.asking import Answered, Replayed, ask, close, replay
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.certifying import activate_encoder
+from holdfast.instructions.checking import Checked
+from holdfast.instructions.deploying import Deployed, check_folder, promote, publish_folder, roll_back
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.heartbeat import Heartbeat, boot_stub, wake
+from holdfast.instructions.index_lines import EntryCost, entry_cost, index_text
+from holdfast.instructions.lint import Flaw, lint
+from holdfast.instructions.measures import Measures, measured
+from holdfast.instructions.migration.folder import read_folder
+from holdfast.instructions.migration.proposal import Proposal, Wanted, propose
+from holdfast.instructions.migration.reading import read_files
+from holdfast.instructions.probing import Probed, probe
+from holdfast.instructions.publishing import Published
+from holdfast.instructions.recall import Question, Shelf
+from holdfast.instructions.records import HasInstructions
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.signatures import deployment_key
+from holdfast.instructions.values import Agent, Entry
+from holdfast.retrieval.meaning import ENCODERS, EncoderName, meaning_stage, missing_packages
+from holdfast.runtime.heartbeats import Beat
+from holdfast.stores.open import open_store
+
+DAY_MS = 86_400_000
+MAIN = "main"
+
+
+def default_encoder() -> EncoderName | None:
+    return None if missing_packages("wordllama") else "wordllama"
+
+
+class Library:
+    """Open it for as long as it is used; what is written is signed by a key beside the file.
+
+    `entity` is the URI of the person on whose behalf all is done. Agents are called by id or shortname.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        settings: InstructionSettings | None = None,
+        key_path: Path | None = None,
+        entity: str | None = None,
+        clock: Clock = system_clock,
+        new_id: NewId = new_ulid,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._store = open_store(path)
+        try:
+            if not isinstance(self._store, HasInstructions):
+                raise UserError("instructions are kept in a SQLite file or in PostgreSQL: name one")
+            beside = Path("instructions") if "://" in os.fspath(path) else Path(path)
+            if settings is None:
+                root = beside.parent / f"{beside.stem}-files"
+                settings = InstructionSettings(root=root, encoder=default_encoder())
+            self._kept = kept.Library(
+                self._store.instructions,
+                settings,
+                key=deployment_key(key_path or beside.with_suffix(".key")),
+                clock=clock,
+                new_id=new_id,
+                warn=warn,
+            )
+            activate_encoder(self._kept, tuple(one for one in ENCODERS if not missing_packages(one)))
+        except BaseException:
+            self._store.close()
+            raise
+        self._admin = Caller("admin", "embedded", entity)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def migrate(
+        self, *paths: str | os.PathLike[str], agent: str = MAIN, version: str = "v1", root: Path | None = None
+    ) -> Proposal:
+        """What files of instructions would be as units; nothing is published."""
+        settings = self._kept.settings
+        read = read_files([Path(path) for path in paths], root=root)
+        encoder = settings.encoder
+        proposal = propose(
+            read.files,
+            Wanted(agent_id=agent, deployment=settings.deployment, version=version),
+            meaning=lambda: meaning_stage(encoder) if encoder else None,
+        )
+        return msgspec.structs.replace(proposal, warnings=(*read.warnings, *proposal.warnings))
+
+    def check(self, folder: str | os.PathLike[str]) -> Checked:
+        return check_folder(self._kept, read_folder(Path(folder)), self._admin)
+
+    def publish(self, folder: str | os.PathLike[str], *, skip_coverage_gate: bool = False) -> Deployed:
+        """Raises InstructionError where a check fails; then nothing was changed."""
+        given = read_folder(Path(folder))
+        return publish_folder(self._kept, given, self._admin, skip_coverage_gate=skip_coverage_gate)
+
+    def promote(self, agent: str = MAIN, *, force: bool = False) -> Published:
+        return promote(self._kept, agent, self._admin, force=force)
+
+    def rollback(self, version: str, *, agent: str = MAIN) -> Deployed:
+        return roll_back(self._kept, agent, version, self._admin)
+
+    def archive(self, *files: str | os.PathLike[str], root: str | os.PathLike[str], agent: str = MAIN) -> Archived:
+        return archive(self._kept, agent, [Path(file) for file in files], root=Path(root))
+
+    def recall(
+        self,
+        intent: str,
+        *,
+        agent: str = MAIN,
+        max_chunks: int | None = None,
+        token_budget: int | None = None,
+        manifest_hint: Sequence[str] = (),
+        heartbeat_id: str | None = None,
+    ) -> Answered:
+        """What fits the intent, and the token by which is said what was used. Raises InstructionError."""
+        if not intent.strip():
+            raise InstructionError("intent_required", "say in `intent` what you are about to do")
+        known, shelf = self._shelf(agent)
+        question = Question(intent=intent, manifest_hint=tuple(manifest_hint), use_floor=self._kept.settings.use_floor)
+        if max_chunks is not None:
+            question = msgspec.structs.replace(question, max_chunks=max_chunks)
+        if token_budget is not None:
+            question = msgspec.structs.replace(question, token_budget=token_budget)
+        caller = Caller(f"agent:{known.id}", "embedded")
+        return ask(self._kept, known, shelf, question, caller=caller, heartbeat_id=heartbeat_id)
+
+    def submit_usage(self, audit_token: str, *, used: Sequence[str] = (), missed: Sequence[str] = ()) -> None:
+        close(self._kept, audit_token, self._admin, used=tuple(used), missed=tuple(missed))
+
+    def heartbeat(self, wake_token: str | None = None, *, agent: str = MAIN, profile: str = "generic") -> Beat:
+        """A context that ends by saying what was used; preloads need the signed token of the trigger."""
+        begun: Heartbeat | None = None
+        known = self._kept.records.agent(agent)
+        if wake_token is not None:
+            caller = Caller(f"agent:{agent}", "embedded")
+            begun = wake(self._kept, agent, known, wake_token, caller=caller, profile=profile)
+        stub = begun.stub if begun else boot_stub(self._kept, agent, known, profile)
+        return Beat(self._recall_for(agent, begun), self.submit_usage, stub=stub.body, begun=begun)
+
+    def _recall_for(self, agent: str, begun: Heartbeat | None) -> Callable[[str], Answered]:
+        heartbeat_id = begun.heartbeat_id if begun else None
+        return lambda intent: self.recall(intent, agent=agent, heartbeat_id=heartbeat_id)
+
+    def stub(self, agent: str = MAIN, *, profile: str = "generic") -> str:
+        return boot_stub(self._kept, agent, self._kept.records.agent(agent), profile).body
+
+    def entries(self, agent: str = MAIN) -> tuple[Entry, ...]:
+        return self._shelf(agent)[1].manifest.body
+
+    def index(self, agent: str = MAIN) -> str:
+        """A line for each unit, to be had before an agent all the time."""
+        return index_text(self.entries(agent))
+
+    def costs(self, agent: str = MAIN) -> tuple[EntryCost, ...]:
+        return tuple(map(entry_cost, self.entries(agent)))
+
+    def lint(self, agent: str = MAIN) -> tuple[Flaw, ...]:
+        shelf = self._shelf(agent)[1]
+        return lint(shelf.manifest.body, {name: content.text for name, content in shelf.contents.items()})
+
+    def probe(self, agent: str = MAIN, *, k: int = 3) -> Probed:
+        known, shelf = self._shelf(agent)
+        return probe(shelf, self._kept.records.probes(known.id), k=k, use_floor=self._kept.settings.use_floor)
+
+    def replay(self, audit_token: str) -> Replayed:
+        record = self._kept.records.audit(audit_token)
+        agent = self._kept.records.agent(record.agent_id) if record else None
+        if record is None or agent is None:
+            raise InstructionError("audit_not_found", "there is no such audit record")
+        return replay(self._kept, agent, record)
+
+    def metrics(self, agent: str = MAIN, *, days: int = 7, k: int = 3) -> Measures:
+        known, shelf = self._shelf(agent)
+        records = self._kept.records.audits(known.id, since=self._kept.now() - days * DAY_MS)
+        return measured(records, shelf.manifest.body, k=k)
+
+    def _shelf(self, agent: str) -> tuple[Agent, Shelf]:
+        return self._kept.shelf(agent, self._kept.records.agent(agent))

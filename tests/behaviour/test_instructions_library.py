@@ -1,0 +1,297 @@
+"""`holdfast.Library` and its commands: checked, published, promoted, taken back, probed, without a server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast import Library
+from holdfast.cli.main import command
+from holdfast.clock import ManualClock
+from holdfast.errors import UserError
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.settings import InstructionSettings
+from instruction_places import UNITS
+
+DAY = 86_400
+
+
+class Shop:
+    """A library over a file, a folder to publish from, and a clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = ManualClock()
+        self.folder = path / "folder"
+        self.folder.mkdir()
+        settings = InstructionSettings(root=path / "files", encoder="wordllama")
+        self.library = Library(path / "kept.db", settings=settings, entity="acme:user/ann", clock=self.clock)
+
+    def write(self, *, mode: str = "coexistence", texts: dict[str, str] | None = None, **more: object) -> None:
+        entries = []
+        for name, (description, intents, content) in UNITS.items():
+            (self.folder / f"{name}.md").write_text((texts or {}).get(name, content))
+            entry: dict[str, object] = {"name": name, "description": description}
+            entry |= {"load_triggers": {"intents": intents}, "fact_uri": f"instruction:local/main/{name}/v1"}
+            entries.append(entry | ({"path": f"{name}.md"} if mode == "coexistence" else {}))
+        self.write_manifest({"agent_id": "main", "version": "v1", "migration_mode": mode, "entries": entries, **more})
+
+    def write_manifest(self, told: object) -> None:
+        (self.folder / "manifest.json").write_text(json.dumps(told))
+
+    def manifest(self) -> Any:
+        return json.loads((self.folder / "manifest.json").read_text())
+
+    def recall_and_close(self, times: int, *, missed: tuple[str, ...] = ()) -> None:
+        for _ in range(times):
+            answered = self.library.recall("claim a ticket", max_chunks=1)
+            self.library.submit_usage(answered.audit_token, used=("checkout-procedure",), missed=missed)
+
+    def recalled(self, intent: str) -> list[str]:
+        return [chunk.name for chunk in self.library.recall(intent).recalled.chunks]
+
+    def run(self, *words: str) -> Result:
+        environ = {"HOLDFAST_HOME": str(self.path / "home")}
+        words = ("instructions", *words, "--db", str(self.path / "kept.db"))
+        return CliRunner().invoke(command, words, env=environ, obj=self.clock)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path)
+    with shop.library:
+        yield shop
+
+
+def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None:
+    shop.write()
+    done = shop.library.publish(shop.folder)
+    assert done.changes == dict.fromkeys(UNITS, "create")
+    assert shop.recalled("review a pull request")[0] == "code-review"
+    assert (shop.path / "files" / "main" / "code-review.md").read_text() == UNITS["code-review"][2] + "\n"
+
+
+def test_what_did_not_change_is_not_published_again(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    again = shop.library.publish(shop.folder)
+    assert again.published is None
+    assert set(again.changes.values()) == {"noop"}
+
+
+def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    shop.clock.advance(1)
+    shop.write(texts={"code-review": "Read the whole diff of a pull request, and the tests, before you review it."})
+    told = shop.manifest()
+    told["entries"] = [entry for entry in told["entries"] if entry["name"] != "budget-rules"]
+    shop.write_manifest(told)
+    done = shop.library.publish(shop.folder)
+    assert done.version == "v2"
+    assert done.changes["code-review"] == "update"
+    assert done.changes["budget-rules"] == "tombstone"
+    by_name = {entry.name: entry.fact_uri for entry in shop.library.entries()}
+    assert by_name["code-review"] == "instruction:local/main/code-review/v2"
+    assert by_name["release-notes"] == "instruction:local/main/release-notes/v1"
+    assert "and the tests" in shop.library.recall("review a pull request").recalled.chunks[0].content.text
+
+
+def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    shop.clock.advance(1)
+    shop.write(texts={"code-review": "Something else entirely."})
+    told = shop.manifest()
+    for entry in told["entries"]:
+        entry["load_triggers"]["intents"] = ["write release notes"]
+    shop.write_manifest(told)
+    checked = shop.library.check(shop.folder)
+    assert {failure.code for failure in checked.failures} == {"manifest_coverage_failure"}
+    with pytest.raises(InstructionError, match="of its paraphrases find it; found instead: "):
+        shop.library.publish(shop.folder)
+    assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == UNITS["code-review"][2]
+    assert shop.library.publish(shop.folder, skip_coverage_gate=True).version == "v2"
+
+
+def test_all_that_is_wrong_is_told_at_once(shop: Shop) -> None:
+    shop.write()
+    told = shop.manifest()
+    told["entries"][0]["required_by_task_types"] = ["nonsense"]
+    told["entries"][1]["guarantee_load"] = True
+    told["always_rules"] = ["Never do this. " * 400]
+    shop.write_manifest(told)
+    ended = shop.run("check", str(shop.folder))
+    assert ended.exit_code == 1
+    for code in ("task_type_unknown", "guarantee_approval_required", "boot_stub_too_large", "it cannot be published"):
+        assert code in ended.stdout
+
+
+def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    shop.clock.advance(6.9 * DAY)
+    with pytest.raises(InstructionError, match="watch it for 7 days first"):
+        shop.library.promote()
+    shop.clock.advance(DAY)
+    with pytest.raises(InstructionError, match="at least 5 must"):
+        shop.library.promote()
+    shop.recall_and_close(5, missed=("release-notes",))
+    with pytest.raises(InstructionError, match=r"miss rate of the last 7 days is 0\.50"):
+        shop.library.promote()
+    shop.recall_and_close(60)
+    done = shop.library.promote()
+    assert done.manifest.migration_mode == "stigmem"
+    assert all(entry.path is None for entry in shop.library.entries())
+    with pytest.raises(InstructionError, match="not coexistence"):
+        shop.library.promote()
+
+
+def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    records = shop.library._kept.records
+    agent = records.agent("main")
+    assert agent is not None
+    sensitive = type(agent)(**{**{name: getattr(agent, name) for name in agent.__struct_fields__}, "sensitive": True})
+    records.put_agent(sensitive)
+    with pytest.raises(InstructionError, match="flagged sensitive"):
+        shop.library.promote(force=True)
+    records.put_agent(agent)
+    assert shop.library.promote(force=True).manifest.version == "v2"
+
+
+def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    (shop.path / "AGENTS.md").write_text("# Old\n")
+    with pytest.raises(InstructionError, match="promote it first"):
+        shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
+    shop.library.promote(force=True)
+    with pytest.raises(UserError, match="no file below"):
+        shop.library.archive(shop.path.parent / "other.md", root=shop.path)
+    shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
+    moved = shop.path / "docs" / "legacy-instructions" / "AGENTS.md"
+    assert moved.read_text() == (
+        "<!-- Moved: these instructions are now at instruction:local/main/manifest/v2 -->\n# Old\n"
+    )
+    assert not (shop.path / "AGENTS.md").exists()
+    (shop.path / "AGENTS.md").write_text("# New\n")
+    with pytest.raises(UserError, match="there already"):
+        shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
+
+
+def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    shop.clock.advance(60)
+    shop.write(texts={"code-review": "Read half of the diff of a pull request before you leave a review comment."})
+    told = shop.manifest()
+    del told["entries"][-1]
+    shop.write_manifest(told)
+    shop.library.publish(shop.folder)
+    shop.clock.advance(60)
+    done = shop.library.rollback("v1")
+    assert done.version == "v3"
+    assert done.changes["code-review"] == "update"
+    assert len(shop.library.entries()) == len(UNITS)
+    assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == UNITS["code-review"][2]
+    with pytest.raises(InstructionError, match="no older manifest"):
+        shop.library.rollback("v3")
+
+
+def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    assert shop.run("probe").exit_code == 0
+    told = shop.manifest()
+    told["entries"][0]["load_triggers"]["intents"] = ["write release notes", "announce a new version", "claim a ticket"]
+    shop.write_manifest(told)
+    shop.clock.advance(1)
+    shop.library.publish(shop.folder, skip_coverage_gate=True)
+    ended = shop.run("probe", "-k", "1")
+    assert ended.exit_code == 1
+    assert "FAIL security-posture" in ended.stdout
+    assert "'claim a ticket' finds checkout-procedure" in ended.stdout
+
+
+def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
+    shop.write(mode="stigmem")
+    (shop.folder / "code-review.md").unlink()
+    shop.library.publish(shop.folder)
+    probed = {one.name: one for one in shop.library.probe().units}
+    assert not probed["code-review"].passed
+    assert [miss.intent for miss in probed["code-review"].missed] == list(UNITS["code-review"][1])
+    assert probed["release-notes"].passed
+
+
+def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    with shop.library.heartbeat() as beat:
+        assert "recall_instruction" in beat.stub
+        beat.recall("claim a ticket")
+        beat.recall("review a pull request")
+        beat.used("code-review", "checkout-procedure")
+        beat.missed("budget-rules")
+    measures = shop.library.metrics()
+    assert (measures.recalls, measures.closed) == (2, 2)
+    assert measures.miss_rate is not None
+    assert 0 < measures.miss_rate < 0.5
+
+
+def test_a_recall_can_be_asked_again(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    token = shop.library.recall("review a pull request").audit_token
+    shop.clock.advance(60)
+    shop.write(texts={"code-review": "Purchases and invoices."})
+    shop.library.publish(shop.folder, skip_coverage_gate=True)
+    ended = shop.run("replay", token)
+    assert ended.exit_code == 0
+    assert "then: code-review" in ended.stdout
+    assert isinstance(shop.run("replay", "audi_none").exception, InstructionError)
+
+
+def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
+    shop.write()
+    told = shop.manifest()
+    told["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
+    shop.write_manifest(told)
+    shop.library.publish(shop.folder, skip_coverage_gate=True)
+    ended = shop.run("lint")
+    assert ended.exit_code == 1
+    assert "'pull request review rules' says what the unit contains" in ended.stdout
+    assert "'write release notes' is an intent of 'code-review' too" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("recall", " "), "say in `intent`"),
+        (("recall", "anything", "--agent", "nobody"), "has no instruction manifest"),
+        (("rollback", "v7"), "has no instruction manifest"),
+        (("usage", "audi_none"), "no such audit token"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+    ended = shop.run(*words)
+    assert isinstance(ended.exception, UserError)
+    assert reason in str(ended.exception)
+
+
+def test_looking_makes_no_store(tmp_path: Path) -> None:
+    environ = {"HOLDFAST_HOME": str(tmp_path)}
+    ended = CliRunner().invoke(command, ["instructions", "lint", "--db", str(tmp_path / "no.db")], env=environ)
+    assert isinstance(ended.exception, UserError)
+    assert not (tmp_path / "no.db").exists()
+
+
+@pytest.mark.parametrize("told", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}'])
+def test_a_manifest_that_cannot_be_read_is_named(shop: Shop, told: str) -> None:
+    (shop.folder / "manifest.json").write_text(told)
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        shop.library.check(shop.folder)
