@@ -29,6 +29,21 @@ def test_the_parts_of_a_name_are_words() -> None:
     assert ids(Index(OFFICE).search("merge"))[0] == "merge"
 
 
+def test_a_name_is_found_by_its_meaning_however_long_the_description_is() -> None:
+    described = "Talk to the office of a company, its people and its partners, and keep what was said in a ledger"
+    named, unnamed = Unit("named", "kitten", described), Unit("unnamed", "office", described)
+    fits = {
+        one.id: one.shares[1].fit
+        for one in Index([named, unnamed, *OFFICE], meaning=meaning_stage()).search("cats", floor=0).found
+    }
+    assert fits["named"] == 1 > fits["unnamed"]
+
+
+def test_case_and_punctuation_change_no_meaning() -> None:
+    index = Index(OFFICE, meaning=meaning_stage())
+    assert index.search("Will it RAIN -- tomorrow?!", floor=0) == index.search("will it rain tomorrow", floor=0)
+
+
 def test_a_query_without_a_common_word_finds_by_meaning_only() -> None:
     query = "will there be a storm tomorrow"
     assert ids(Index(OFFICE).search(query)) == []
@@ -41,7 +56,8 @@ def test_long_content_is_found_by_one_of_its_passages() -> None:
     long = Unit("long", "handbook", "Rules of the house", content=f"{filler} {nap} {filler}")
     index = Index([long, *OFFICE], meaning=meaning_stage())
     assert ids(index.search("kitten napping on a couch", floor=0))[0] == "long"
-    assert len(passages(Unit("much", content="word " * PASSAGE_WORDS * (PASSAGES_MAX + 5)))) == PASSAGES_MAX
+    much = " ".join(map(str, range(PASSAGE_WORDS * (PASSAGES_MAX + 5))))
+    assert len(passages(Unit("much", content=much))) == PASSAGES_MAX
 
 
 def test_a_unit_says_which_words_matched_and_what_each_stage_added() -> None:
@@ -151,7 +167,10 @@ def test_weights_must_be_shares_of_one() -> None:
 
 
 def test_weights_decide_which_stage_wins() -> None:
-    units = [Unit("word", "Storm Ltd", "accounting, tax and ledgers"), Unit("sense", "forecast", "Rain, thunder, wind")]
+    units = [
+        Unit("word", "ledgers", "accounting and tax by Storm Ltd"),
+        Unit("sense", "forecast", "Rain, thunder, wind"),
+    ]
     index = Index(units, meaning=meaning_stage())
     assert ids(index.search("heavy storm", floor=0, weights=Weights(1, 0, 0)))[0] == "word"
     assert ids(index.search("heavy storm", floor=0, weights=Weights(0, 1, 0)))[0] == "sense"

@@ -63,6 +63,17 @@ def test_the_best_are_told_in_order_and_ties_go_by_id(some: list[Unit], query: s
     assert index.search(query, floor=0, limit=limit).found == every[:limit]
 
 
+@given(distinct_units, queries, meant)
+def test_a_ranking_is_the_search_for_all_units_told_one_by_one(some: list[Unit], query: str, semantic: bool) -> None:
+    index = index_of(some, semantic)
+    every = index.search(query, floor=0, limit=len(some)).found
+    ranking = index.rank(query)
+    assert [(one.id, one.score, one.relevance) for one in ranking.places] == [
+        (one.id, one.score, one.relevance) for one in every
+    ]
+    assert tuple(ranking.why(one.id) for one in ranking.places) == every
+
+
 @given(distinct_units, queries, meant, st.floats(0, 1), st.integers(1, 8))
 def test_a_floor_parts_what_is_found_from_what_is_dropped(
     some: list[Unit], query: str, semantic: bool, floor: float, limit: int
@@ -93,3 +104,17 @@ def test_spread_scores_keep_their_order_between_nothing_and_one(scores: list[flo
     assert [after for _, after in pairs] == sorted(spread_out)
     if len(set(scores)) > 1:
         assert (min(spread_out), max(spread_out)) == (0, 1)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=10), st.floats(0, 100))
+def test_what_is_not_above_the_lowest_that_counts_is_nothing_and_the_best_is_all(
+    scores: list[float], lowest: float
+) -> None:
+    spread_out = spread(scores, lowest=lowest)
+    best = max(scores)
+    assert all(
+        after == (1 if score == best > 0 else 0)
+        for score, after in zip(scores, spread_out, strict=True)
+        if (score <= lowest or score == best)
+    )
+    assert all(0 <= one <= 1 for one in spread_out)

@@ -10,6 +10,7 @@ from holdfast.retrieval import wordllama
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.joined import FIRST_SHARE, JoinedEncoder
 from holdfast.retrieval.vectors import VECTOR_LENGTH, VectorStage, directions, whole_numbers
+from holdfast.retrieval.words import words
 
 texts = st.text(max_size=60) | st.lists(st.sampled_from(["rain", "Käse", "PDF", "x_y", "漢字", "!"])).map(" ".join)
 EXACT_BELOW = 2**24
@@ -39,7 +40,7 @@ def test_the_vector_of_a_text_is_the_sum_of_those_of_its_words(one: str, other: 
 def test_words_have_the_tokens_that_they_have_in_their_text(text: str) -> None:
     encoder = wordllama.encoder()
     tokenizer = Tokenizer.from_file(str(carried_file("wordllama", wordllama.TOKENS)))
-    said = " ".join(text.encode(errors="replace").decode().split())
+    said = " ".join(words(text)).encode(errors="replace").decode()
     tokens = tokenizer.encode(said, add_special_tokens=False).tokens if said else []
     alone = [tokenizer.encode(word, add_special_tokens=False).tokens for word in said.split()]
     assert tokens == [token for word in alone for token in word]

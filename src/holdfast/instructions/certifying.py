@@ -80,6 +80,12 @@ def certified(library: Library, agent: Agent, manifest: Manifest) -> CoverageRun
 
 def activate_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
     """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not."""
+    failed = _chosen(library, known)
+    library.shelves.load_encoder()
+    return failed
+
+
+def _chosen(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
     wanted = library.settings.encoder
     before = library.records.encoder()
     if before is None or before == (wanted or NO_ENCODER):

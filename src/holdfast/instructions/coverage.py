@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.instructions.recall import Question, Shelf
+from holdfast.instructions.recall import Shelf
 from holdfast.instructions.values import CoverageRun, Entry, FailedProbe, Probe, UnitCoverage
 from holdfast.retrieval.paraphrases import paraphrases, probes
 
@@ -98,10 +98,9 @@ def status_of(unit: UnitCoverage) -> str:
 
 
 def ranked(shelf: Shelf, query: str, *, use_floor: bool) -> tuple[str, ...]:
-    floor = None if use_floor else 0.0
-    weights = Question(intent=query).weights
-    answer = shelf.index.search(query, limit=PROBE_K, weights=weights, floor=floor)
-    return tuple(one.id for one in answer.found)
+    floor = shelf.index.floor if use_floor else 0.0
+    places = shelf.index.rank(query).places
+    return tuple(one.id for one in places if one.relevance >= floor)[:PROBE_K]
 
 
 def _share(found: Sequence[tuple[str, tuple[str, ...]]], name: str, k: int) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.values import ChunkSource, Entry, Manifest
 from holdfast.retrieval.fusion import DECIMALS, Weights
-from holdfast.retrieval.index import Found, Index, Share
+from holdfast.retrieval.index import Index, Place, Ranking, Share
 from holdfast.retrieval.meaning import MeaningStage
 from holdfast.retrieval.units import Unit
 
@@ -94,16 +94,18 @@ class Shelf:
         made_of = f"{self.manifest.id} {self.index.digest} {' '.join(sorted(self.lifted))}"
         return hashlib.sha256(made_of.encode()).hexdigest()
 
-    def scores(self, question: Question) -> list[Found]:
+    def ranking(self, question: Question) -> Ranking:
         """All units, best first, lifts included."""
-        answer = self.index.search(question.intent, limit=len(self.index), weights=question.weights, floor=0.0)
-        found = [self._lift(one) for one in answer.found]
-        return sorted(found, key=lambda one: (-one.score, one.id))
+        ranking = self.index.rank(question.intent, weights=question.weights)
+        if not self.lifted:
+            return ranking
+        places = sorted(map(self._lift, ranking.places), key=lambda one: (-one.score, one.id))
+        return Ranking(tuple(places), ranking.why)
 
-    def _lift(self, found: Found) -> Found:
-        if found.id not in self.lifted:
-            return found
-        return msgspec.structs.replace(found, score=round(min(1.0, found.score + LIFT), DECIMALS))
+    def _lift(self, place: Place) -> Place:
+        if place.id not in self.lifted:
+            return place
+        return msgspec.structs.replace(place, score=round(min(1.0, place.score + LIFT), DECIMALS))
 
     def recall(self, question: Question) -> Recalled:
         return _Packing(self, question).packed()
@@ -113,8 +115,8 @@ class _Packing:
     def __init__(self, shelf: Shelf, question: Question) -> None:
         self._shelf = shelf
         self._question = question
-        self._ranked = shelf.scores(question)
-        self._found = {one.id: one for one in self._ranked}
+        self._ranking = shelf.ranking(question)
+        self._places = {one.id: one for one in self._ranking.places}
         self._dropped: list[Dropped] = []
         self._over = False
         entries = shelf.manifest.body
@@ -144,7 +146,7 @@ class _Packing:
         missed, dropped = [], []
         always = {one.name for one in self._guaranteed}
         for name in dict.fromkeys(self._question.manifest_hint):
-            if name not in self._shelf.contents or name not in self._found:
+            if name not in self._shelf.contents or name not in self._places:
                 missed.append(name)
             elif name not in always and not self._take(name, "hint"):
                 dropped.append(name)
@@ -155,16 +157,16 @@ class _Packing:
         done = {one.name for one in self._guaranteed} | {one.name for one in self._taken}
         done |= {one.name for one in self._dropped}
         floor = self._shelf.index.floor if self._question.use_floor else 0.0
-        for found in self._ranked:
-            if found.id in done:
+        for place in self._ranking.places:
+            if place.id in done:
                 continue
-            if found.id not in self._shelf.contents:
-                self._drop(found.id, "unavailable")
-            elif found.relevance < floor:
-                self._drop(found.id, "below_floor")
+            if place.id not in self._shelf.contents:
+                self._drop(place.id, "unavailable")
+            elif place.relevance < floor:
+                self._drop(place.id, "below_floor")
             elif len(self._taken) >= self._question.max_chunks:
-                self._drop(found.id, "over_max_chunks")
-            elif not self._take(found.id, "ranked"):
+                self._drop(place.id, "over_max_chunks")
+            elif not self._take(place.id, "ranked"):
                 self._over = True
 
     def _take(self, name: str, kind: str) -> bool:
@@ -178,12 +180,12 @@ class _Packing:
         return True
 
     def _drop(self, name: str, reason: str) -> None:
-        self._dropped.append(Dropped(name, reason, self._found[name].score))
+        self._dropped.append(Dropped(name, reason, self._places[name].score))
 
     def _picked(self, name: str, kind: str) -> Picked:
-        found = self._found[name]
+        found = self._ranking.why(name)
         why = Why(found.relevance, found.shares, found.matched_terms, found.links, name in self._shelf.lifted)
-        return Picked(name, self._shelf.contents[name], found.score, kind, why)
+        return Picked(name, self._shelf.contents[name], self._places[name].score, kind, why)
 
 
 def unit_of(entry: Entry, content: Content | None) -> Unit:

@@ -74,6 +74,10 @@ class Shelves:
                 contents[entry.name] = text_content(text, "fallback_path")
         return Shelf(manifest, contents, meaning=self._meaning(), lifted=lifted)
 
+    def load_encoder(self) -> None:
+        """Now rather than when the first is asked: reading the weights takes longer than many recalls."""
+        self._meaning()
+
     def forget(self) -> None:
         with self._lock:
             self._kept.clear()

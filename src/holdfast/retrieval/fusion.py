@@ -32,10 +32,10 @@ class Weights(msgspec.Struct, frozen=True):
 
 
 def spread(scores: Sequence[float], *, lowest: float | None = None) -> list[float]:
-    """Scores from 0 for the worst (or `lowest`) to 1 for the best; where all are the same, 1 if they are anything."""
+    """Scores from 0 for the worst (or `lowest` and below) to 1 for the best, which is 1 if it is anything at all."""
     best = max(scores, default=0.0)
     worst = min(scores, default=0.0) if lowest is None else lowest
     if best <= worst:
-        return [1.0 if score > 0 else 0.0 for score in scores]
+        return [1.0 if score >= best > 0 else 0.0 for score in scores]
     width = best - worst
-    return [(score - worst) / width for score in scores]
+    return [max(0.0, score - worst) / width for score in scores]

@@ -2,7 +2,8 @@
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median_low
 
 import msgspec
 
@@ -11,6 +12,7 @@ from holdfast.retrieval.graph import GraphStage
 from holdfast.retrieval.lexical import LexicalStage
 from holdfast.retrieval.meaning import NO_MODEL, MeaningStage
 from holdfast.retrieval.units import Unit, passages, whole_text
+from holdfast.retrieval.words import counted_terms
 
 LIMIT = 10
 QUERY_CHARACTERS_MAX = 8_000
@@ -49,9 +51,26 @@ class Answer(msgspec.Struct, frozen=True):
     embedding_model_version: str
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where a unit stands, without why."""
+
+    id: str
+    score: float
+    relevance: float
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """All units, best first; why one of them stands where it does costs something only for those who ask."""
+
+    places: tuple[Place, ...]
+    why: Callable[[str], Found]
+
+
 class _Fits(msgspec.Struct, frozen=True):
     """What one query says of all units: stage by stage, fused, and as floors see it."""
 
+    terms: tuple[str, ...]
+    weights: Weights
     slots: list[int]
     stages: tuple[list[float], list[float], list[float]]
     score: list[float]
@@ -128,29 +147,39 @@ class Index:
         self, query: str, *, limit: int = LIMIT, weights: Weights | None = None, floor: float | None = None
     ) -> Answer:
         """The best `limit` units; a `floor` of 0 lets everything pass, None is the calibrated one."""
-        used = weights if weights is not None else Weights()
-        used = used if self._meaning is not None else used.without_semantic()
         least = self.floor if floor is None else floor
-        query = query[:QUERY_CHARACTERS_MAX]
-        fits = self._fits(query, used)
+        fits = self._fits(query, weights)
         passing = [at for at, relevance in enumerate(fits.relevance) if relevance >= least]
         found = self._best(fits.score, passing, max(0, limit))
         first = self._best(fits.score, range(len(fits.slots)), max(0, limit))
         return Answer(
-            tuple(self._told(query, used, fits, at) for at in found),
-            tuple(self._told(query, used, fits, at) for at in first if fits.relevance[at] < least),
+            tuple(self._told(fits, at) for at in found),
+            tuple(self._told(fits, at) for at in first if fits.relevance[at] < least),
             least,
-            used,
+            fits.weights,
             self.embedding_model_version,
         )
 
-    def _fits(self, query: str, weights: Weights) -> _Fits:
+    def rank(self, query: str, *, weights: Weights | None = None) -> Ranking:
+        """The same order as that of `search`, of all units and without a floor; `why` holds until a unit changes."""
+        fits = self._fits(query, weights)
+        ids = list(self._slots)
+        order = self._best(fits.score, range(len(ids)), len(ids))
+        places = (Place(ids[at], round(fits.score[at], DECIMALS), round(fits.relevance[at], DECIMALS)) for at in order)
+        return Ranking(tuple(places), lambda unit_id: self._told(fits, ids.index(unit_id)))
+
+    def _fits(self, query: str, weights: Weights | None) -> _Fits:
+        weights = weights if weights is not None else Weights()
+        weights = weights if self._meaning is not None else weights.without_semantic()
+        query = query[:QUERY_CHARACTERS_MAX]
         slots = list(self._slots.values())
-        match = self._lexical.match(query)
+        terms = counted_terms(query)
+        match = self._lexical.match(terms)
         words = [match.scores.get(slot, 0.0) for slot in slots]
         near = self._near(query, slots)
         lexical = spread(words, lowest=0.0)
-        semantic = spread(near)
+        # The farther half of the units says nothing of how near the nearer half is.
+        semantic = spread(near, lowest=median_low(near) if near else None)
         graph = self._reached(slots, lexical, semantic, weights)
         score = [
             weights.lexical * a + weights.semantic * b + weights.graph * c
@@ -161,7 +190,7 @@ class Index:
         relevance = [share * one for one in words]
         if self._meaning is not None:
             relevance = [(a + b) / 2 for a, b in zip(relevance, near, strict=True)]
-        return _Fits(slots, (lexical, semantic, graph), score, relevance)
+        return _Fits(tuple(terms), weights, slots, (lexical, semantic, graph), score, relevance)
 
     def _best(self, score: list[float], among: Sequence[int], limit: int) -> list[int]:
         """Places of the best, by the score as it is told, then by id."""
@@ -188,14 +217,14 @@ class Index:
         )
         return [reached.get(slot, 0.0) for slot in slots]
 
-    def _told(self, query: str, weights: Weights, fits: _Fits, at: int) -> Found:
+    def _told(self, fits: _Fits, at: int) -> Found:
         slot = fits.slots[at]
         unit_id = self._ids[slot]
         assert unit_id is not None, "a slot in use has no unit"
         shares = (
             Share(stage, fit[at], weight * fit[at])
             for stage, weight, fit in zip(
-                weights.__struct_fields__, msgspec.structs.astuple(weights), fits.stages, strict=True
+                fits.weights.__struct_fields__, msgspec.structs.astuple(fits.weights), fits.stages, strict=True
             )
             if stage != "semantic" or self._meaning is not None
         )
@@ -204,7 +233,7 @@ class Index:
             round(fits.score[at], DECIMALS),
             round(fits.relevance[at], DECIMALS),
             tuple(shares),
-            self._lexical.matched_terms(query, slot),
+            self._lexical.matched_terms(fits.terms, slot),
             self._graph.links(slot),
         )
 

@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.retrieval.words import terms
+from holdfast.retrieval.words import counted_terms, terms
 
 SATURATION = 1.5
 LENGTH_SHARE = 0.75
@@ -28,7 +28,7 @@ class LexicalStage:
         self._length_sum = 0
 
     def add(self, slot: int, text: str) -> None:
-        counted = Counter(terms(text))
+        counted = counted_terms(text)
         self._terms[slot] = counted
         self._lengths[slot] = counted.total()
         self._length_sum += counted.total()
@@ -43,12 +43,12 @@ class LexicalStage:
             if not holders:
                 del self._counts[term]
 
-    def match(self, query: str) -> LexicalMatch:
-        """The same sums in the same order for each unit, whatever was added before it."""
+    def match(self, wanted: Mapping[str, int]) -> LexicalMatch:
+        """By stems and how often each is asked for; the same sums in the same order, whatever was added before."""
         scores: dict[int, float] = {}
         possible = 0.0
         mean_length = self._length_sum / len(self._lengths) if self._length_sum else 1.0
-        for term, times in Counter(terms(query)).items():
+        for term, times in wanted.items():
             holders = self._counts.get(term, {})
             worth = times * self._rarity(len(holders)) * (SATURATION + 1)
             possible += worth
@@ -57,9 +57,9 @@ class LexicalStage:
                 scores[slot] = scores.get(slot, 0.0) + worth * count / (count + SATURATION * length)
         return LexicalMatch(scores, possible)
 
-    def matched_terms(self, query: str, slot: int) -> tuple[str, ...]:
+    def matched_terms(self, query_terms: Iterable[str], slot: int) -> tuple[str, ...]:
         held = self._terms[slot]
-        return tuple(term for term in dict.fromkeys(terms(query)) if term in held)
+        return tuple(term for term in query_terms if term in held)
 
     def _rarity(self, holders: int) -> float:
         return math.log(1 + (len(self._lengths) - holders + 0.5) / (holders + 0.5))

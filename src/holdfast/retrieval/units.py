@@ -38,7 +38,7 @@ def whole_text(unit: Unit) -> str:
 
 
 def passages(unit: Unit) -> tuple[str, ...]:
-    """The texts that stand for a unit's meaning: its head, and its content piece by piece; never empty."""
+    """The texts that stand for a unit's meaning: its head, its name, its content piece by piece; never empty."""
     words = unit.content.split(maxsplit=PASSAGE_WORDS * PASSAGES_MAX)[: PASSAGE_WORDS * PASSAGES_MAX]
     pieces = (" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS))
-    return tuple(text for text in (head(unit), *pieces) if text) or ("",)
+    return tuple(dict.fromkeys(text for text in (head(unit), spelled_out(unit.name), *pieces) if text)) or ("",)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from tokenizers import Tokenizer
 from holdfast.errors import UserError
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.vectors import Sums, Vectors, VectorStage
-from holdfast.retrieval.words import WORDS_KNOWN_MAX
+from holdfast.retrieval.words import WORDS_KNOWN_MAX, words
 
 WEIGHTS = "weights/l2_supercat_256.safetensors"
 TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
 
 
 class WordllamaEncoder:
-    """The sum of the vectors of a text's tokens; float64 holds it exactly, so that no order of summation matters."""
+    """The sum of the vectors of a text's words, in lower case; float64 holds it exactly, in any order of summation."""
 
     dimensions = 256
 
@@ -35,7 +36,7 @@ class WordllamaEncoder:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
             # No token reaches over a space, and most words were met before.
-            ids = [token for word in text.split() for token in self._tokens(word)]
+            ids = list(chain.from_iterable(map(self._tokens, words(text))))
             if ids:
                 sums[row] = self._table[ids].sum(axis=0, dtype=np.float64)
         return sums
@@ -51,7 +52,7 @@ def stage() -> VectorStage:
 
 @cache
 def encoder() -> WordllamaEncoder:
-    model_version = f"wordllama-{version('wordllama')}/l2_supercat_256"
+    model_version = f"wordllama-{version('wordllama')}/l2_supercat_256/words"
     return WordllamaEncoder(carried_file("wordllama", WEIGHTS), carried_file("wordllama", TOKENS), model_version)
 
 

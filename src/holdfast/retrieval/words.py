@@ -1,6 +1,7 @@
 """Which words a text is found by."""
 
 import re
+from collections import Counter
 from functools import lru_cache
 
 import Stemmer
@@ -23,9 +24,23 @@ STOP_WORDS = frozenset(
 _stemmer = Stemmer.Stemmer("english")
 
 
+def words(text: str) -> list[str]:
+    """Letters and digits that stand together, in lower case; there are far fewer of these than of spellings."""
+    return _WORDS.findall(text.lower())
+
+
 def terms(text: str) -> list[str]:
     """Stems in the order of the text, without the words that stand in every request."""
-    return [_stem(word) for word in _WORDS.findall(text.lower()) if word not in STOP_WORDS]
+    return [_stem(word) for word in words(text) if word not in STOP_WORDS]
+
+
+def counted_terms(text: str) -> Counter[str]:
+    """How often each stem stands in a text, in the order in which they first do."""
+    counted: Counter[str] = Counter()
+    for word, count in Counter(words(text)).items():
+        if word not in STOP_WORDS:
+            counted[_stem(word)] += count
+    return counted
 
 
 @lru_cache(maxsize=WORDS_KNOWN_MAX)
