@@ -5,6 +5,8 @@ from holdfast.service import (
     broken_calls,
     caching,
     health,
+    instruction_exploring,
+    instruction_pages,
     instructions,
     session_routes,
     signing_in,
@@ -24,5 +26,7 @@ ROUTES: tuple[Route, ...] = (
     *broken_calls.ROUTES,
     *skill_library.ROUTES,
     *trying.ROUTES,
+    *instruction_pages.ROUTES,
+    *instruction_exploring.ROUTES,
     *instructions.ROUTES,
 )
