@@ -128,7 +128,7 @@ def test_coverage_is_measured_now(page: Page, kept: Place) -> None:
 
 def test_who_may_only_read_is_told_whose_the_instructions_are(page: Page, kept: Place) -> None:
     signed_in(page, kept, "instructions", key=kept.client.key("read"))
-    page.until(lambda: "Instructions are for admins" in page.text("main"))
+    assert page.until(lambda: "Instructions are for admins" in page.text("main"))
 
 
 def test_an_agent_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:

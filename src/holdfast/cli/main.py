@@ -22,6 +22,7 @@ COMMANDS = {
     "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
     "history": "Show what was really said in a session, whatever its view has become.",
     "keys": "Make, list and revoke keys of the service.",
+    "knowledge": "Harvest what sessions have taught, and show what new ones are told of it.",
     "learned": "Show what stored sessions have taught those that come after them.",
     "recovery": "List known failures of stored sessions, and follow their recipes.",
     "replay": "Play recorded conversations under other plans, and compare what they cost.",

@@ -142,7 +142,7 @@ def _furnish(service: "Service", *, simulate: bool, passing: bool) -> None:
     from holdfast.runtime.config import load_config
     from holdfast.runtime.skill_folders import usual_roots
 
-    here = Path.cwd()
+    here = service.workspace = Path.cwd()
     service.skill_roots = usual_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
     if simulate:
         from holdfast.service.sample import SamplePlayer

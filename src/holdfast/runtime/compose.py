@@ -40,6 +40,7 @@ from holdfast.runtime.compacting import compaction_of, overflow_steps_of
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.controls import controls_of
 from holdfast.runtime.gates import account_of, completions_of, gate_of
+from holdfast.runtime.knowing import knowledge_layer
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
@@ -286,6 +287,7 @@ def _pinned(options: Options, system_prompt: str, workspace: Path | None, config
         LayerText("preset", system_prompt),
         LayerText("persona", persona),
         LayerText("project", "\n\n".join(part for part in project if part)),
+        *knowledge_layer(options, config, workspace=workspace),
     ]
     return tuple(LayerText(one.layer, sendable(one.text)) for one in texts if sendable(one.text).strip())
 

@@ -15,6 +15,8 @@ import msgspec
 from holdfast.canonical.view import Layout
 from holdfast.engine.activation import STANDARD_LIMITS
 from holdfast.errors import UserError
+from holdfast.knowledge.switches import DIGEST_REFRESHES, DigestRefresh, Setting
+from holdfast.knowledge.switches import SETTINGS as SWITCH_SETTINGS
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.registry import PROVIDERS
@@ -56,6 +58,10 @@ class Config(msgspec.Struct, frozen=True):
     skill_loads_max: int = STANDARD_LIMITS.loads_max
     skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
     skill_tokens_max: int = STANDARD_LIMITS.tokens_max
+    knowledge: Setting = "auto"
+    rag: Setting = "auto"
+    curation: str = ""
+    digest_refresh: DigestRefresh = "auto"
     claude_code_command: str = "claude -p --output-format stream-json --verbose --model {model}"
     base_urls: dict[str, str] = {}
     requests_max: dict[str, int] = {}
@@ -93,6 +99,10 @@ SETTINGS = {
     "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
     "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
     "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
+    "knowledge": "HOLDFAST_KNOWLEDGE",
+    "rag": "HOLDFAST_RAG",
+    "curation": "HOLDFAST_CURATION",
+    "digest_refresh": "HOLDFAST_DIGEST_REFRESH",
     "claude_code_command": "HOLDFAST_CLAUDE_CODE_COMMAND",
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
@@ -123,6 +133,9 @@ _CHOICES = {
     "padding": ("auto", "always", "never"),
     "diagnostics": ("auto", "off"),
     "skill_ranking": SKILL_RANKINGS,
+    "knowledge": SWITCH_SETTINGS,
+    "rag": SWITCH_SETTINGS,
+    "digest_refresh": DIGEST_REFRESHES,
 }
 
 _COUNTS = {

@@ -69,6 +69,8 @@ class Options(TypedDict, total=False):
     `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and
     `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that they
     do, such as `rebase_branch`.
+
+    A session is told the project's knowledge digest if there is one; `knowledge` says otherwise.
     """
 
     model: str
@@ -86,6 +88,7 @@ class Options(TypedDict, total=False):
     also_skills: Sequence[str]
     skill_ranking: SkillRanking
     enforce_allowed_tools: bool
+    knowledge: bool
     delegate: bool | int
     delegation_depth_max: int
     compaction: bool | CompactionConfig
@@ -198,6 +201,7 @@ def _misfit(key: str, value: object) -> str | None:
         "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
+        "knowledge": (isinstance(value, bool), "True or False"),
         "another_workspace": (isinstance(value, bool), "True or False"),
         "simulated": (isinstance(value, bool), "True or False"),
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),

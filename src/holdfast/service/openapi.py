@@ -85,7 +85,7 @@ def _operation(one: Route, parts: dict[str, Json]) -> Json:
     }
     if has_body(one):
         body = {"schema": {"$ref": REF.format(name=_name(one.request))}}
-        made["requestBody"] = {"required": True, "content": {JSON: body}}
+        made["requestBody"] = {"required": one.needs_body, "content": {JSON: body}}
     return made
 
 

@@ -19,7 +19,7 @@ async def fields_of(one: Route, request: Request) -> dict[str, object]:
     fields = (
         _queried(request)
         if one.method == "GET"
-        else await _told(request, required=bool(one.other_names) and not one.body_optional)
+        else await _told(request, required=one.needs_body and not one.body_optional)
     )
     twice = fields.keys() & request.path_params.keys()
     if twice:

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.events.access import KeyRow
 from holdfast.service.service import Service
 
-Method = Literal["GET", "POST", "PUT"]
+Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 Rule = Literal["open", "read", "admin", "agent", "caller"]
 """Who may: anybody; keys that may read; admins; admins, and the agent that the path names; whom the route allows."""
@@ -75,6 +75,12 @@ class Route(msgspec.Struct, frozen=True):
         """Fields that come from the query or the body."""
         names = (field.encode_name for field in msgspec.structs.fields(self.request))
         return tuple(name for name in names if name not in self.path_names)
+
+    @property
+    def needs_body(self) -> bool:
+        """What says something, or must; only a POST that has a default for everything may come without a body."""
+        fields = (field for field in msgspec.structs.fields(self.request) if field.encode_name in self.other_names)
+        return any(self.method == "PUT" or field.required for field in fields)
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

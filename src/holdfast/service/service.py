@@ -1,6 +1,7 @@
 """What every route works with: the log, what is kept beside it, prices, time."""
 
 import asyncio
+from pathlib import Path
 from typing import Protocol
 
 from holdfast.catalog.lookup import Models, pricing_version
@@ -55,6 +56,7 @@ class Service:
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)
         self.sample: Sample | None = None
+        self.workspace: Path | None = None
         self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
 

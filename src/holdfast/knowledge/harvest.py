@@ -1,0 +1,202 @@
+"""How what sessions hold becomes knowledge: planned without a trace, then done so that a crash loses nothing.
+
+Everything that a run will add stands in the ledger before any page changes; a run that finds something begun finishes
+that first, and doing it twice is doing it once.
+"""
+
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+
+import msgspec
+
+from holdfast.canonical.encoding import canonical_json, digest
+from holdfast.canonical.prompt import Passage
+from holdfast.knowledge.digest import Change, Digest, change, make_digest
+from holdfast.knowledge.finding import Harvested, harvested
+from holdfast.knowledge.folder import DIGEST, DISABLED, Disk
+from holdfast.knowledge.items import CATEGORIES, PROJECT, Item
+from holdfast.knowledge.journal import Journal, Record, mend_journal, read_journal, write_records
+from holdfast.knowledge.notes import ContentOf, PathsWith, noted, read_notes
+from holdfast.knowledge.pages import Page, all_items, page_name, page_text, read_page, with_items
+from holdfast.sources.text import read_text
+
+logger = logging.getLogger(__name__)
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """A session that is over, and what was said in it, read when it is asked for."""
+
+    session: str
+    events: int
+    day: str
+    passages: Callable[[], Sequence[Passage]]
+    workspace: str | None = None
+
+
+class SourcePlan(msgspec.Struct, frozen=True):
+    """What a run would take from one session."""
+
+    session: str
+    source: str
+    events: int
+    day: str
+    said_bytes: int
+    found: Harvested
+
+
+class HarvestPlan(msgspec.Struct, frozen=True):
+    """What a run would do. `known` sessions were harvested before and have not changed since."""
+
+    sources: tuple[SourcePlan, ...]
+    known: int
+    pending: int
+    new_items: int
+    merged_items: int
+    secrets: int
+    said_bytes: int
+
+    @property
+    def model_tokens(self) -> int:
+        """What a model would have to read, were it asked; about four bytes a token."""
+        return self.said_bytes // 4
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a run did. `change` is that of the digest."""
+
+    sessions: int
+    items: int
+    secrets: int
+    digest: Digest
+    change: Change
+    digest_written: bool
+    quarantined: int = 0
+
+
+class Project(msgspec.Struct, frozen=True):
+    """How files of the project are looked at, for the notes on them; by default there are none."""
+
+    content_of: ContentOf = lambda path: ""
+    paths_with: PathsWith = lambda hashes: {}
+
+
+NO_PROJECT = Project()
+
+
+def plan_harvest(disk: Disk, sessions: Iterable[Spoken]) -> HarvestPlan:
+    """Nothing is written."""
+    journal = read_journal(disk)
+    planned, known = _planned(journal, sessions)
+    there = {item.id for page in read_pages(disk) for _, item in page.items}
+    there |= {item.id for notes in read_notes(disk) for _, item in notes.page.items}
+    gone = journal.told_before - there
+    found = {item.id for one in planned for item in one.found.items} - gone
+    return HarvestPlan(
+        sources=planned,
+        known=known,
+        pending=len(journal.pending),
+        new_items=len(found - there),
+        merged_items=len(found & there),
+        secrets=sum(one.found.secrets for one in planned),
+        said_bytes=sum(one.said_bytes for one in planned),
+    )
+
+
+def apply_harvest(disk: Disk, sessions: Iterable[Spoken], *, project: Project = NO_PROJECT) -> Outcome:
+    """Do it; what a run before this one had begun is finished first."""
+    with disk.locked():
+        journal = read_journal(disk)
+        mend_journal(disk, journal)
+        if journal.corrupt:
+            logger.warning("%d lines of the ledger cannot be read and were put aside", len(journal.corrupt))
+        planned, _ = _planned(journal, sessions)
+        begun = tuple(
+            Record("started", one.source, one.session, one.events, one.day, items=one.found.items) for one in planned
+        )
+        write_records(disk, begun)
+        # What was begun before goes along with the rest, so that pages are the same whether or not a run was cut off.
+        records = (*journal.pending, *begun)
+        _put_into_pages(disk, [item for one in records for item in one.items], journal.told_before, project)
+        write_records(disk, [_finished(one) for one in records])
+        before, made, written = rebuild_digest(disk)
+    return Outcome(
+        sessions=len(records),
+        items=sum(len(one.items) for one in records),
+        secrets=sum(one.found.secrets for one in planned),
+        digest=made,
+        change=change(before, made.text if written else before),
+        digest_written=written,
+        quarantined=len(journal.corrupt),
+    )
+
+
+def rebuild_digest(disk: Disk) -> tuple[str, Digest, bool]:
+    """What the digest was, what it is by the pages alone, and whether it may be kept.
+
+    Without anything to tell there is no digest; where knowledge is turned off by its marker, none is written.
+    """
+    before = read_text(disk.read(DIGEST) or b"")
+    made = make_digest(all_items(read_pages(disk)))
+    if disk.read(DISABLED) is not None:
+        return before, made, False
+    if made.text != before:
+        if made.text:
+            disk.replace(DIGEST, made.text.encode())
+        else:
+            disk.remove(DIGEST)
+    return before, made, True
+
+
+def read_pages(disk: Disk) -> tuple[Page, ...]:
+    return tuple(
+        read_page(category, read_text(disk.read(page_name(category)) or b""), scope=PROJECT) for category in CATEGORIES
+    )
+
+
+def source_of(passages: Sequence[Passage]) -> str:
+    """The digest of what was said, by whom, in which order."""
+    return digest(canonical_json([(one.role, one.content) for one in passages if not one.injected]))
+
+
+def _planned(journal: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[SourcePlan, ...], int]:
+    seen, settled = journal.seen, journal.settled | {one.source for one in journal.pending}
+    planned, known = [], 0
+    for one in sessions:
+        if (one.session, one.events) in seen:
+            known += 1
+            continue
+        passages = one.passages()
+        source = source_of(passages)
+        if source in settled:
+            known += 1
+            continue
+        settled |= {source}
+        found = harvested(passages, session=one.session, day=one.day, workspace=one.workspace)
+        said = sum(len(canonical_json(passage.content)) for passage in passages if not passage.injected)
+        planned.append(SourcePlan(one.session, source, one.events, one.day, said, found))
+    return tuple(planned), known
+
+
+def _put_into_pages(disk: Disk, items: Sequence[Item], told_before: frozenset[str], project: Project) -> None:
+    """Whatever of it is there already stays as it is, so that doing it twice is doing it once."""
+    for page in read_pages(disk):
+        fresh = _wanted(page.by_id, (one for one in items if one.category == page.category), told_before)
+        after = with_items(page, fresh) if fresh else page
+        if after.lines != page.lines:
+            disk.replace(page_name(page.category), page_text(after).encode("utf-8", "replace"))
+    notes = read_notes(disk)
+    there = {item.id for one in notes for _, item in one.page.items}
+    news = _wanted(there, (one for one in items if one.category == "files"), told_before)
+    for file in noted(notes, news, content_of=project.content_of, paths_with=project.paths_with):
+        if disk.read(file.name) != file.content:
+            disk.replace(file.name, file.content)
+
+
+def _finished(record: Record) -> Record:
+    ids = tuple(sorted({one.id for one in record.items}))
+    return Record("harvested", record.source, record.session, record.events, record.day, ids=ids)
+
+
+def _wanted(there: Container[str], items: Iterable[Item], told_before: frozenset[str]) -> list[Item]:
+    """What a person has removed does not come back by itself."""
+    return [one for one in items if one.id in there or one.id not in told_before]

@@ -1,0 +1,172 @@
+"""How items stand in a Markdown page that people read, change and compare.
+
+An item is a line with a dash; what we know of it is a comment at its end. All other lines are the reader's own.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.knowledge.items import (
+    CATEGORIES,
+    PROJECT,
+    Category,
+    Item,
+    Origin,
+    Source,
+    as_told,
+    item_id,
+    merged,
+    normalised,
+)
+
+PAGE_BYTES_MAX = 16_000_000
+
+HEADINGS: dict[Category, str] = {
+    "facts": "Facts",
+    "decisions": "Decisions",
+    "tasks": "Tasks",
+    "questions": "Questions",
+    "playbooks": "Playbooks",
+}
+
+_LINE = re.compile(r"^[-*] (?:\[(?P<box>[ xX])\] )?(?P<text>.*?)(?:\s*<!-- k (?P<meta>[^>]*?) ?-->)?\s*$")
+_SOURCE = re.compile(r"([0-9A-Za-z_.-]{1,80})/m(\d{1,9})/(user|model|tool)")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_SAFE = re.compile(r"[^0-9A-Za-z_.-]")
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Lines as they stand, and which of them are items, by the number of the line."""
+
+    category: Category
+    lines: tuple[str, ...]
+    items: tuple[tuple[int, Item], ...]
+    scope: str = PROJECT
+    key: str = ""
+
+    @property
+    def by_id(self) -> dict[str, Item]:
+        return {item.id: item for _, item in reversed(self.items)}
+
+
+def page_name(category: Category) -> str:
+    return f"{category}.md"
+
+
+def read_page(category: Category, text: str, *, scope: str = PROJECT, key: str = "") -> Page:
+    """Never fails: what is no item is a line like any other."""
+    lines = tuple(text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else ())
+    items = []
+    for number, line in enumerate(lines):
+        if line.startswith(("- ", "* ")) and (item := _item(category, line, scope, key)) is not None:
+            items.append((number, item))
+    return Page(category, lines, tuple(items), scope, key)
+
+
+def page_text(page: Page) -> str:
+    return "".join(f"{line}\n" for line in page.lines)
+
+
+def with_items(page: Page, seen: Iterable[Item]) -> Page:
+    """The page with what was seen: known items get its sources, new ones stand at the end; no other line changes."""
+    lines = list(page.lines) or _opening(page.category)
+    known: dict[str, tuple[int, Item]] = {}
+    for number, item in page.items:
+        known.setdefault(item.id, (number, item))
+        known.setdefault(normalised(item.text), (number, item))
+    added: dict[str, Item] = {}
+    for item in sorted(seen, key=lambda one: (one.first_seen, one.id)):
+        there = known.get(item.id) or known.get(normalised(item.text))
+        if there is None:
+            before = added.get(item.id)
+            added[item.id] = merged(before, item) if before else item
+            continue
+        number, before = there
+        after = merged(before, item)
+        if after != before:
+            lines[number] = spelled(after)
+            known.update({before.id: (number, after), normalised(before.text): (number, after)})
+    lines += [spelled(item) for item in added.values()]
+    return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+
+
+def with_item(page: Page, item: Item) -> Page:
+    """The page with this item in the place of the one that has its id."""
+    lines = tuple(
+        spelled(item) if any(number == at and one.id == item.id for at, one in page.items) else line
+        for number, line in enumerate(page.lines)
+    )
+    return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+
+
+def without_item(page: Page, wanted: str) -> Page:
+    gone = {number for number, item in page.items if item.id == wanted}
+    lines = [line for number, line in enumerate(page.lines) if number not in gone]
+    return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+
+
+def spelled(item: Item) -> str:
+    """The line of an item; what a person wrote has a comment only once there is something to say in it."""
+    box = ("[x] " if item.done else "[ ] ") if item.category == "tasks" else ""
+    known = _known(item)
+    return f"- {box}{item.text}" + (f" <!-- k {known} -->" if known else "")
+
+
+def _known(item: Item) -> str:
+    plain = not item.sources and not item.approved and item.status == "active"
+    if plain and item.id == item_id(item.category, item.text, item.key):
+        return ""
+    parts = [item.id]
+    if item.first_seen:
+        parts.append(item.first_seen if item.first_seen == item.last_seen else f"{item.first_seen}..{item.last_seen}")
+    if item.status != "active":
+        parts.append(f"superseded-by:{item.superseded_by}" if item.status == "superseded" else item.status)
+    if item.approved:
+        parts.append("approved")
+    if item.flagged:
+        parts.append(f"flagged:{_SAFE.sub('_', item.flagged)}")
+    parts += [f"{_SAFE.sub('_', one.session)}/m{one.number}/{one.origin}" for one in item.sources]
+    return " ".join(parts)
+
+
+def _item(category: Category, line: str, scope: str, key: str) -> Item | None:
+    match = _LINE.match(line)
+    if match is None or not (text := match["text"].strip()):
+        return None
+    said = (match["meta"] or "").split()
+    days = [day for part in said for day in part.split("..") if _DAY.fullmatch(day)][:2]
+    sources = [
+        Source(found[1], int(found[2]), _origin(found[3])) for part in said if (found := _SOURCE.fullmatch(part))
+    ]
+    told = as_told(text)
+    replaced = next((part.partition(":")[2] for part in said if part.startswith("superseded-by:")), None)
+    flagged = next((part.partition(":")[2].replace("_", " ") for part in said if part.startswith("flagged:")), "")
+    return Item(
+        id=said[0] if said and re.fullmatch(r"[0-9a-f]{12}", said[0]) else item_id(category, told, key),
+        category=category,
+        text=told,
+        done=match["box"] in ("x", "X") if match["box"] else False,
+        first_seen=days[0] if days else "",
+        last_seen=days[-1] if days else "",
+        sources=tuple(sorted(set(sources))),
+        status="superseded" if replaced is not None else "retracted" if "retracted" in said else "active",
+        superseded_by=replaced or "",
+        approved="approved" in said,
+        flagged=flagged,
+        scope=scope,
+        key=key,
+    )
+
+
+def _origin(word: str) -> Origin:
+    return "user" if word == "user" else "model" if word == "model" else "tool"
+
+
+def _opening(category: Category) -> list[str]:
+    return [f"# {HEADINGS[category]}", ""] if category in CATEGORIES else []
+
+
+def all_items(pages: Sequence[Page]) -> tuple[Item, ...]:
+    return tuple(item for page in pages for _, item in page.items)

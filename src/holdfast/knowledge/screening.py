@@ -1,0 +1,69 @@
+"""Which text must not be kept, and which must be looked at by a person before it is told."""
+
+import re
+from itertools import pairwise
+
+from holdfast.canonical.redaction import redacted
+
+_LONG_WORD = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
+_NAMED_SECRET = re.compile(
+    r"(?i)\b(?:pass(?:word|phrase|wd)?|secret|token|api[ _-]?key|credentials?|private key)\b"
+    r"(?:\s+(?:is|are|was|for\s+\S+\s+is)\b|\s*[:=])\s*\S"
+)
+
+_INJECTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "an order to forget instructions",
+        re.compile(
+            r"(?i)\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}"
+            r"\b(?:instructions?|rules|prompts?|guidelines|polic(?:y|ies)|everything|all (?:previous|prior|above))\b"
+        ),
+    ),
+    ("a new role for the model", re.compile(r"(?i)\byou are (?:now|no longer)\b|\b(?:act|behave) as (?:if|an? )\b")),
+    (
+        "words of another speaker",
+        re.compile(
+            r"(?i)(?:^|\s)(?:system|assistant|human|user|developer)\s*:\s|(?:<|&lt;)/?\s*(?:system|context|tool|instructions?)\b"
+            r"|\[/?INST\]|<\|"
+        ),
+    ),
+    (
+        "a secret order",
+        re.compile(
+            r"(?i)\b(?:do not|don't|never) (?:tell|inform|mention|reveal|show).{0,30}\b(?:user|person|human|operator)\b"
+            r"|\bwithout (?:telling|asking|informing)\b|\bsystem prompt\b"
+        ),
+    ),
+    (
+        "a way out for secrets",
+        re.compile(
+            r"(?i)\b(?:exfiltrat\w*|send|post|upload|leak)\b.{0,60}"
+            r"(?:\b(?:keys?|secrets?|tokens?|passwords?|credentials?)\b|\.env\b)"
+        ),
+    ),
+    ("a download that is executed", re.compile(r"(?i)\b(?:curl|wget)\b.{0,120}\|\s*(?:ba|z)?sh\b|\brm -rf\s+[~/]")),
+)
+
+
+def holds_secret(text: str) -> bool:
+    """Whether something in the text looks like a credential; rather once too often than once too seldom."""
+    if redacted(text) != text or _NAMED_SECRET.search(text):
+        return True
+    return any(_looks_drawn(word) for word in _LONG_WORD.findall(text))
+
+
+def injection_in(text: str) -> str:
+    """What the text looks like, if it looks as if it were written to steer a model; else nothing."""
+    return next((name for name, shape in _INJECTIONS if shape.search(text)), "")
+
+
+def _looks_drawn(word: str) -> bool:
+    """Whether a long word was made by chance: many changes between kinds of characters, as no name has."""
+    if "/" in word and not re.search(r"[+=]", word):
+        return any(_looks_drawn(part) for part in word.split("/") if len(part) >= 20)
+    kinds = [0 if one.isdigit() else 1 if one.isupper() else 2 if one.islower() else 3 for one in word]
+    if len({*kinds} & {0, 1, 2}) < 3:
+        # Digests are written in small letters and digits; a key of that shape is known by the word in front of it.
+        return False
+    changes = sum(before != after for before, after in pairwise(kinds) if 3 not in (before, after))
+    return changes * 3 >= len(word)

@@ -1,0 +1,155 @@
+"""Knowledge from the harvest of one session to the prompt of the next, on the wire of each provider."""
+
+import json
+from pathlib import Path
+from typing import Unpack
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.canonical.pieces import common_length
+from holdfast.cli.main import command
+from holdfast.clock import CountedIds, ManualClock
+from holdfast.engine.state import fold
+from holdfast.engine.views import sent_view
+from holdfast.knowledge.folder import DIGEST, DISABLED
+from holdfast.layers.assemble import assemble
+from holdfast.runtime.context import spell_prompt
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.open import open_store
+from knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
+
+MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+async def bodies(folder: Path, /, *asks: str, **options: Unpack[Options]) -> list[bytes]:
+    """What a session with these options sends."""
+    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * max(1, len(asks)))
+    given: Options = {"model": MODELS[0], "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
+    parts: Options = {"store": MemoryStore(), "wire": provider, "clock": ManualClock(), "new_id": CountedIds()}
+    async with Session.create(**(given | parts | options)) as session:
+        for ask in asks:
+            await session.send(ask)
+    return [request.body for request in provider.requests]
+
+
+async def cacheable(workspace: Path, *asks: str, model: str) -> bytes:
+    """The bytes of the last request of such a session that a provider can cache: without marks and parameters."""
+    store = MemoryStore()
+    await bodies(workspace, *asks, model=model, store=store)
+    (row,) = store.sessions()
+    state = fold(store.read(row.id), row.id)
+    return spell_prompt(assemble(sent_view(state)), model=model).cacheable
+
+
+def only_added(before: bytes, after: bytes) -> bytes:
+    """What stands in the second and not in the first, which is otherwise the same to the byte."""
+    front = common_length(before, after)
+    back = common_length(before[front:][::-1], after[front:][::-1])
+    assert front + back == len(before)
+    return after[front : len(after) - back]
+
+
+async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(tmp_path: Path, workspace: Path) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, workspace, f"{FACT} {RULE}")
+    log.close()
+    where = ("--workspace", str(workspace), "--db", db)
+    dry = run("knowledge", "harvest", *where)
+    assert dry.exit_code == 0
+    assert "1 session to harvest, 0 known: 4 new items" in dry.stdout
+    assert not (workspace / ".holdfast").exists()
+    done = run("knowledge", "harvest", "--apply", *where)
+    assert "1 session harvested into .holdfast/knowledge: 4 items" in done.stdout
+    folder = workspace / ".holdfast" / "knowledge"
+    assert FACT in (folder / "facts.md").read_text()
+    assert RULE in (folder / "decisions.md").read_text()
+    assert DECISION in (folder / "decisions.md").read_text()
+    assert QUESTION in (folder / "questions.md").read_text()
+    (body,) = await bodies(workspace, "hello")
+    assert FACT in json.loads(body)["system"][-1]["text"]
+    again = run("knowledge", "harvest", *where)
+    assert "0 sessions to harvest, 1 known" in again.stdout
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_deleting_the_digest_takes_the_layer_away_and_changes_no_other_byte(model: str, workspace: Path) -> None:
+    without = await bodies(workspace, "hello", model=model)
+    bare = await cacheable(workspace, "hello", model=model)
+    folder = folder_of(workspace)
+    folder.replace(DIGEST, b"# Known\n- The harbour is shallow.\n")
+    told = await cacheable(workspace, "hello", model=model)
+    assert b"# Known\\n- The harbour is shallow." in only_added(bare, told)
+    folder.remove(DIGEST)
+    assert await bodies(workspace, "hello", model=model) == without
+    assert await cacheable(workspace, "hello", model=model) == bare
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_running_session_keeps_the_digest_it_began_with(model: str, workspace: Path) -> None:
+    folder = folder_of(workspace)
+    folder.replace(DIGEST, b"- one\n")
+    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 3)
+    store = MemoryStore()
+    common: Options = {"store": store, "wire": provider, "clock": ManualClock()}
+    chosen: Options = {"model": model, "workspace": workspace, "padding": "never"}
+    async with Session.create(**(common | chosen)) as session:
+        await session.send("a")
+        folder.replace(DIGEST, b"- one\n- two\n")
+        await session.send("b")
+    folder.remove(DIGEST)
+    async with Session.resume(session.id, **common) as resumed:
+        await resumed.send("c")
+    for request in provider.requests:
+        assert b"- one" in request.body
+        assert b"- two" not in request.body
+
+
+async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(workspace).replace(DIGEST, b"- known\n")
+
+    async def told(**options: Unpack[Options]) -> bool:
+        (body,) = await bodies(workspace, "hello", **options)
+        return b"- known" in body
+
+    assert await told()
+    assert not await told(knowledge=False)
+    monkeypatch.setenv("HOLDFAST_KNOWLEDGE", "off")
+    assert not await told()
+    assert await told(knowledge=True)
+    monkeypatch.setenv("HOLDFAST_KNOWLEDGE", "on")
+    assert not await told(knowledge=False)
+
+
+async def test_a_marker_keeps_knowledge_off_also_after_a_harvest(tmp_path: Path, workspace: Path) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, workspace, FACT)
+    log.close()
+    assert "Knowledge is off" in run("knowledge", "off", "--workspace", str(workspace)).stdout
+    done = run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db)
+    assert "turned off and was not written" in done.stdout
+    folder = folder_of(workspace)
+    assert folder.read(DIGEST) is None
+    folder.replace(DIGEST, b"- known\n")
+    assert b"- known" not in (await bodies(workspace, "hello"))[0]
+    assert "5 items" not in run("knowledge", "on", "--workspace", str(workspace)).stdout
+    assert folder.read(DISABLED) is None
+    assert FACT.encode() in (await bodies(workspace, "hello"))[0]
