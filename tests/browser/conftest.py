@@ -6,8 +6,12 @@ import pytest
 
 from browsers import Page, browsing
 from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import new_ulid, system_clock
+from holdfast.instructions.library import Library
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.signatures import DeploymentKey
 from holdfast.service.sample import SamplePlayer
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.serving import LoopThread
 from served_service import Client, serving_store
 
@@ -19,12 +23,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="session")
-def sampled() -> Iterator[Client]:
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service over a sample that was played; tests that change something make their own."""
-    store = MemoryStore()
-    with LoopThread() as thread, serving_store(store, simulated=True) as client:
-        thread.run(SamplePlayer(store, shipped_models(), pause=0).play())
-        yield client
+    with LoopThread() as thread, SqliteStore(tmp_path_factory.mktemp("sampled") / "log.db") as store:
+        library = Library(
+            store.instructions,
+            InstructionSettings(),
+            key=DeploymentKey(bytes(range(32))),
+            clock=system_clock,
+            new_id=new_ulid,
+            warn=lambda line: None,
+        )
+        with serving_store(store, simulated=True, library=library) as client:
+            thread.run(SamplePlayer(store, shipped_models(), pause=0, library=library).play())
+            yield client
 
 
 @pytest.fixture

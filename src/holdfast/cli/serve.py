@@ -106,9 +106,9 @@ def command(
             require_keys=require_keys or not is_loopback(host),
             # Where nothing but a sample is played, it is what the figures are of.
             simulated=simulated or simulate,
-            library=library_of(log, wanted=instructions),
+            library=library_of(log, wanted=instructions, for_sample=simulate and db is None),
         )
-        _furnish(service, simulate=simulate)
+        _furnish(service, simulate=simulate, passing=db is None)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain)
         with open_gateway(service, upstreams, wishes) as fronted:
@@ -141,8 +141,11 @@ def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
     return Exporter(service.hub, url, headers=headers, content=content)
 
 
-def _furnish(service: "Service", *, simulate: bool) -> None:
-    """What the page shows besides: the skills of this machine, and a sample that it may play."""
+def _furnish(service: "Service", *, simulate: bool, passing: bool) -> None:
+    """What the page shows besides: the skills of this machine, and a sample that it may play.
+
+    Sample instructions are written into a store that is gone at the end, and into no other.
+    """
     import os
     from pathlib import Path
 
@@ -154,7 +157,7 @@ def _furnish(service: "Service", *, simulate: bool) -> None:
     if simulate:
         from holdfast.service.sample import SamplePlayer
 
-        service.sample = SamplePlayer(service.log, service.models)
+        service.sample = SamplePlayer(service.log, service.models, library=service.library if passing else None)
 
 
 def _check_reach(host: str, records: "Records") -> None:

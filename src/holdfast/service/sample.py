@@ -14,12 +14,14 @@ from holdfast.canonical.blocks import Message, Text, ToolResult, ToolUse
 from holdfast.canonical.view import Layout
 from holdfast.catalog.lookup import Models, find_model
 from holdfast.catalog.tokens import count_tokens
-from holdfast.clock import Clock, ManualClock, system_clock
+from holdfast.clock import Clock, ManualClock, new_ulid, system_clock
 from holdfast.engine.tools import tool
 from holdfast.events.log import Log
+from holdfast.instructions.library import Library
 from holdfast.layers.builder import SystemPromptBuilder
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
+from holdfast.service.sample_instructions import furnish_sample
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import ScriptedReply
 
@@ -89,11 +91,20 @@ HABITS = (
 
 
 class SamplePlayer:
-    """Plays all habits, one after the other, into a store. Belongs to one event loop."""
+    """Plays all habits, one after the other, into a store; where there is a library, instructions come first."""
 
-    def __init__(self, log: Log, models: Models, *, clock: Clock = system_clock, pause: float = PAUSE_SECONDS) -> None:
+    def __init__(
+        self,
+        log: Log,
+        models: Models,
+        *,
+        clock: Clock = system_clock,
+        pause: float = PAUSE_SECONDS,
+        library: Library | None = None,
+    ) -> None:
         self._log = log
         self._models = models
+        self._library = library
         self._clock = clock
         self._pause_seconds = pause
         self._task: asyncio.Task[None] | None = None
@@ -111,6 +122,8 @@ class SamplePlayer:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="holdfast-sample-"))
         try:
             await asyncio.to_thread(_write_skill, folder)
+            if self._library is not None:
+                await asyncio.to_thread(furnish_sample, self._library, clock=self._clock, new_id=new_ulid)
             # The best comes last, so that it is on top, and still cached when somebody looks at it.
             for habit in reversed(HABITS):
                 await self._play(habit, folder)

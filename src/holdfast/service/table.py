@@ -5,6 +5,8 @@ from holdfast.service import (
     broken_calls,
     caching,
     health,
+    instruction_exploring,
+    instruction_pages,
     instructions,
     knowledge,
     session_routes,
@@ -26,5 +28,7 @@ ROUTES: tuple[Route, ...] = (
     *skill_library.ROUTES,
     *knowledge.ROUTES,
     *trying.ROUTES,
+    *instruction_pages.ROUTES,
+    *instruction_exploring.ROUTES,
     *instructions.ROUTES,
 )

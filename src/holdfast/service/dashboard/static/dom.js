@@ -42,6 +42,10 @@ export function button(label, run, attributes = {}) {
 /** Text whose meaning is told on hover, and to screen readers. */
 export const meant = (text, meaning, attributes = {}) => h("span", { title: meaning, ...attributes }, text);
 
+/** One figure of several in a row, with its meaning on hover. */
+export const tile = (label, value, meaning, name) =>
+  meant([h("span", { class: "label" }, label), h("strong", { "data-figure": name }, value)], meaning, { class: "tile" });
+
 /** What is shown where there is nothing yet: what to do next. */
 export const empty = (title, ...what) => h("div", { class: "empty" }, h("h2", {}, title), what.map((one) => h("p", {}, one)));
 

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { csvButton } from "./exporting.js";
+import { count, dollars, percent } from "./format.js";
 
 /**
  * `columns`: {heading, meaning, show(row), plain(row), number}. A column without `plain` is not exported.
@@ -21,6 +22,12 @@ export function table({ name, caption, columns, rows, none = "Nothing here yet."
       ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)))
       : h("p", { class: "none" }, none));
 }
+
+const shownBy = (format) => (heading, of, meaning) => ({ heading, meaning, number: true, plain: of, show: (row) => format(of(row)) });
+
+export const number = shownBy(count);
+export const money = shownBy(dollars);
+export const share = shownBy(percent);
 
 /** Newer and older, by the server's pages. */
 export const pager = ({ skip, limit, more, link }) => (skip === 0 && !more ? null : h("nav", { class: "pager", "aria-label": "Pages" },

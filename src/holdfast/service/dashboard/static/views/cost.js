@@ -1,11 +1,11 @@
 // What was spent, saved and lost.
 
 import { get, now, part } from "../api.js";
-import { button, empty, fill, h, meant } from "../dom.js";
+import { button, empty, fill, h, tile } from "../dom.js";
 import { columns, seriesLegend } from "../chart.js";
 import { svgButton } from "../exporting.js";
 import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
-import { table } from "../table.js";
+import { money, number, table } from "../table.js";
 
 export const title = "Cost";
 
@@ -65,7 +65,6 @@ async function drawn(days, within, regretWithin) {
 }
 
 function tiles(savings, regret) {
-  const tile = (label, value, meaning, name) => meant([h("span", { class: "label" }, label), h("strong", { "data-figure": name }, value)], meaning, { class: "tile" });
   const saved = savings.uncached_usd ? savings.saved_by_caching_usd / savings.uncached_usd : null;
   return h("div", { class: "tiles" },
     tile("Spent", dollars(savings.actual_stamped_usd), "What all calls in this time were paid with", "spent"),
@@ -97,9 +96,6 @@ function every(names) {
 
 const shown = (slot, name) => (slot === "hour"
   ? new Date(`${name}:00:00Z`).toLocaleString(undefined, { weekday: "short", hour: "2-digit", minute: "2-digit" }) : name);
-
-const money = (heading, of, meaning) => ({ heading, meaning, number: true, plain: of, show: (row) => dollars(of(row)) });
-const number = (heading, of, meaning) => ({ heading, meaning, number: true, plain: of, show: (row) => count(of(row)) });
 
 const modelTable = (rows) => table({
   name: "models", caption: "By model", rows,

@@ -1,13 +1,62 @@
-// Instructions of agents: nothing to show before there are manifests.
+// Instructions of agents: who has which manifest; the way to one agent.
 
-import { empty, h } from "../dom.js";
+import { get, part } from "../api.js";
+import { empty, fill, h } from "../dom.js";
+import { count, time } from "../format.js";
+import { number, pager, table } from "../table.js";
+import { agentView } from "./agent.js";
 
 export const title = "Instructions";
 
-export async function show(place) {
-  place.append(h("h1", {}, "Instructions"),
-    empty("This service keeps no instructions",
-      ["Agents whose instructions are kept here would be listed with their manifests, their coverage and what waits for approval."],
-      ["Until then sessions read ", h("code", {}, "AGENTS.md"), " of their workspace, as a layer that you see under ", h("a", { href: "#/sessions" }, "Sessions"), "."]));
-  return {};
+const LIMIT = 25;
+
+export async function show(place, { rest, query, visitor }) {
+  if (visitor.scope !== "admin") {
+    place.append(h("h1", {}, "Instructions"), empty("Instructions are for admins",
+      ["What agents are told is shown to keys of scope admin alone. Sign out, and in again with such a key."]));
+    return {};
+  }
+  if (rest[0]) return agentView(place, { id: rest[0], query, visitor });
+  const skip = Number(query.get("skip")) || 0;
+  const list = h("div", {});
+  const refresh = async () => {
+    const told = await get("/api/instructions", { limit: LIMIT, skip });
+    fill(list, told.agents.length || skip
+      ? [agents(told.agents), pager({ skip, limit: LIMIT, more: told.more, link: (next) => `#/instructions?skip=${next}` })]
+      : nothing(told.enabled, visitor));
+  };
+  await refresh();
+  place.append(h("h1", {}, "Instructions"), list);
+  return { refresh };
 }
+
+function nothing(enabled, visitor) {
+  const until = ["Until then sessions read ", h("code", {}, "AGENTS.md"), " of their workspace, as a layer that you see under ", h("a", { href: "#/sessions" }, "Sessions"), "."];
+  if (!enabled) {
+    return empty("This service keeps no instructions",
+      ["Start it with ", h("code", {}, "holdfast serve --instructions"), " to keep what agents are told here, and to hand it out when it is needed."], until);
+  }
+  return empty("No agent yet",
+    visitor.sample === "off"
+      ? ["Write units with ", h("code", {}, "PUT /v1/instruction/units"), " and publish a manifest with ", h("code", {}, "PUT /v1/agents/ID/instruction-manifest"), "; the agent is listed here from then on."]
+      : [h("a", { href: "#/try" }, "Try it"), " plays a sample, with the instructions of an agent."],
+    until);
+}
+
+const agents = (rows) => table({
+  name: "agents", caption: "Agents", rows,
+  attributes: (row) => ({ "data-agent": row.agent_id }),
+  columns: [
+    { heading: "Agent", plain: (row) => row.agent_id,
+      show: (row) => [h("a", { href: `#/instructions/${part(row.agent_id)}`, "data-key": row.agent_id }, row.shortname ?? row.agent_id), h("div", { class: "small" }, row.role)] },
+    { heading: "Manifest", meaning: "The version that holds now", plain: (row) => row.manifest_version ?? "", show: (row) => row.manifest_version ?? "none" },
+    { heading: "Published", plain: (row) => row.published_at ?? "", show: (row) => time(row.published_at) },
+    number("Units", (row) => row.units, "Units that the manifest lists"),
+    number("Tokens", (row) => row.token_count, "Tokens of the manifest itself"),
+    { heading: "Failing", meaning: "Units that too few paraphrases of their intents find", number: true, plain: (row) => row.failing,
+      show: (row) => h("span", { class: row.failing ? "bad" : null }, count(row.failing)) },
+    { heading: "Waiting", meaning: "Versions of units that wait for an approval or a signature", number: true, plain: (row) => row.waiting,
+      show: (row) => h("span", { class: row.waiting ? "bad" : null }, count(row.waiting)) },
+    { heading: "Measured", meaning: "When coverage was last measured", plain: (row) => row.measured_at ?? "", show: (row) => time(row.measured_at) },
+  ],
+});

@@ -2,8 +2,7 @@
 
 import { get } from "../api.js";
 import { empty, fill, h } from "../dom.js";
-import { count } from "../format.js";
-import { table } from "../table.js";
+import { number, table } from "../table.js";
 
 export const title = "Knowledge and skills";
 
@@ -26,8 +25,6 @@ export async function show(place) {
         h("code", {}, "MEMORY.md"), ": give sessions ", h("code", {}, "memory=True"), " to keep one.")));
   return { refresh };
 }
-
-const number = (heading, of, meaning) => ({ heading, meaning, number: true, plain: of, show: (row) => count(of(row)) });
 
 const skills = (rows) => table({
   name: "skills", caption: "Skills by loads", rows,

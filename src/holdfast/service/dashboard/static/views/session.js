@@ -1,7 +1,7 @@
 // One session: its prompts as strata, and the call that was chosen.
 
 import { get, part } from "../api.js";
-import { button, empty, fill, h, meant } from "../dom.js";
+import { button, empty, fill, h, tile } from "../dom.js";
 import { svgButton } from "../exporting.js";
 import { count, dollars, percent, time, verdict } from "../format.js";
 import { legend, strata } from "../strata.js";
@@ -127,7 +127,6 @@ function joined(before, after) {
 function summary(told) {
   const sum = (of) => told.calls.reduce((total, call) => total + of(call), 0);
   const sent = sum((call) => call.read_tokens + call.written_tokens + call.uncached_tokens);
-  const tile = (label, value, meaning) => meant([h("span", { class: "label" }, label), h("strong", {}, value)], meaning, { class: "tile" });
   return [h("h1", {}, told.name ?? told.session_id),
     h("p", { class: "small" }, `${told.model} · ${told.session_id}`, told.simulated ? " · simulated: nobody's money" : ""),
     h("div", { class: "tiles" },

@@ -1,0 +1,174 @@
+"""Sample instructions: an agent's units, its manifests, a week of recalls, and a version that waits for approval."""
+
+import msgspec
+
+from holdfast.clock import Clock, ManualClock, NewId
+from holdfast.instructions.asking import ask, close
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.library import Library, new_agent
+from holdfast.instructions.publication import Draft, GivenApproval
+from holdfast.instructions.publishing import Publication, counted, publish
+from holdfast.instructions.recall import Question
+from holdfast.instructions.values import Agent, Entry, Triggers
+from holdfast.instructions.writing import GivenUnit, write_unit
+
+AGENT = "support-desk"
+AUTHOR = "sample:user/ann"
+DAYS = 7
+DAY = 86_400.0
+GUARANTEED = "escalation"
+
+_ANN = Caller("admin", "sample", AUTHOR)
+_BEN = Caller("admin", "sample", "sample:user/ben")
+
+
+class SampleUnit(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    intents: tuple[str, ...]
+    content: str
+
+
+UNITS = (
+    SampleUnit(
+        "refunds",
+        "How money is given back, and by when.",
+        ("refund an order", "give a customer their money back"),
+        "Find the order and what was paid. A refund goes to the card it came from, within five working days.",
+    ),
+    SampleUnit(
+        "returns",
+        "How goods come back to us: labels, time limits, condition.",
+        ("return a parcel", "send broken goods back"),
+        "Goods come back within 30 days. Send a label; what arrived broken needs no label and no box.",
+    ),
+    SampleUnit(
+        "shipping",
+        "Where a parcel is, customs, and delays.",
+        ("track a delivery", "explain why a parcel is late"),
+        "Look the parcel up before you answer. In customs since more than three days: ask the broker.",
+    ),
+    SampleUnit(
+        "tone",
+        "How we write to customers.",
+        ("write a reply to a customer", "make an answer friendlier"),
+        "Short sentences, no jargon, one apology. Say what happens next and when.",
+    ),
+    SampleUnit(
+        GUARANTEED,
+        "What a person has to decide.",
+        ("hand over to a person", "a customer threatens to sue"),
+        "Anything about law, health or more than 500 dollars goes to the team lead, at once and with the history.",
+    ),
+    SampleUnit(
+        "complaints",
+        "How to answer a customer who is angry.",
+        ("answer an angry customer", "a customer complains"),
+        "Thank them, repeat what went wrong in your own words, and offer one way out. Write it down in the order.",
+    ),
+    SampleUnit(
+        "exchanges",
+        "When a customer gets another one instead.",
+        ("send a new one to the customer", "swap the goods of an order"),
+        "Where one is in stock the customer gets a new one first; money back is the second offer.",
+    ),
+    SampleUnit(
+        "warranty",
+        "What is repaired or replaced for free, and for how long.",
+        ("the goods are broken after a year", "repair it for the customer"),
+        "Two years for lamps, one for bulbs. What is broken by use is not covered.",
+    ),
+    SampleUnit(
+        "privacy",
+        "What may be said about a customer, and to whom.",
+        ("share customer details", "someone asks for another person's address"),
+        "Never tell one customer about another. Addresses are read back only after the order number was given.",
+    ),
+)
+
+VAGUE = SampleUnit(
+    "general",
+    "General hints.",
+    ("deal with it", "something about an order", "what to do for the customer"),
+    "Be helpful and think before you answer.",
+)
+"""Added later, by people who would not wait for the gate: most who need it do not find it."""
+
+ASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("give the money back for order 1042", ("refunds",)),
+    ("the lamp came broken and goes back", ("returns", "refunds")),
+    ("why has the parcel not come yet", ("shipping",)),
+    ("answer the letter of an angry customer", ("tone", GUARANTEED)),
+    ("the neighbour wants to know where she lives", ("privacy",)),
+)
+"""What is asked for in a day, and what its work turns out to need."""
+
+
+def furnish_sample(library: Library, *, clock: Clock, new_id: NewId) -> None:
+    """As if a team had worked with it for a week; nothing where it is there already."""
+    if library.records.agent(AGENT) is not None:
+        return
+    past = ManualClock(clock() - DAYS * DAY)
+    then = Library(
+        library.records, library.settings, key=library.key, clock=past, new_id=new_id, warn=lambda line: None
+    )
+    agent = msgspec.structs.replace(new_agent(then, AGENT), role="Answers customers of a lamp shop")
+    then.records.put_agent(agent)
+    for unit in (*UNITS, VAGUE):
+        write_unit(then, GivenUnit(_address(then, unit.name, "v1"), unit.content), _ANN)
+    guarantee = GivenApproval(kind="guarantee_load", unit=GUARANTEED, reason="A person must always be reachable.")
+    _publish(then, "v1", UNITS, guarantee)
+    for day in range(DAYS):
+        if day == DAYS // 2:
+            _publish_unchecked(then, agent)
+        _work(then, past, day)
+    changed = _unit(GUARANTEED).content.replace("500", "200")
+    write_unit(then, GivenUnit(_address(then, GUARANTEED, "v2"), changed), _ANN)
+
+
+def _publish_unchecked(library: Library, agent: Agent) -> None:
+    """Two people have to say so where a unit is guaranteed."""
+    skip = GivenApproval(kind="skip_gate", version="v2", reason="It can be mended later.")
+    for one in counted(library, agent, (skip,), _BEN):
+        library.records.add_approval(one, registers=agent)
+    _publish(library, "v2", (*UNITS, VAGUE), skip)
+
+
+def _publish(library: Library, version: str, units: tuple[SampleUnit, ...], approval: GivenApproval) -> None:
+    entries = tuple(
+        Entry(
+            unit.name,
+            unit.description,
+            guarantee_load=unit.name == GUARANTEED,
+            load_triggers=Triggers(intents=unit.intents),
+            fact_uri=_address(library, unit.name, "v1"),
+        )
+        for unit in units
+    )
+    publication = Publication(
+        agent_id=AGENT,
+        draft=Draft(version, entries, None),
+        skip_coverage_gate=approval.kind == "skip_gate",
+        approvals=(approval,),
+    )
+    publish(library, publication, _ANN)
+
+
+def _work(library: Library, clock: ManualClock, day: int) -> None:
+    """One day: from day to day a little less is asked for, and each recall is closed with what was needed."""
+    agent, shelf = library.shelf(AGENT, library.records.agent(AGENT))
+    for intent, needed in ASKS[: len(ASKS) - day % 3]:
+        clock.advance(600)
+        answered = ask(library, agent, shelf, Question(intent=intent), caller=_ANN, heartbeat_id=None)
+        loaded = {one.name for one in answered.recalled.chunks}
+        used, missed = (tuple(name for name in needed if (name in loaded) is there) for there in (True, False))
+        close(library, answered.audit_token, _ANN, used=used, missed=missed)
+    clock.advance(DAY - 600 * (len(ASKS) - day % 3))
+
+
+def _unit(name: str) -> SampleUnit:
+    return next(one for one in UNITS if one.name == name)
+
+
+def _address(library: Library, name: str, version: str) -> str:
+    return f"instruction:{library.settings.deployment}/{AGENT}/{name}/{version}"

@@ -1,0 +1,145 @@
+"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and what waits for approval."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from browsers import Keys, Page
+from holdfast.service.sample_instructions import AGENT as SAMPLE
+from holdfast.stores.memory import MemoryStore
+from instruction_places import AGENT as OWN
+from instruction_places import ANN, UNITS, Place, entry, place
+from served_service import Client, serving_store
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Place]:
+    """A service of the test's own that keeps instructions; a version of a guaranteed unit waits."""
+    with place("sqlite", tmp_path, encoder=None) as at:
+        approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
+        entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]
+        at.furnish(entries, approvals=[approval])
+        assert at.write("security-posture", "v2", HOSTILE).json["status"] == "pending"
+        yield at
+
+
+def signed_in(page: Page, at: Place, view: str, *, key: str) -> None:
+    page.url, page.expecting = at.client.url, ("401",)
+    page.open(view, heading="Sign in")
+    page.one("#key").send_keys(key, Keys.ENTER)
+    page.until(lambda: page.text("h1") != "Sign in")
+
+
+def test_agents_are_listed_and_lead_to_their_manifest(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("instructions", heading="Instructions")
+    (agent,) = sampled.get("/api/instructions")["agents"]
+    row = page.text(f"[data-agent='{SAMPLE}']")
+    assert (agent["role"] in row, agent["manifest_version"] in row) == (True, True)
+    page.click(f"[data-agent='{SAMPLE}'] a")
+    page.until(lambda: page.text("h1") == SAMPLE)
+    told = sampled.get(f"/api/instructions/{SAMPLE}")
+    for name in ("units", "failing", "waiting"):
+        assert page.text(f"[data-figure={name}]") == str(told["agent"][name])
+    manifests = page.texts("section[aria-label=Manifests] tbody td:first-child")
+    assert manifests == [one["version"] for one in told["versions"]]
+    assert "skipped by sample:user/ann and sample:user/ben" in page.text("section[aria-label=Manifests]")
+
+
+def test_every_unit_is_told_with_its_coverage_and_failing_paraphrases(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
+    for unit in sampled.get(f"/api/instructions/{SAMPLE}")["units"]:
+        row = page.text(f"[data-unit='{unit['name']}']")
+        assert f"{round(100 * unit['coverage_pct'])}%" in row
+        for failure in unit["failures"]:
+            assert f"“{failure['query']}”: " in row
+            assert (f"{failure['taken_by']} took its place" if failure["taken_by"] else "nothing fitted") in row
+    assert "bad" in page.run(
+        "return document.querySelector('[data-unit=general] [data-heading=Coverage] span').className"
+    )
+
+
+def test_an_intent_is_explored_stage_by_stage_and_the_url_keeps_it(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
+    before = sampled.get(f"/api/instructions/{SAMPLE}/days")["whole"]["recalls"]
+    page.one("#intent").send_keys("give the money back", Keys.ENTER)
+    page.one("[data-scored=refunds]")
+    assert "intent=give+the+money+back" in page.driver.current_url
+    told = sampled.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
+    assert page.texts("[data-scored] [data-heading=Unit]") == [one["name"] for one in told]
+    best = told[0]
+    row = page.text(f"[data-scored={best['name']}]")
+    assert f"{best['score']:.3f}" in row
+    for stage in best["stages"]:
+        assert f"{stage['fit']:.3f} (+{stage['added']:.3f})" in row
+    assert len(page.all(".bars-chart .series")) == len(best["stages"])
+    page.driver.refresh()
+    page.one("[data-scored=refunds]")
+    assert page.run("return document.querySelector('#intent').value") == "give the money back"
+    assert sampled.get(f"/api/instructions/{SAMPLE}/days")["whole"]["recalls"] == before, "nothing is put on record"
+
+
+def test_recalls_are_told_day_by_day(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
+    page.click(f"a[href='#/instructions/{SAMPLE}?days=7']")
+    page.until(lambda: page.text(".switch [aria-current]") == "7 days")
+    told = sampled.get(f"/api/instructions/{SAMPLE}/days?days=7")
+    some = [one for one in reversed(told["days"]) if one["recalls"]]
+    table = "section[aria-label='Recalls by day'] [data-heading='{}']"
+    assert page.texts(table.format("Day")) == [one["day"] for one in some]
+    assert page.texts(table.format("Missed")) == [str(one["missed"]) for one in some]
+    assert page.text("[data-figure='miss rate']") == f"{round(100 * told['whole']['miss_rate'])}%"
+
+
+def test_without_a_key_nobody_approves_in_nobodys_name(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
+    assert page.run("return document.querySelector('[data-does=guarantee_load]').disabled")
+    assert page.run("return document.querySelector('[data-does=measure]').disabled")
+    assert "Sign in with the key of an admin" in page.text("main .under")
+
+
+def test_what_waits_is_read_and_approved_in_the_name_of_the_key(page: Page, kept: Place) -> None:
+    signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
+    line = "[data-waiting='security-posture v2']"
+    page.until(lambda: page.text(f"{line} pre") == HOSTILE)
+    assert page.run("return document.querySelectorAll('main img').length") == 0
+    page.one(f"{line} input").send_keys("read it")
+    page.click(f"{line} [data-does=guarantee_load]")
+    page.until(lambda: "is handed out from now on" in page.text("#notice"))
+    page.until(lambda: "Nothing waits for anybody" in page.text("main"))
+    given = kept.of_agent("GET", "/approvals").json["approvals"][-1]
+    assert (given["authored_by"], given["version"], given["reason"]) == (ANN, "v2", "read it")
+
+
+def test_coverage_is_measured_now(page: Page, kept: Place) -> None:
+    signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
+    kept.clock.advance(3_600)
+    page.click("[data-does=measure]")
+    page.until(lambda: "Measured: 5 units" in page.text("#notice"))
+    assert kept.ask("GET", f"/api/instructions/{OWN}").json["coverage"]["kind"] == "daily"
+
+
+def test_who_may_only_read_is_told_whose_the_instructions_are(page: Page, kept: Place) -> None:
+    signed_in(page, kept, "instructions", key=kept.client.key("read"))
+    assert page.until(lambda: "Instructions are for admins" in page.text("main"))
+
+
+def test_an_agent_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:
+    page.url, page.expecting = sampled.url, ("404",)
+    page.open("instructions/none-such", heading="This could not be shown")
+    assert "there is no such agent" in page.text("main")
+
+
+def test_without_instructions_the_view_says_how_to_have_some(page: Page) -> None:
+    with serving_store(MemoryStore()) as client:
+        page.url = client.url
+        page.open("instructions", heading="Instructions")
+        assert "holdfast serve --instructions" in page.text(".empty")
+        page.leave()
