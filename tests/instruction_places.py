@@ -17,6 +17,7 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import DeploymentKey
 from holdfast.instructions.wake import WakeTrust
 from holdfast.stores.instructions_records import DatabaseInstructions
+from holdfast.stores.open import Store
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from postgres_server import new_database
@@ -157,12 +158,12 @@ def b64(raw: bytes) -> str:
 
 
 @contextmanager
-def opened_store(kind: str, folder: Path) -> Iterator[Log]:
+def opened_store(kind: str, folder: Path) -> Iterator[Store]:
     if kind == "postgres":
         with new_database() as url, PostgresStore(url) as kept:
             yield kept
         return
-    made: AbstractContextManager[Log] = SqliteStore(folder / "log.db")
+    made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
     with made as kept:
         yield kept
 

@@ -14,7 +14,6 @@ from holdfast.events.payloads import AnyPayload, LlmCallFailed
 from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.events.payloads_recovery import RecoveryAttempted, RecoverySucceeded
 from holdfast.ledger.books import entries
-from holdfast.ledger.figures import figures_of
 from holdfast.ledger.money import picodollars
 from holdfast.ledger.postings import postings
 from holdfast.ledger.turns import turn_costs
@@ -119,8 +118,6 @@ async def test_what_the_model_was_paid_for_it_is_in_the_list_of_calls_and_in_eve
     total = fold(events, row.id).cost_usd
     assert sum(one.record.cost_usd for one in listed) == total
     assert sum(one.cost_usd for one in turn_costs(events, shipped_models())) == total
-    figures = figures_of(row, events, shipped_models())
-    assert sum(one.cost_usd for one in figures.calls) == total
     posted = sum(one.sums.spent for one in postings(events, shipped_models()))
     assert posted == picodollars(total)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from holdfast.events.log import Log
     from holdfast.events.records import Records
     from holdfast.service.exporting import Exporter
     from holdfast.service.service import Service
+    from holdfast.stores.open import Store
 
 PORT = 8787
 
@@ -120,7 +120,7 @@ def command(
 
 
 @contextlib.contextmanager
-def _opened(db: str | None, *, passing: bool) -> Iterator[tuple["Log", "Records"]]:
+def _opened(db: str | None, *, passing: bool) -> Iterator[tuple["Store", "Records"]]:
     """The store to serve; `passing`: one that is gone at the end, unless another is named."""
     import tempfile
 

@@ -90,20 +90,23 @@ def explore(library: Library, request: ExploreQuery) -> Explored:
     recalled = shelf.recall(question)
     taken = {one.name: (place, one.kind) for place, one in enumerate(recalled.chunks, start=1)}
     kept_out = {one.name: one.reason for one in recalled.dropped}
+    ranking = shelf.ranking(question)
     units = tuple(
         ScoredUnit(
             name=one.id,
             score=one.score,
             relevance=one.relevance,
-            stages=tuple(StageTold(share.stage, share.fit, share.added) for share in one.shares),
-            matched_terms=one.matched_terms,
-            links=one.links,
+            stages=tuple(
+                StageTold(share.stage, share.fit, share.added) for share in (why := ranking.why(one.id)).shares
+            ),
+            matched_terms=why.matched_terms,
+            links=why.links,
             lifted=one.id in shelf.lifted,
             tokens=shelf.contents[one.id].tokens if one.id in shelf.contents else None,
             place=taken[one.id][0] if one.id in taken else None,
             outcome=taken[one.id][1] if one.id in taken else kept_out.get(one.id, "unavailable"),
         )
-        for one in shelf.scores(question)
+        for one, why in ((place, ranking.why(place.id)) for place in ranking.places)
     )
     return Explored(
         intent=request.intent,
