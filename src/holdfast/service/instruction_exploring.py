@@ -96,9 +96,7 @@ def explore(library: Library, request: ExploreQuery) -> Explored:
             name=one.id,
             score=one.score,
             relevance=one.relevance,
-            stages=tuple(
-                StageTold(share.stage, share.fit, share.added) for share in (why := ranking.why(one.id)).shares
-            ),
+            stages=tuple(StageTold(share.stage, share.fit, share.added) for share in why.shares),
             matched_terms=why.matched_terms,
             links=why.links,
             lifted=one.id in shelf.lifted,
