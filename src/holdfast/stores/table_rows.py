@@ -13,7 +13,7 @@ from holdfast.ledger.postings import Posting, at_fault
 from holdfast.ledger.verdicts import Verdict
 
 
-class CallRow(msgspec.Struct, frozen=True, array_like=True):
+class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     number: int
     event_id: str
@@ -51,7 +51,7 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True):
     verdict: str | None
 
 
-class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
+class ChargeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     event_id: str
     at: float
@@ -63,7 +63,7 @@ class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
     spent: int
 
 
-class FailureRow(msgspec.Struct, frozen=True, array_like=True):
+class FailureRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     event_id: str
     at: float
