@@ -10,11 +10,13 @@ from click.testing import CliRunner, Result
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.engine.tools import tool
+from holdfast.errors import UserError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessageAppended, RequestPrepared
+from holdfast.events.payloads import AnyPayload, LlmCallCompleted, MessageAppended, RequestPrepared, SessionStarted
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.retention import AUDIT_TYPES
 from holdfast.stores.sqlite import SqliteStore
 
 PROMPT = "Follow the rules of the house. " * 2000
@@ -172,6 +174,29 @@ async def test_bytes_of_another_spelling_are_not_vouched_for(tmp_path: Path) -> 
     result = kept.certify()
     assert result.exit_code == 1
     assert "spelled by ours-0" in result.output
+
+
+async def test_a_pruned_session_is_not_vouched_for_and_its_prefix_is_not_said_to_have_held(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    await kept.play()
+    with SqliteStore(kept.db) as store:
+        store.prune(kept.id, AUDIT_TYPES, before=float("1e300"))
+    refusal = kept.certify().exception
+    assert isinstance(refusal, UserError)
+    assert f"session {kept.id!r} was pruned: its calls are kept and what they sent is not" in str(refusal)
+    asked = ["sessions", "show", kept.id, "--db", str(kept.db)]
+    assert " held" not in CliRunner().invoke(command, asked).output
+    told = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
+    assert [(call["prefix_held"], call["verdict"]) for call in told] == [(None, None)] * 4
+
+
+def test_a_session_that_has_sent_nothing_has_nothing_to_vouch_for(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.id = "quiet"
+    with SqliteStore(kept.db) as store:
+        store.append([Event("e1", 1.0, "quiet", "system", SessionStarted(kept.model))]).result(10)
+    result = kept.certify()
+    assert (result.exit_code, result.output) == (0, "no request was made yet, so there is nothing to vouch for\n")
 
 
 def test_a_session_that_is_not_there_is_one_line(tmp_path: Path) -> None:

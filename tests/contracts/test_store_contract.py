@@ -247,6 +247,17 @@ def test_a_session_that_starts_again_keeps_the_name_it_is_not_given_anew(store: 
     assert store.sessions() == (SessionRow("s", "second", "b", 3.0, 5.0, 3),)
 
 
+@pytest.mark.parametrize("at_once", [1, 3], ids=["one by one", "in one append"])
+def test_what_a_session_is_called_is_the_same_however_its_events_come(store: Log, at_once: int) -> None:
+    named = opened(name="first", model="a", at=5.0)
+    nameless = replace(opened(name=None, model="", at=3.0), id="again", parent_event_id="x")
+    events = [named, nameless, replace(said(1), at=9.0)]
+    done = [store.append(events[start : start + at_once]) for start in range(0, 3, at_once)]
+    for one in done:
+        one.result(10)
+    assert store.sessions() == (SessionRow("s", "first", "a", 3.0, 9.0, 3),)
+
+
 def test_sessions_are_listed_with_the_newest_activity_first(store: Log) -> None:
     activity = {"a": 3.0, "d": 1.0, "b": 7.0, "c": 3.0}
     for session, at in activity.items():

@@ -23,10 +23,17 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
     import msgspec
 
     from holdfast.engine.certify import certify
+    from holdfast.errors import UserError
+    from holdfast.events.payloads import LlmCallCompleted
 
     with open_configured(db) as log:
         session_id = found_session(log, session_id)
         made = tuple(certify(log.read(session_id), session_id, configured_models()))
+        if not made and any(isinstance(event.payload, LlmCallCompleted) for event in log.read(session_id)):
+            raise UserError(
+                f"session {session_id!r} was pruned: its calls are kept and what they sent is not, "
+                "so nothing can be vouched for"
+            )
     first = next((one for one in made if one.violation is not None), None)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
@@ -39,12 +46,14 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
 def _show(made: "tuple[Certificate, ...]", first: "Certificate | None") -> None:
     from holdfast.cli.tables import show_table
 
-    headings = ("call", "equal to", "for bytes", "must read", "read", "")
-    show_table(headings, map(_row, made))
+    if made:
+        show_table(("call", "equal to", "for bytes", "must read", "read", ""), map(_row, made))
     if restarted := [str(one.call) for one in made if one.restarted]:
         click.echo(f"A simulated cache ends with its process. First in a new one: call {', '.join(restarted)};")
         click.echo("there the same bytes were demanded, and not that they were read.")
-    if first is None:
+    if not made:
+        click.echo("no request was made yet, so there is nothing to vouch for")
+    elif first is None:
         hold = "holds" if len(made) == 1 else "hold"
         click.echo(f"{counted(len(made), 'request')} {hold}: no byte moved, and everything was read that was there")
     else:

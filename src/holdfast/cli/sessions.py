@@ -81,7 +81,7 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
             {
                 **msgspec.to_builtins(one.record),
                 "output_estimated": one.record.request_id in guessed,
-                "prefix_held": one.record.prefix_held,
+                "prefix_held": one.record.prefix_held if one.chain or one.source != "provider" else None,
                 "verdict": msgspec.to_builtins(one.verdict),
                 "source": one.source,
                 "layers": msgspec.to_builtins(layers.get(one.record.request_id, ())),
@@ -218,6 +218,8 @@ def _session_row(row: "SessionRow") -> tuple[str, ...]:
 def _call_row(entry: "Entry", guessed: set[str]) -> tuple[str, ...]:
     call, usage = entry.record, entry.record.usage
     held = "held" if call.prefix_held else f"moved: {call.moved_layer} at byte {call.moved_byte}"
+    if entry.source == "provider" and not entry.chain:
+        held = ""  # Of a pruned session nobody knows what was sent.
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in guessed else ''}{usage.output}"
     money = f"${call.cost_usd:.6f}"

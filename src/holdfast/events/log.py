@@ -9,7 +9,7 @@ import msgspec
 from holdfast.events.envelope import Event
 
 
-class SessionRow(msgspec.Struct, frozen=True):
+class SessionRow(msgspec.Struct, frozen=True, gc=False):
     """One line of a session list; what is needed to choose a session without reading its events."""
 
     id: str

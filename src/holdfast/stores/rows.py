@@ -19,8 +19,8 @@ _NUMBERS = frozenset((float, int))
 _ACTORS = frozenset(get_args(Actor))
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One line of the events table, columns in their order there."""
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One line of the events table, columns in their order there; text and numbers only, so that none is in a cycle."""
 
     id: str
     at: float

@@ -15,7 +15,7 @@ from holdfast.ledger.shares import Payer
 from holdfast.ledger.verdicts import Verdict
 
 
-class CallRow(msgspec.Struct, frozen=True, array_like=True):
+class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     number: int
     event_id: str
@@ -57,7 +57,7 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True):
     team_id: str
 
 
-class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
+class ChargeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     event_id: str
     at: float
@@ -72,7 +72,7 @@ class ChargeRow(msgspec.Struct, frozen=True, array_like=True):
     team_id: str
 
 
-class FailureRow(msgspec.Struct, frozen=True, array_like=True):
+class FailureRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     event_id: str
     at: float
