@@ -45,7 +45,8 @@ screenshots: .venv/.dev  ## Draw every view, light and dark, wide and narrow, in
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
 
-deep: .venv/.dev  ## Slow checks: mutate 50 functions and see the tests fail
+deep: .venv/.dev  ## Slow checks: mutate 50 functions and see the tests fail; compact 5,000 random sessions
+	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py
 
 clean:  ## Remove what the other targets made

@@ -53,7 +53,8 @@ def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id
     for row in ("head", "record", "newest messages", "removed", "prompt before", "prompt after"):
         assert re.search(rf"^{row} +[\d,]+", result.stdout, re.M)
     assert re.search(r"less with every call|less at once", result.stdout)
-    assert all(len(line) <= 200 for line in result.stdout.splitlines())
+    assert re.search(r"; 0 left\s+out$", result.stdout, re.M)
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
     assert compactions(db, session_id) == []
 
 

@@ -13,6 +13,7 @@ from holdfast.canonical.blocks import Text, Thinking, ToolResult, is_thinking
 from holdfast.canonical.transcript import messages_of, validate
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountedIds, ManualClock
+from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.certify import certify
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.state import fold
@@ -293,7 +294,7 @@ async def test_steps_that_make_the_view_smaller_can_be_given() -> None:
 async def test_a_history_that_does_not_fit_is_made_shorter_unless_it_must_not_be(never: bool) -> None:
     said = [f"Part {number}: " + "so it was told. " * 400 for number in range(6)]
     lines = ["One.", "Two.", "Three.", "Four.", "Five.", {"fault": "window;tokens=16000"}, "Six."]
-    played = Played(*lines, model=UNBOUND, compaction=not never)
+    played = Played(*lines, model=UNBOUND, compaction=False if never else CompactionConfig(money=False))
     outcome = await played.say(*said)
     if never:
         assert outcome[-1] == "context_overflow"

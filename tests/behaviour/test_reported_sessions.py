@@ -14,6 +14,7 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.cli.main import command
 from holdfast.compaction.values import CompactionConfig
 from holdfast.engine.checkpoints import shorten
+from holdfast.engine.recovering import Recovered
 from holdfast.engine.state import fold
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, MessageAppended
@@ -219,3 +220,25 @@ async def test_a_window_smaller_than_a_reply_is_no_endless_compaction() -> None:
         await session._talk.record("system", ProviderLimited("context_overflow", window_tokens_max=6_000))
         await talk.speak(session, 12)
     assert len(kept(talk, ContextCompacted)) + len(kept(talk, CompactionRefused)) <= 13
+
+
+async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same() -> None:
+    talk = LongTalk()
+    async with talk.create() as session:
+        await talk.speak(session, 2)
+        outcome = await session.recover("compaction_ineffective")
+        (incident,) = session.incidents
+    assert isinstance(outcome, Recovered)
+    assert "outputs of read_file" in incident.results[1].detail
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+async def test_a_simulated_cache_that_ended_with_its_process_is_no_break(simulated: bool) -> None:
+    talk = LongTalk(simulated=simulated)
+    async with talk.create() as session:
+        await talk.speak(session, 4)
+    talk.clock.advance(5)
+    talk.provider.advance(7_200)
+    async with talk.resume(session.id) as resumed:
+        await talk.speak(resumed, 2)
+    assert [one.scenario for one in kept(talk, RecoveryEnqueued)] == ([] if simulated else ["unexpected_cache_break"])

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from holdfast.engine.compacting import Proposal, Standing, Unhelpful
     from holdfast.events.log import Log
 
+WIDTH = 80
+
 
 @click.command("compact")
 @click.argument("session_id", metavar="SESSION")
@@ -130,13 +132,13 @@ def _show(found: "Proposal", *, done: bool, whole: bool) -> None:
         ("prompt after", event.tokens_after, ""),
     ]
     show_table(("", "tokens", ""), ((name, f"{tokens:,}", about) for name, tokens, about in rows))
-    click.echo(money_line(found))
+    click.echo(click.wrap_text(money_line(found), WIDTH))
     if found.record is not None:
         counts = [(section, sum(line.section == section for line in found.record.lines)) for section in ORDER]
         told = ", ".join(f"{HEADINGS[section].partition(',')[0].lower()} {count}" for section, count in counts if count)
-        click.echo(f"lines of the record: {told}; {found.record.left_out} left out")
+        click.echo(click.wrap_text(f"lines of the record: {told}; {found.record.left_out} left out", WIDTH))
     if event.thinking_dropped:
-        click.echo("thinking in the kept messages is dropped: this model takes it back behind an unmoved prefix only")
+        click.echo("thinking in the kept messages is dropped: this model binds it to its prefix")
     for one in found.released:
         click.echo(f"skill {one.skill_id} is released; it can be loaded again")
     if whole:

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.compaction.values import GAIN_SHARE_MIN, GAIN_TOKENS_MIN, CompactionConfig
+from holdfast.compaction.values import ASKED_GAIN_TOKENS_MIN, GAIN_SHARE_MIN, GAIN_TOKENS_MIN, CompactionConfig
 from holdfast.compaction.watch import Watch
 from holdfast.economics.compacting import Rates, Sizes, break_even_calls, once_units, ripe, shorter_pays
 from holdfast.events.payloads_compaction import CompactionNumbers, Trigger
@@ -103,7 +103,7 @@ def least_gain(prompt_tokens: int, trigger: Trigger) -> int:
     Whoever asks for it, or could not send it, takes less than a session that decides by itself.
     """
     if trigger in ("asked", "overflow"):
-        return GAIN_TOKENS_MIN // 2
+        return ASKED_GAIN_TOKENS_MIN
     return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
 
 

@@ -109,9 +109,11 @@ class _Budget:
         """As many of the lines as the share and the budget have room for; one that is too long is passed over."""
         room = min(share, self.left)
         for line in lines:
-            self._offered.add(line)
             if line in self._lines or (line.section == "timeline" and self._covered.issuperset(line.sources)):
+                # What another line leads to is not left out.
+                self._offered.discard(line)
                 continue
+            self._offered.add(line)
             cost = self._costs.get(line) or self._count(spelled(line)) + 1
             self._costs[line] = cost
             if cost <= room:

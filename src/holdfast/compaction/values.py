@@ -10,7 +10,8 @@ SOFT_TOKENS = 100_000
 RECORD_TOKENS_MAX = 6_000
 TAIL_TOKENS_MAX = 10_000
 SHARE_MAX = 0.2
-GAIN_TOKENS_MIN = 4_000
+GAIN_TOKENS_MIN = 8_000
+ASKED_GAIN_TOKENS_MIN = 2_000
 GAIN_SHARE_MIN = 0.2
 PROTECTED_TOOLS = ("skill_load", "recall_instructions")
 """Tools whose outputs are never cleared: what a model works by is no old output."""

@@ -17,7 +17,7 @@ from holdfast.compaction.values import CompactionConfig
 from holdfast.compaction.watch import Watch, after_call
 from holdfast.economics.compacting import Rates
 from holdfast.extraction.calls import plain_text
-from holdfast.extraction.facts import facts_of
+from holdfast.extraction.facts import FactsReader, facts_of
 from holdfast.planning.memory import CALLS_EXPECTED
 from holdfast.replay.play import newest_price
 from holdfast.replay.recording import RecordedCall, Recording
@@ -51,6 +51,8 @@ class _Fold:
         self._said: list[Passage] = []
         self._view: list[Passage] = []
         self._sizes: dict[int, int] = {}
+        self._facts = FactsReader()
+        self._read = 0
         self._watch = Watch()
         self._last_at: float | None = None
         self._calls = 0
@@ -119,8 +121,11 @@ class _Fold:
         kept = self._view[cut.stop :]
         text = "\n".join(plain_text(one.content) for one in kept)
         count: Callable[[str], int] = self._tokens
+        for passage in self._said[self._read : cut.last]:
+            self._facts.read(passage)
+        self._read = cut.last
         record = build_record(
-            facts_of([one for one in self._said if one.number <= cut.last]),
+            self._facts.facts(),
             tokens_max=record_max,
             count=count,
             kept=Kept(text, len(facts_of(kept).asks)),

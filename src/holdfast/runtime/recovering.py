@@ -4,6 +4,7 @@ import asyncio
 import difflib
 from collections.abc import Iterable
 
+from holdfast.engine.context_steps import ContextSteps
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.recovering import Recoverer, Steps
 from holdfast.engine.repairing import ConversationLedger
@@ -17,7 +18,7 @@ def recoverer_of(talk: Conversation, steps: Steps, options: Options) -> Recovere
     """What follows recipes for a session; its attempts are events of the session."""
     return Recoverer(
         ConversationLedger(talk),
-        steps,
+        {**ContextSteps(talk).steps, **steps},
         clock=talk.parts.clock,
         sleep=options.get("sleep", asyncio.sleep),
         rules=rules_of(talk.state.profile),
