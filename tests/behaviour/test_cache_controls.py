@@ -222,7 +222,9 @@ async def test_a_cache_that_is_given_up_is_asked_for_in_another_way(model: str) 
     session = changed.session.id
     nonce = nonce_of(session, 1).encode()
     before, after = plain.bodies[1], changed.bodies[1]
-    assert unmarked(after).replace(spelled(model, nonce), b"", 1) == unmarked(before)
+    # But for marks, which go where the nonce moved them, nothing differs but the nonce and the key.
+    same_key = after.replace(f'"{session}.1"'.encode(), f'"{session}"'.encode(), 1)
+    assert MARK.sub(b"", same_key).replace(spelled(model, nonce), b"", 1) == MARK.sub(b"", before)
     assert (nonce in after) == (not model.startswith("openai"))
     assert (f'"{session}.1"'.encode() in after) == model.startswith(("openai", "openrouter"))
     assert (f'"{session}"'.encode() in before) == model.startswith(("openai", "openrouter"))
@@ -344,6 +346,49 @@ async def test_a_named_cache_lives_as_long_as_is_set() -> None:
             play.clock.advance(600)
     created = [one.body for one in play.provider.requests if one.method == "POST" and "cachedContents" in one.path]
     assert [b'"ttl":"1800s"' in body for body in created] == [True]
+
+
+@pytest.mark.parametrize("settings", [CacheSettings(gemini_ttl_seconds=1800), CacheSettings(gemini_ttl_seconds=0)])
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_lifetime_of_named_caches_changes_no_byte_of_a_call(model: str, settings: CacheSettings) -> None:
+    plain, changed = await played(model), await played(model, settle(settings))
+    assert changed.bodies == plain.bodies
+
+
+async def test_the_lifetime_of_named_caches_is_all_that_it_changes_where_one_is_made() -> None:
+    sent = []
+    for settings in (CacheSettings(), CacheSettings(gemini_ttl_seconds=1800)):
+        play = Play("gemini:gemini-3.8-flash")
+        play.store.records.set_settings(settings)
+        async with play.session as session:
+            for _ in range(3):
+                await session.send("Again.")
+                play.clock.advance(600)
+        sent.append([(one.method, one.path, one.body) for one in play.provider.requests])
+    plain, changed = sent
+    lifetime = re.compile(rb'"ttl":"\d+s"')
+    assert plain != changed
+    assert [(*rest, lifetime.sub(b"", body)) for *rest, body in plain] == [
+        (*rest, lifetime.sub(b"", body)) for *rest, body in changed
+    ]
+
+
+async def test_a_named_cache_is_deleted_before_the_next_turns_first_call_once_it_was_given_up() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    async with play.session as session:
+        for _ in range(3):
+            await session.send("Again.")
+            play.clock.advance(600)
+        assert b'"cachedContent":"' in play.bodies[-1]
+        play.store.records.invalidate(session.id, at=5.0)
+        assert len(play.provider.named_caches) == 1
+        count = len(play.provider.requests)
+        await session.send("Given up.")
+        since = [(one.method, one.path.rpartition("/")[2]) for one in play.provider.requests[count:]]
+        assert ("DELETE", "sim-000001") in since[: since.index(("POST", since[-1][1]))]
+        assert b"sim-000001" not in play.bodies[-1]
+    kept = [event.payload.action for event in play.events if isinstance(event.payload, CacheKept)]
+    assert kept[:2] == ["created", "deleted"]
 
 
 async def test_no_named_cache_is_made_where_zero_seconds_are_set() -> None:

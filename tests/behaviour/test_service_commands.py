@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from holdfast.cli.keys import expiry_of
 from holdfast.cli.main import command
 from holdfast.errors import UserError
+from holdfast.ledger.tables import Scope
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import talk
 
@@ -148,6 +149,21 @@ def test_the_address_is_printed_at_once_and_the_service_ends_when_told_to(tmp_pa
         assert process.wait(SECONDS_MAX) == 0
         assert process.stderr is not None
         assert process.stderr.read() == "stopped\n"
+
+
+def test_what_went_through_before_the_end_is_on_the_log(tmp_path: Path) -> None:
+    db = tmp_path / "log.db"
+    body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello."}]}
+    with served("--db", str(db), "--simulate") as (url, process):
+        headers = {"x-api-key": "any", "content-type": "application/json"}
+        for _ in range(20):
+            asked = urllib.request.Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as response:
+                response.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+    with SqliteStore(db) as store:
+        assert store.tables().totals(Scope(simulated=True)).calls == 20
 
 
 def test_a_live_feed_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from holdfast.ledger.postings import Posting, Sums, at_fault, cells
+from holdfast.ledger.shares import NOBODY
 
 Cell = str | int
 Key = tuple[Cell, ...]
@@ -44,7 +45,10 @@ OUTCOME_DAYS = RollUp(
 )
 """A latency of n bits is under 2**n ms: sums of such rows can be taken back, as those of a greatest one cannot."""
 
-ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS)
+ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
+"""What goes on nobody's account is not in here: it is what is left of all."""
+
+ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
 
 
 PARTS_MAX = 1_000
@@ -56,6 +60,9 @@ def additions(posting: Posting) -> Iterator[Addition]:
         sums = cells(posting.sums)
         yield DAYS.name, (day, posting.provider, posting.model, simulated), sums
         yield SESSION_DAYS.name, (posting.session_id, day, simulated), sums
+        if posting.payer != NOBODY:
+            payer = posting.payer
+            yield ACCOUNT_DAYS.name, (day, payer.key_id, payer.user_id, payer.team_id, simulated), sums
     verdict = posting.entry.verdict if posting.entry else None
     if verdict is not None:
         lost = posting.sums.lost

@@ -20,6 +20,9 @@ class Payer(msgspec.Struct, frozen=True):
     team_id: str = ""
 
 
+NOBODY = Payer()
+
+
 class Head(msgspec.Struct, frozen=True):
     """The blocks in front of the first one that grows or changes, and where they end among all bytes of a prompt."""
 

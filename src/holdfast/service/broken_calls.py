@@ -44,6 +44,7 @@ class BrokenCall(msgspec.Struct, frozen=True):
 
 class BrokenReply(msgspec.Struct, frozen=True):
     window: Window
+    current_pricing_version: str
     data: tuple[BrokenCall, ...]
     more: bool
 
@@ -61,7 +62,8 @@ async def broken_calls(service: Service, request: BrokenRequest) -> BrokenReply:
         return tuple(map(_told, found))
 
     found = await asyncio.to_thread(find)
-    return BrokenReply(within.told, found[: request.limit], len(found) > request.limit)
+    more = len(found) > request.limit
+    return BrokenReply(within.told, service.pricing_version, found[: request.limit], more)
 
 
 def _told(call: figures.BrokenCall) -> BrokenCall:

@@ -18,7 +18,7 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.ledger.books import Books
 from holdfast.ledger.postings import LEDGER_VERSION, Posting, posted
-from holdfast.ledger.rollups import DAYS, OUTCOME_DAYS, ROLLUPS, SESSION_DAYS, VERDICT_DAYS, Totals
+from holdfast.ledger.rollups import ROLLUPS, Totals
 from holdfast.stores.queries import Cell
 from holdfast.stores.rows import event_of
 from holdfast.stores.table_queries import ARMS, TableQueries
@@ -137,7 +137,7 @@ class Bookkeeper:
         """Remove a session's rows, and its amounts from all sums."""
         self.write(desk)
         self._open.pop(session_id, None)
-        for table in (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS):
+        for table in ROLLUPS:
             query = self._queries.within(table, table.keys, sessions=1)
             for row in desk.fetch(query, (*_ALWAYS, session_id) * len(ARMS[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]

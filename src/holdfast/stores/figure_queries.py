@@ -97,10 +97,16 @@ class FigureQueries:
         """Parameters: since when, until when, the greatest `simulated`, kind, component, limit and offset."""
         where = f"kind <> 'held' AND {self._tables.spans(1)} AND simulated <= {self._mark}"
         where += f" AND kind = {self._mark}" * kind + f" AND component = {self._mark}" * component
+        order = "lost DESC, session_id, number, event_id"
+        # The page is chosen first: rows are wide.
+        page = (
+            f"SELECT session_id, event_id FROM {self._schema}calls WHERE {where} "
+            f"ORDER BY {order} LIMIT {self._mark} OFFSET {self._mark}"
+        )
         return (
-            f"SELECT session_id, name, number, at, c.model, verdict FROM {self._schema}calls AS c "
-            f"LEFT JOIN {self._schema}sessions ON id = session_id WHERE {where} "
-            f"ORDER BY lost DESC, session_id, number, event_id LIMIT {self._mark} OFFSET {self._mark}"
+            f"SELECT session_id, name, number, at, c.model, verdict FROM ({page}) AS page "
+            f"JOIN {self._schema}calls AS c USING (session_id, event_id) "
+            f"LEFT JOIN {self._schema}sessions ON id = session_id ORDER BY {order}"
         )
 
     def skill_loads(self, *, simulated: bool) -> str:

@@ -16,7 +16,8 @@ from holdfast.ledger.folded_figures import ALL
 from holdfast.ledger.groups import Group, GroupBy, Narrowed, name_of
 from holdfast.ledger.money import dollars
 from holdfast.ledger.postings import Sums
-from holdfast.ledger.rollups import DAYS, OUTCOME_DAYS
+from holdfast.ledger.postings import cells as cells_in
+from holdfast.ledger.rollups import ACCOUNT_DAYS, DAYS, OUTCOME_DAYS
 from holdfast.ledger.tables import Scope
 from holdfast.ledger.verdicts import Verdict, VerdictKind
 from holdfast.stores.figure_queries import PLAYED, FigureQueries, cells_of
@@ -27,6 +28,7 @@ from holdfast.stores.table_reads import Fetch, TableReads, days_of
 
 TURN_BATCH_EVENTS = 128
 BY_DAY: frozenset[str] = frozenset({"model", "provider", "day", "none"})
+BY_ACCOUNT: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
 BY_SESSION: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
 
 _verdict = msgspec.json.Decoder(Verdict).decode
@@ -43,6 +45,8 @@ class FigureReads:
         """Whole days from the sums that are kept of them, if they tell such groups apart; else all from the rows."""
         if group_by in BY_DAY and narrowed.workers and narrowed.by <= {"model", "provider"}:
             rows = self._by_day(group_by, scope, narrowed)
+        elif group_by in BY_ACCOUNT and narrowed.workers and _names_accounts(narrowed):
+            rows = self._by_account(group_by, scope, narrowed)
         else:
             rows = self._by_rows(group_by, scope, narrowed)
         found: dict[object, Sums] = {0: Sums()} if group_by == "none" else {}
@@ -55,6 +59,21 @@ class FigureReads:
             if narrowed.model in (None, model) and narrowed.provider in (None, provider):
                 keys: dict[str, object] = {"provider": provider, "model": model, "day": day, "none": 0}
                 yield keys[group_by], Sums(*sums)
+
+    def _by_account(self, group_by: GroupBy, scope: Scope, narrowed: Narrowed) -> Iterable[tuple[object, Sums]]:
+        """Narrowed down, or with what is left of all for nobody."""
+        booked = Sums()
+        columns = ("day", "key_id", "user_id", "team_id")
+        for (day, key_id, user_id, team_id), cells in self._tables.rows(ACCOUNT_DAYS, columns, scope):
+            keys: dict[str, object] = {"gateway_key": key_id, "user": user_id, "team": team_id, "day": day, "none": 0}
+            if all(getattr(narrowed, name) == keys[name] for name in narrowed.by):
+                booked += Sums(*cells)
+                yield keys[group_by], Sums(*cells)
+        if not narrowed.by:
+            whole = sum((Sums(*cells) for _, cells in self._tables.rows(DAYS, (), scope)), Sums())
+            left = Sums(*(of_all - of_some for of_all, of_some in zip(cells_in(whole), cells_in(booked), strict=True)))
+            if left.entries:
+                yield "", left
 
     def _by_rows(self, group_by: GroupBy, scope: Scope, narrowed: Narrowed) -> Iterable[tuple[object, Sums]]:
         self._catch_up()
@@ -154,6 +173,11 @@ class FigureReads:
                     return
                 if turn_id in (event.id, event.turn_id):
                     yield event
+
+
+def _names_accounts(narrowed: Narrowed) -> bool:
+    """Whether it is narrowed down to accounts alone, and to none that is nobody's."""
+    return narrowed.by <= {"gateway_key", "user", "team"} and all(cells_of(narrowed))
 
 
 def _within(scope: Scope) -> tuple[Cell, ...]:

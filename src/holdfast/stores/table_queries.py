@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from holdfast.ledger.postings import POSTED_TYPES, Sums
-from holdfast.ledger.rollups import DAYS, OUTCOME_DAYS, ROLLUPS, SESSION_DAYS, VERDICT_DAYS, RollUp
+from holdfast.ledger.rollups import ACCOUNT_DAYS, DAYS, OUTCOME_DAYS, ROLLUPS, SESSION_DAYS, VERDICT_DAYS, RollUp
 from holdfast.ledger.tables import SessionOrder
 from holdfast.stores.queries import SESSION_COLUMNS
 from holdfast.stores.rows import COLUMNS
@@ -38,8 +38,13 @@ ARMS: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     VERDICT_DAYS.name: (("calls", _GIVEN),),
     OUTCOME_DAYS.name: (("calls", _ENDED), ("failures", _ENDED)),
 }
-ARMS[SESSION_DAYS.name] = ARMS[DAYS.name]
+ARMS[SESSION_DAYS.name] = ARMS[ACCOUNT_DAYS.name] = ARMS[DAYS.name]
 """For each roll-up, the tables it is the sum of."""
+
+_ONLY = {
+    VERDICT_DAYS.name: " AND kind IS NOT NULL",
+    ACCOUNT_DAYS.name: " AND (key_id <> '' OR user_id <> '' OR team_id <> '')",
+}
 
 
 class TableQueries:
@@ -119,7 +124,7 @@ class TableQueries:
         arms = []
         for name, spellings in ARMS[table.name]:
             spelled = ", ".join(f"{spelling} AS {sum}" for sum, spelling in spellings.items())
-            given = f"{where} AND kind IS NOT NULL" if table is VERDICT_DAYS else where
+            given = where + _ONLY.get(table.name, "")
             arms.append(f"SELECT {', '.join(table.keys)}, {spelled} FROM {self.schema}{name} WHERE {given}")
         return _added(keys, sums or table.sums, f"({' UNION ALL '.join(arms)}) AS part")
 

@@ -65,7 +65,7 @@ def without_content(event: Event) -> Mapping[str, object]:
     payload = event.payload
     told: object = payload
     if isinstance(payload, SessionStarted):
-        told = msgspec.structs.replace(payload, name=None, workspace_path=None)
+        told = msgspec.structs.replace(payload, name=None, workspace_path=None, user_id=None, team_id=None)
     elif sensitivity_of(payload) is Sensitivity.PRIVATE:
         told = {"type": type_of(payload), "left_out_bytes": len(_encode(payload))}
     return {name: getattr(event, name) for name in Event.__struct_fields__} | {"payload": told}

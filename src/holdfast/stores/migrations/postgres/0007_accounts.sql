@@ -17,6 +17,30 @@ ALTER TABLE holdfast.session_days
     ADD COLUMN latency_ms bigint NOT NULL DEFAULT 0,
     ADD COLUMN stable_written bigint NOT NULL DEFAULT 0;
 
+-- What went on some account, by day; what went on nobody's is not in here.
+CREATE TABLE holdfast.account_days (
+    day text COLLATE "C" NOT NULL,
+    key_id text COLLATE "C" NOT NULL,
+    user_id text COLLATE "C" NOT NULL,
+    team_id text COLLATE "C" NOT NULL,
+    simulated bigint NOT NULL,
+    entries bigint NOT NULL,
+    calls bigint NOT NULL,
+    hits bigint NOT NULL,
+    input bigint NOT NULL,
+    cache_read bigint NOT NULL,
+    cache_write_5m bigint NOT NULL,
+    cache_write_1h bigint NOT NULL,
+    cache_write_other bigint NOT NULL,
+    output bigint NOT NULL,
+    spent bigint NOT NULL,
+    uncached bigint NOT NULL,
+    lost bigint NOT NULL,
+    latency_ms bigint NOT NULL,
+    stable_written bigint NOT NULL,
+    PRIMARY KEY (day, key_id, user_id, team_id, simulated)
+);
+
 -- Whom a key was made for.
 ALTER TABLE holdfast.api_keys
     ADD COLUMN user_id text,

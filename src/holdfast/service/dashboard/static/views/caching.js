@@ -95,8 +95,10 @@ function expires(row) {
 }
 
 function controls(row, change, may) {
+  const heeded = (what) => row.heeds === "all" || (row.heeds === "switch" && what !== "invalidate");
   const of = (label, what, meaning) => button(label, () => change(row, what), {
-    title: may ? meaning : "Needs a key of scope admin", "data-key": `${what} ${row.discussion_id}`, "data-does": what, disabled: !may,
+    title: !heeded(what) ? "The client of this session does not heed this" : may ? meaning : "Needs a key of scope admin",
+    "data-key": `${what} ${row.discussion_id}`, "data-does": what, disabled: !may || !heeded(what),
     "aria-label": `${label}: ${row.name ?? row.discussion_id}`,
   });
   return h("div", { class: "buttons" }, row.caching_enabled

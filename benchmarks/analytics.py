@@ -1,0 +1,115 @@
+"""How long the service takes to tell its figures, and whether that grows with the events of its store."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar, get_args
+
+from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
+from benchmarks.store_appends import on_a_server
+from holdfast.catalog.lookup import shipped_models
+from holdfast.ledger.groups import GroupBy
+from holdfast.service import analytics
+from holdfast.service.analytics import CostRequest, InWindow, OneTurn, SavingsRequest, SessionsRequest
+from holdfast.service.broken_calls import BrokenRequest, broken_calls
+from holdfast.service.failures import RefusedError
+from holdfast.service.service import Service
+from holdfast.stores.database import DatabaseLog
+from holdfast.stores.open import open_store
+
+EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
+SMALLER = 10
+DAYS = 90
+ROUNDS = 5
+DAY_SECONDS = 86_400
+EVERYTHING = ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z")
+
+Asked = TypeVar("Asked")
+Ask = Callable[[Service], Awaitable[object]]
+
+
+def run() -> Iterator[tuple[str, str]]:
+    """Rows of name and figure: milliseconds on a store with a tenth of the events, on the whole one, their ratio."""
+    with TemporaryDirectory() as folder:
+        small, large = Path(folder) / "small.db", Path(folder) / "large.db"
+        with open_store(small) as tenth, open_store(large) as whole:
+            yield from _compared("SQLite", tenth, whole)
+    try:
+        with on_a_server() as tenth, on_a_server() as whole:
+            yield from _compared("PostgreSQL", tenth, whole)
+    except ImportError as error:
+        yield "PostgreSQL", f"not measured, {error.name} is not installed"
+
+
+def _compared(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, str]]:
+    assert isinstance(tenth, DatabaseLog)
+    assert isinstance(whole, DatabaseLog)
+    _fill(tenth, EVENTS // SMALLER)
+    _fill(whole, EVENTS)
+    events, calls = whole.facts().events, whole.facts().calls
+    yield f"{engine}, events and calls in the store", f"{events:,} {calls:,}"
+    few, many = (
+        Service(store, store.records, shipped_models(), clock=lambda: START + DAYS * DAY_SECONDS + 4_321.0)
+        for store in (tenth, whole)
+    )
+    for name, ask in routes().items():
+        before, after = (min(_milliseconds(ask, service) for _ in range(ROUNDS)) for service in (few, many))
+        yield f"{engine}, {name}, ms with a tenth, ms, ratio", f"{before:.1f} {after:.1f} {after / before:.1f}"
+
+
+def routes() -> dict[str, Ask]:
+    """What is asked: of the last seven days, as by default, and of all time."""
+    asked: dict[str, Ask] = {}
+    for window, (start, end) in {"a week": (None, None), "all time": EVERYTHING}.items():
+        within = InWindow(start, end)
+        for group_by in get_args(GroupBy):
+            request = CostRequest(start, end, group_by=group_by)
+            asked[f"cost by {group_by}, {window}"] = _of(analytics.cost, request)
+        asked[f"effectiveness, {window}"] = _of(analytics.cache_effectiveness, within)
+        asked[f"breaks, {window}"] = _of(analytics.breaks, within)
+        asked[f"calls behind breaks, {window}"] = _of(broken_calls, BrokenRequest(start, end))
+        asked[f"savings, {window}"] = _of(analytics.savings, SavingsRequest(start, end))
+        asked[f"reliability, {window}"] = _of(analytics.reliability, within)
+        asked[f"skills, {window}"] = _of(analytics.skills, within)
+    asked["sessions by cost"] = _of(analytics.sessions, SessionsRequest())
+    asked["sessions by recency"] = _of(analytics.sessions, SessionsRequest(order="recency"))
+    asked["a turn that is not there"] = _of(analytics.turn, OneTurn("none"))
+    return asked
+
+
+def _of(respond: Callable[[Service, Asked], Awaitable[object]], request: Asked) -> Ask:
+    return lambda service: respond(service, request)
+
+
+def _milliseconds(ask: Ask, service: Service) -> float:
+    async def answer() -> None:
+        with suppress(RefusedError):
+            await ask(service)
+
+    began = time.perf_counter()
+    asyncio.run(answer())
+    return (time.perf_counter() - began) * 1_000
+
+
+def _fill(store: DatabaseLog, events: int) -> None:
+    sessions = events // (CALLS_A_SESSION * EVENTS_A_CALL)
+    waiting = []
+    for number in range(sessions):
+        waiting.append(store.append(session_of_calls(number, at=START + number * DAYS * DAY_SECONDS / sessions)))
+        if len(waiting) == 20:
+            for done in waiting:
+                done.result()
+            waiting.clear()
+    for done in waiting:
+        done.result()
+
+
+if __name__ == "__main__":
+    for name, figure in run():
+        sys.stdout.write(f"{name:<90} {figure:>24}\n")
+        sys.stdout.flush()
