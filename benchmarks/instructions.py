@@ -1,4 +1,8 @@
-"""How fast instructions are recalled over HTTP, keys and records included, and how long the gate takes."""
+"""How fast instructions are recalled over HTTP, keys and records included, and how long the gate takes.
+
+Times are those of a clock on the wall, and so of a machine that does nothing else; the load is told beside them. What a
+recall costs the server's processor is told too, where the system says it (Linux).
+"""
 
 import http.client
 import json
@@ -48,16 +52,17 @@ def run() -> Iterator[tuple[str, str]]:
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
-        with _served(folder, path) as url:
+        with _served(folder, path) as (url, server):
             yield "gate of 8 units, 95 paraphrases", f"{1000 * _furnish(url, admin):.0f} ms, publishing included"
             few = _latencies(url, agent)
             yield "recall", _told(few)
-            yield f"recalls a second, {CLIENTS} clients", f"{_throughput(url, agent):.0f}"
+            yield f"recalls a second, {CLIENTS} clients", _rate(url, agent, server)
+            yield "load of the machine meanwhile, processors", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}"
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             assert isinstance(store, HasInstructions)
             _fill(store.records, store.instructions)
-        with _served(folder, path) as url:
+        with _served(folder, path) as (url, _):
             many = _latencies(url, agent)
             share = statistics.median(many) / statistics.median(few)
             yield f"recall, {KEYS} keys and {AGENTS} agents", f"{_told(many)}, {share:.2f} times the median above"
@@ -93,12 +98,12 @@ def _fill(records: Records, instructions: InstructionRecords) -> None:
 
 
 @contextmanager
-def _served(folder: str, path: Path) -> Iterator[str]:
+def _served(folder: str, path: Path) -> Iterator[tuple[str, int]]:
     words = [sys.executable, "-m", "holdfast", "serve", "--instructions", "--port", "0", "--db", str(path)]
     environ = {**os.environ, "HOLDFAST_HOME": folder}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().strip()
+        yield server.stdout.readline().strip(), server.pid
         server.terminate()
 
 
@@ -140,7 +145,25 @@ def _latencies(url: str, key: str) -> list[float]:
     return taken[WARM_UP:]
 
 
-def _throughput(url: str, key: str) -> float:
+def _rate(url: str, key: str, server: int) -> str:
+    before = _processor_seconds(server)
+    count = _recalled(url, key)
+    after = _processor_seconds(server)
+    told = f"{count / SECONDS:.0f}"
+    if before is None or after is None:
+        return told
+    return f"{told}, {1000 * (after - before) / count:.1f} ms of the server's processor each"
+
+
+def _processor_seconds(process: int) -> float | None:
+    stat = Path(f"/proc/{process}/stat")
+    if not stat.is_file():
+        return None
+    own, system = stat.read_text().rpartition(")")[2].split()[11:13]
+    return (int(own) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _recalled(url: str, key: str) -> int:
     counts: list[int] = []
     until = time.perf_counter() + SECONDS
 
@@ -157,4 +180,4 @@ def _throughput(url: str, key: str) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(counts) / SECONDS
+    return sum(counts)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clock import ManualClock
 from holdfast.instructions.certifying import activate_encoder, run_due
 from holdfast.instructions.values import CoverageRun, UnitCoverage
+from holdfast.retrieval import wordllama
 from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
 from served_service import serving_store
 
@@ -141,12 +143,7 @@ def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path)
 
 
 def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
-    stray = [
-        entry(
-            "code-review", load_triggers={"intents": ["approve a purchase", "claim a ticket", "write release notes"]}
-        ),
-        *(entry(name) for name in UNITS if name != "code-review"),
-    ]
+    stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
     with place("sqlite", tmp_path, encoder=None) as at:
         activate_encoder(at.library, ("wordllama",))
         for name in UNITS:
@@ -156,3 +153,10 @@ def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> N
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library, ("wordllama",)) == (AGENT,)
         assert (library.records.encoder(), library.shelves.encoder) == ("none", None)
+
+
+def test_the_encoder_is_loaded_before_anyone_asks(tmp_path: Path) -> None:
+    wordllama.encoder.cache_clear()
+    with opened_store("sqlite", tmp_path) as store:
+        activate_encoder(library_of(store, ManualClock(), tmp_path), ("wordllama",))
+        assert wordllama.encoder.cache_info().currsize == 1

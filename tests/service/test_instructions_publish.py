@@ -12,10 +12,10 @@ from instruction_places import AGENT, BEN, UNITS, Place, entry, uri
 FOREIGN = "instruction:local/other/code-review/v1"
 
 STRAY = [
-    entry("code-review", load_triggers={"intents": ["approve a purchase", "claim a ticket", "write release notes"]}),
+    entry("code-review", load_triggers={"intents": ["claim a ticket"]}),
     *(entry(name) for name in UNITS if name != "code-review"),
 ]
-"""The first of them says of itself what holds for the others."""
+"""The first of them says of itself what holds for another."""
 
 SHAPELESS: dict[str, dict[str, object]] = {
     "a name with a space": entry("code-review", name="code review"),

@@ -17,7 +17,7 @@ from holdfast.retrieval.words import counted_terms
 LIMIT = 10
 QUERY_CHARACTERS_MAX = 8_000
 FLOOR_LEXICAL = 0.035
-FLOOR_SEMANTIC = 0.13
+FLOOR_SEMANTIC = 0.135
 """Forty-nine of fifty right answers are more relevant, on nine sets of queries that all have an answer."""
 _DIGEST_MODULUS = 1 << 256
 
