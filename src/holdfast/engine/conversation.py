@@ -40,6 +40,9 @@ VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
 MakesSmaller = Callable[["Conversation"], Awaitable[str]]
 """Makes the view of a conversation smaller by events on its log, and says what it did."""
 
+NewerPins = Callable[[tuple[LayerText, ...]], tuple[LayerText, ...] | None]
+"""What an epoch that begins now would pin in place of these texts; None where it is the same."""
+
 LookUpControls = Callable[[str], Awaitable[Controls]]
 """What people have set for the cache of a session, and for those of all."""
 
@@ -91,6 +94,8 @@ class Parts(msgspec.Struct, frozen=True):
     simulated: bool = False
     controls: LookUpControls | None = None
     compaction: CompactionConfig = DEFAULT_CONFIG
+    newer_pins: NewerPins | None = None
+    adopts_each_turn: bool = False
 
 
 def controlled(parts: Parts, control: CacheControlled) -> Parts:

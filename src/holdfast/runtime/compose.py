@@ -40,7 +40,7 @@ from holdfast.runtime.compacting import compaction_of, overflow_steps_of
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.controls import controls_of
 from holdfast.runtime.gates import account_of, completions_of, gate_of
-from holdfast.runtime.knowing import knowledge_layer
+from holdfast.runtime.knowing import adopts_each_turn, knowledge_layer, newer_pins
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
@@ -66,6 +66,7 @@ _SETTINGS = (
     "cache_ttl_seconds",
     "cache_over_an_hour",
     "also_skills",
+    "digest_refresh",
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt by which the price of not caching is shown."""
@@ -144,6 +145,8 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         controls=controls_of(log),
         compaction=compaction_of(options),
         overflow_steps=overflow_steps_of(options),
+        newer_pins=newer_pins(options, config, workspace=workspace),
+        adopts_each_turn=adopts_each_turn(config, state),
     )
     pinned = () if state.model else _pinned(options, stable, workspace, config)
     padded = None if state.model else _padding(options, config, parts, pinned=pinned, skilled=skilled)

@@ -1,13 +1,17 @@
 """Which sessions can be harvested, which files the notes are on, and what a session is told of what is known."""
 
 import datetime
+import logging
 import os
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.view import LayerText
+from holdfast.engine.conversation import NewerPins
 from holdfast.engine.history import logged
+from holdfast.engine.state import State
+from holdfast.errors import UserError
 from holdfast.events.log import Log, SessionRow
 from holdfast.events.payloads import SessionEnded, SessionStarted, TurnStarted
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX
@@ -20,6 +24,8 @@ from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.sources.files import read_regular
 from holdfast.sources.text import cut_utf8, read_text
+
+logger = logging.getLogger(__name__)
 
 LAYER = "knowledge"
 QUIET_SECONDS = 86_400.0
@@ -127,6 +133,28 @@ def knowledge_text(disk: Disk) -> str:
 
 def knowledge_layer(options: Options, config: Config, *, workspace: Path | None) -> tuple[LayerText, ...]:
     """What is pinned for an epoch: the digest, if it is there and knowledge is not turned off."""
-    text = knowledge_text(knowledge_folder(workspace, Path(config.home)))
+    try:
+        text = knowledge_text(knowledge_folder(workspace, Path(config.home)))
+    except UserError as error:
+        logger.warning("%s", error)
+        text = ""
     switch = switched(options.get("knowledge"), config.knowledge, present=bool(text))
     return (LayerText(LAYER, text),) if switch.on and text else ()
+
+
+def newer_pins(options: Options, config: Config, *, workspace: Path | None) -> NewerPins:
+    """Of what an epoch pins, only knowledge is looked at again."""
+
+    def newer(pinned: tuple[LayerText, ...]) -> tuple[LayerText, ...] | None:
+        now = knowledge_layer(options, config, workspace=workspace)
+        if now == tuple(one for one in pinned if one.layer == LAYER):
+            return None
+        return (*(one for one in pinned if one.layer != LAYER), *now)
+
+    return newer
+
+
+def adopts_each_turn(config: Config, state: State) -> bool:
+    if config.digest_refresh != "auto":
+        return config.digest_refresh == "next_turn"
+    return (state.profile if state.model else config.profile) == "seed"

@@ -18,6 +18,7 @@ from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
 from holdfast.events.log import Log
 from holdfast.events.payloads import SideEffects
+from holdfast.knowledge.switches import DigestRefresh
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
@@ -70,7 +71,8 @@ class Options(TypedDict, total=False):
     `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that they
     do, such as `rebase_branch`.
 
-    A session is told the project's knowledge digest if there is one; `knowledge` says otherwise.
+    A session is told the project's knowledge digest if there is one; `knowledge` says otherwise. It takes a newer one
+    with its next epoch, or if `digest_refresh` is "next_turn" with its next turn.
     """
 
     model: str
@@ -89,6 +91,7 @@ class Options(TypedDict, total=False):
     skill_ranking: SkillRanking
     enforce_allowed_tools: bool
     knowledge: bool
+    digest_refresh: DigestRefresh
     delegate: bool | int
     delegation_depth_max: int
     compaction: bool | CompactionConfig
@@ -138,7 +141,7 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("skill_ranking", "profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
+    *("skill_ranking", "digest_refresh", "profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
 _LISTS = ("tools", "read_roots", *_TEXT_LISTS)
