@@ -11,7 +11,7 @@ from holdfast.engine.certify import certify
 from holdfast.engine.state import fold
 from holdfast.events.payloads import EpochOpened
 from holdfast.knowledge.folder import DIGEST
-from holdfast.runtime.options import Options
+from holdfast.knowledge.switches import DigestRefresh
 from holdfast.simulator.provider import SimulatedProvider
 from knowledge_folders import folder_of
 from long_talks import LongTalk
@@ -54,14 +54,16 @@ async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: P
 @pytest.mark.parametrize("model", MODELS)
 async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
     provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 3)
-    options: Options = {"model": model, "workspace": workspace, "wire": provider, "store": MemoryStore()}
-    async with Session.create(padding="never", system_prompt="Be brief.", clock=ManualClock(), **options) as session:
+    store = MemoryStore()
+    async with Session.create(
+        model=model, workspace=workspace, wire=provider, store=store, padding="never", clock=ManualClock()
+    ) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST, b"- another\n")
         await adopt_knowledge(session)
-        before = fold(options["store"].read(session.id), session.id).passages  # type: ignore[union-attr]
+        before = fold(store.read(session.id), session.id).passages
         await session.send("y")
-        after = fold(options["store"].read(session.id), session.id).passages  # type: ignore[union-attr]
+        after = fold(store.read(session.id), session.id).passages
     first, second = (request.body for request in provider.requests)
     assert (first.count(b'"- one"'), second.count(b'"- one"')) == (1, 0)
     assert (first.count(b'"- another"'), second.count(b'"- another"')) == (0, 1)
@@ -102,12 +104,12 @@ async def test_a_compaction_without_news_opens_no_other_epoch(workspace: Path) -
         assert len(epochs(talk.store, session)) == 1
 
 
-@pytest.mark.parametrize(("options", "told"), [({}, False), ({"digest_refresh": "next_turn"}, True)])
+@pytest.mark.parametrize(("refresh", "told"), [("epoch", False), ("next_turn", True)])
 async def test_a_session_takes_it_with_every_turn_where_that_is_said(
-    workspace: Path, options: Options, told: bool
+    workspace: Path, refresh: DigestRefresh, told: bool
 ) -> None:
     provider = played("a", "b")
-    async with new_session(provider, workspace=workspace, **options) as session:
+    async with new_session(provider, workspace=workspace, digest_refresh=refresh) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST, b"- two\n")
         await session.send("y")

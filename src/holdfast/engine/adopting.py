@@ -8,10 +8,10 @@ from holdfast.events.payloads import EpochOpened
 
 async def adopt(talk: Conversation) -> bool:
     """Whether another epoch begins, with another head; what was said so far stays."""
-    if talk.parts.newer_pins is None:
+    if talk.parts.adopting is None:
         return False
     state = talk.state
-    pinned = await asyncio.to_thread(talk.parts.newer_pins, state.pinned)
+    pinned = await asyncio.to_thread(talk.parts.adopting.newer_pins, state.pinned)
     if pinned is None:
         return False
     opened = EpochOpened(state.epoch + 1, pinned, state.tools, skills=state.skills, padding=state.padding)

@@ -52,6 +52,13 @@ ESTIMATE_MARGIN = 1.2
 """How much larger than estimated a prompt is taken to be where a limit must hold."""
 
 
+class Adopting(msgspec.Struct, frozen=True):
+    """How a session learns that its head would say something else now, and whether it looks before every turn."""
+
+    newer_pins: NewerPins
+    each_turn: bool = False
+
+
 class KeepAlive(msgspec.Struct, frozen=True):
     """That an idle session may use its cache again, and how much all of that may cost."""
 
@@ -94,8 +101,7 @@ class Parts(msgspec.Struct, frozen=True):
     simulated: bool = False
     controls: LookUpControls | None = None
     compaction: CompactionConfig = DEFAULT_CONFIG
-    newer_pins: NewerPins | None = None
-    adopts_each_turn: bool = False
+    adopting: Adopting | None = None
 
 
 def controlled(parts: Parts, control: CacheControlled) -> Parts:

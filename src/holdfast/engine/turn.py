@@ -106,7 +106,7 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     if calls := open_calls(talk.state):
         await _answer(talk, calls, "The call was interrupted.")
     await take_over_interrupted(talk)
-    if talk.parts.adopts_each_turn:
+    if talk.parts.adopting is not None and talk.parts.adopting.each_turn:
         await adopt(talk)
     started = TurnStarted(
         user_message_hash=digest(canonical_json(content)),

@@ -25,7 +25,7 @@ class PendingKnowledge(msgspec.Struct, frozen=True):
 def pending_knowledge(session: Session) -> PendingKnowledge:
     """What the session would be told otherwise, were it to begin now."""
     talk = session._idle
-    newer = talk.parts.newer_pins(talk.state.pinned) if talk.parts.newer_pins else None
+    newer = talk.parts.adopting.newer_pins(talk.state.pinned) if talk.parts.adopting else None
     if newer is None:
         return PendingKnowledge(0, 0)
     before, after = (said_by(LAYER, pinned) for pinned in (talk.state.pinned, newer))

@@ -72,7 +72,9 @@ class Options(TypedDict, total=False):
     do, such as `rebase_branch`.
 
     A session is told the project's knowledge digest if there is one; `knowledge` says otherwise. It takes a newer one
-    with its next epoch, or if `digest_refresh` is "next_turn" with its next turn.
+    with its next epoch, or if `digest_refresh` is "next_turn" with its next turn. `curation` names the preset of files
+    that it is told, in place of the one that was chosen for the workspace; `rag` lets it see passages of project files
+    that fit the question, or not, whether or not `holdfast rag index` was run.
     """
 
     model: str
@@ -91,6 +93,8 @@ class Options(TypedDict, total=False):
     skill_ranking: SkillRanking
     enforce_allowed_tools: bool
     knowledge: bool
+    rag: bool
+    curation: str
     digest_refresh: DigestRefresh
     delegate: bool | int
     delegation_depth_max: int
@@ -141,7 +145,17 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("skill_ranking", "digest_refresh", "profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
+    *(
+        "skill_ranking",
+        "digest_refresh",
+        "curation",
+        "profile",
+        "layout",
+        "padding",
+        "diagnostics",
+        "base_url",
+        "api_key",
+    ),
 )
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
 _LISTS = ("tools", "read_roots", *_TEXT_LISTS)
@@ -205,6 +219,7 @@ def _misfit(key: str, value: object) -> str | None:
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
         "knowledge": (isinstance(value, bool), "True or False"),
+        "rag": (isinstance(value, bool), "True or False"),
         "another_workspace": (isinstance(value, bool), "True or False"),
         "simulated": (isinstance(value, bool), "True or False"),
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
