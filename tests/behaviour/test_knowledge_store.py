@@ -56,8 +56,8 @@ def test_what_was_said_goes_to_the_page_it_belongs_on() -> None:
         "questions": [QUESTION],
     }
     run = ("run", '{"command": "make test"}', "ok")
-    todo = '{"todos": [{"content": "Write it", "status": "pending"}, {"content": "Read it", "status": "completed"}]}'
-    worked_on = worked("s", "Mend src/app.py.", run, run, ("todo_write", todo, "ok"), WRITE, BROKEN)
+    listed = '{"todos": [{"content": "Write it", "status": "pending"}, {"content": "Read it", "status": "completed"}]}'
+    worked_on = worked("s", "Mend src/app.py.", run, run, ("todo_write", listed, "ok"), WRITE, BROKEN)
     assert said(worked_on) == {
         "facts": ["Unresolved error: error: linker `cc` not found"],
         "tasks": ["Write it", "Read it"],

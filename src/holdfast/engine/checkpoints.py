@@ -4,6 +4,7 @@ import asyncio
 
 from holdfast.compaction.decide import due, too_large_a_head
 from holdfast.compaction.values import CompactionConfig
+from holdfast.engine.adopting import adopt
 from holdfast.engine.compacting import (
     Proposal,
     Standing,
@@ -51,6 +52,7 @@ async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = 
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("user", *found.payloads)
+        await adopt(talk)
     return found
 
 
@@ -100,6 +102,7 @@ async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> st
     if isinstance(found, Unhelpful):
         return found.reason
     await talk.record("system", *found.payloads)
+    await adopt(talk)
     return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
 
 
@@ -109,6 +112,7 @@ async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, con
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("system", *found.payloads)
+        await adopt(talk)
         return True
     final = too_large_a_head(outlook_of(standing), config)
     refused = CompactionRefused(trigger, HEAD_TOO_LARGE if final else found.reason, found.numbers, final)
