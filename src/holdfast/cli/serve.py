@@ -107,7 +107,7 @@ def command(
         _furnish(service, simulate=simulate)
         headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
         exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
-        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain)
+        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, db)
         with open_gateway(service, upstreams, wishes) as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
             with contextlib.closing(bind(host, port)) as bound:
