@@ -1,127 +1,168 @@
-"""What the gateway adds: time to the first byte and per event, direct and through it, on this machine.
+"""What the gateway adds to a call, beside LiteLLM's proxy on the same machine in the same run.
 
-An upstream of a few lines streams events at a fixed pace to a number of clients at once; each event carries the
-time at which it was sent. Run: `python benchmarks/gateway.py [--streams 32]
-[--rounds 10] [--together]`; streams begin spread over the length of one, or all at one moment.
+An upstream of few lines is behind both, in a process of its own. LiteLLM is installed into an environment of its own,
+in the folder that HOLDFAST_LITELLM names or in one for temporary files; where that fails, its rows are left out.
+Processor time says what a busy machine hides: of one process, per request, whoever else is at work.
 """
 
-import argparse
 import asyncio
-import json
-import statistics
+import os
+import re
+import socket
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-EVENTS = 20
-PAUSE_SECONDS = 0.02
-BODY = json.dumps(
-    {
-        "model": "claude-sonnet-5-5",
-        "max_tokens": 100,
-        "stream": True,
-        "system": "You read before you write. " * 400,
-        "messages": [{"role": "user", "content": "What does this line do? " * 100}],
-    }
-).encode()
+from benchmarks._gateway_ends import EVENTS, Pace, pace, requests_a_second, upstream
 
-Sample = tuple[float, list[float]]
-"""Seconds to the first byte, and how late each event came."""
+STREAMS = 32
+ROUNDS = 4
+REQUESTS = 2_000
+RIVAL_REQUESTS = 300
+MEMORY_REQUESTS = int(os.environ.get("HOLDFAST_GATEWAY_REQUESTS", "100000"))
+START_SECONDS_MAX = 120.0
+PATH = "/anthropic/v1/messages"
 
 
-async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers every request with events that tell when they were sent."""
-    try:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            lengths = (
-                line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
-            )
-            await reader.readexactly(int(next(lengths)))
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            for _ in range(EVENTS):
-                event = b"event: ping\ndata: %.9f\n\n" % time.monotonic()
-                writer.write(b"%x\r\n%s\r\n" % (len(event), event))
-                await asyncio.sleep(PAUSE_SECONDS)
-            writer.write(b"0\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
-        writer.close()
+class Measured(NamedTuple):
+    pace: Pace
+    rate: float
+    cpu_ms_a_request: float
+    cpu_ms_an_event: float
 
 
-async def stream(port: int, path: str, rounds: int, *, after_seconds: float = 0.0) -> list[Sample]:
-    await asyncio.sleep(after_seconds)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    samples: list[Sample] = []
-    for _ in range(rounds):
-        started = time.monotonic()
-        writer.write(
-            b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: any\r\nContent-Length: %d\r\n\r\n%s"
-            % (path.encode(), len(BODY), BODY)
-        )
-        await reader.readuntil(b"\r\n\r\n")
-        first, late = 0.0, []
-        while (size := int(await reader.readline(), 16)) > 0:
-            event = await reader.readexactly(size + 2)
-            now = time.monotonic()
-            first = first or now - started
-            late += [now - float(line[6:]) for line in event.split(b"\n") if line.startswith(b"data: ")]
-        await reader.readline()
-        samples.append((first, late))
-    writer.close()
-    return samples
+def run() -> Iterator[tuple[str, str]]:
+    load = os.getloadavg()[0]
+    yield "machine", f"{os.cpu_count()} processors, load {load:.1f}"
+    with upstream() as port:
+        direct = asyncio.run(pace(port, "/v1/messages", streams=STREAMS, rounds=ROUNDS))
+        direct_rate = asyncio.run(requests_a_second(port, "/v1/messages", clients=STREAMS, count=REQUESTS))
+        with _gateway(port) as (own, process):
+            ours = _measured(own, process, requests=REQUESTS)
+            yield from _told("gateway", ours, direct)
+        with _litellm(port) as rival:
+            theirs = _measured(rival[0], rival[1], requests=RIVAL_REQUESTS) if rival else None
+        yield "direct: requests a second", f"{direct_rate:.0f}"
+        if theirs is not None:
+            yield from _told("litellm", theirs, direct)
+            yield "requests a second, gateway to litellm (5 at least)", f"{ours.rate / theirs.rate:.1f}"
+            ratio = theirs.cpu_ms_a_request / ours.cpu_ms_a_request
+            yield "processor time a request, litellm to gateway", f"{ratio:.1f}"
+        with _gateway(port) as (own, process):
+            yield from _memory(own, process)
 
 
-async def measured(port: int, path: str, *, streams: int, rounds: int, together: bool) -> tuple[float, float, float]:
-    """Medians of the time to the first byte and of the lateness of events, in milliseconds, and requests a second."""
-    await stream(port, path, 1)
-    started = time.monotonic()
-    apart_seconds = 0.0 if together else EVENTS * PAUSE_SECONDS / streams
-    found = await asyncio.gather(
-        *(stream(port, path, rounds, after_seconds=place * apart_seconds) for place in range(streams))
+def _told(name: str, found: Measured, direct: Pace) -> Iterator[tuple[str, str]]:
+    bars = (" (less than 2)", " (less than 0.5)") if name == "gateway" else ("", "")
+    yield (
+        f"{name}: first byte, {STREAMS} streams, added ms, p50{bars[0]}",
+        f"{found.pace.first_ms - direct.first_ms:.2f}",
     )
-    seconds = time.monotonic() - started
-    samples = [sample for one in found for sample in one]
-    first = statistics.median(first for first, _ in samples) * 1000
-    late = statistics.median(one for _, late in samples for one in late) * 1000
-    return first, late, len(samples) / seconds
+    yield f"{name}: an event, {STREAMS} streams, added ms, p50{bars[1]}", f"{found.pace.late_ms - direct.late_ms:.2f}"
+    yield f"{name}: requests a second", f"{found.rate:.0f}"
+    yield f"{name}: processor ms a request", f"{found.cpu_ms_a_request:.2f}"
+    yield f"{name}: processor ms an event", f"{found.cpu_ms_an_event:.3f}"
 
 
-async def main(streams: int, rounds: int, *, together: bool) -> None:
-    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+def _measured(port: int, process: int, *, requests: int) -> Measured:
+    asyncio.run(requests_a_second(port, PATH, clients=4, count=40))
+    before = _cpu_seconds(process)
+    rate = asyncio.run(requests_a_second(port, PATH, clients=STREAMS, count=requests))
+    between = _cpu_seconds(process)
+    found = asyncio.run(pace(port, PATH, streams=STREAMS, rounds=ROUNDS))
+    after = _cpu_seconds(process)
+    streams = STREAMS * ROUNDS + 1
+    request_ms = (between - before) / requests * 1000
+    event_ms = max(0.0, (after - between) / streams * 1000 - request_ms) / EVENTS
+    return Measured(found, rate, request_ms, event_ms)
+
+
+def _memory(port: int, process: int) -> Iterator[tuple[str, str]]:
+    """What a tenth of the requests has filled stays; from then on nothing may grow."""
+    tenth = MEMORY_REQUESTS // 10
+    asyncio.run(requests_a_second(port, PATH, clients=STREAMS, count=tenth))
+    early = _resident_mb(process)
+    asyncio.run(requests_a_second(port, PATH, clients=STREAMS, count=MEMORY_REQUESTS - tenth))
+    late = _resident_mb(process)
+    yield f"memory after {tenth:,} requests", f"{early:.1f} MB"
+    yield f"memory after {MEMORY_REQUESTS:,} requests", f"{late:.1f} MB ({(late / early - 1) * 100:+.1f} %)"
+
+
+@contextmanager
+def _gateway(port: int) -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "serve",
-            "--port",
-            "0",
-            "--db",
-            str(Path(folder) / "s.db"),
-            "--upstream",
-            f"anthropic=http://127.0.0.1:{port}",
-        ]
-        started = (sys.executable, "-m", "holdfast", *words)
-        gateway = await asyncio.create_subprocess_exec(*started, stdout=asyncio.subprocess.PIPE)
-        assert gateway.stdout is not None
-        url = (await gateway.stdout.readline()).decode().strip()
+        words = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
+        words += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
+        with subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield int(process.stdout.readline().rpartition(":")[2]), process.pid
+            finally:
+                process.terminate()
+
+
+@contextmanager
+def _litellm(port: int) -> Iterator[tuple[int, int] | None]:
+    """LiteLLM's proxy, whose route to Anthropic passes requests through as they are; None where there is none."""
+    program = _installed()
+    if program is None:
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        own = free.getsockname()[1]
+    environ = {**os.environ, "ANTHROPIC_API_BASE": f"http://127.0.0.1:{port}", "ANTHROPIC_API_KEY": "any"}
+    # It would not start without a key of its own, and to look that up with each request would be held against it.
+    environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
+    environ.pop("PYTHONPATH", None)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(program), "--host", "127.0.0.1", "--port", str(own), "--telemetry", "False"]
+        with subprocess.Popen(
+            words, env=environ, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                yield (own, process.pid) if _answers(own) else None
+            finally:
+                process.terminate()
+
+
+def _installed() -> Path | None:
+    folder = Path(os.environ.get("HOLDFAST_LITELLM") or Path(tempfile.gettempdir()) / "holdfast-litellm")
+    program = folder / "bin" / "litellm"
+    if not program.exists():
+        venv.create(folder, with_pip=True)
+        words = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "litellm[proxy]"]
+        if subprocess.run(words, check=False, capture_output=True).returncode:
+            return None
+    return program
+
+
+def _answers(port: int) -> bool:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline:
         try:
-            direct = await measured(port, "/v1/messages", streams=streams, rounds=rounds, together=together)
-            own = int(url.rpartition(":")[2])
-            path = "/anthropic/v1/messages"
-            through = await measured(own, path, streams=streams, rounds=rounds, together=together)
-        finally:
-            gateway.terminate()
-            await gateway.wait()
-    print(f"{streams} streams, {rounds} rounds, {EVENTS} events each, {'together' if together else 'apart'}; medians")
-    print(f"{'':8}  {'first byte':>10}  {'an event':>9}  {'requests/s':>10}")
-    for name, (first, late, rate) in (("direct", direct), ("gateway", through)):
-        print(f"{name:8}  {first:7.2f} ms  {late:6.2f} ms  {rate:10.1f}")
-    print(f"{'added':8}  {through[0] - direct[0]:7.2f} ms  {through[1] - direct[1]:6.2f} ms")
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=2):
+                return True
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.5)
+    return False
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--together", action="store_true")
-    given = parser.parse_args()
-    asyncio.run(main(given.streams, given.rounds, together=given.together))
+def _cpu_seconds(process: int) -> float:
+    """Of the process that answers; not of one that records beside it."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mb(process: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0

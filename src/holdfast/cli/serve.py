@@ -110,7 +110,7 @@ def command(
         )
         _furnish(service, simulate=simulate, passing=db is None)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
-        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain)
+        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, db)
         with open_gateway(service, upstreams, wishes) as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
             with contextlib.closing(bind(host, port)) as bound:

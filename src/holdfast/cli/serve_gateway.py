@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp
 
+from holdfast.cli.gateway_record import MODULE
 from holdfast.errors import UserError
 from holdfast.gateway.door import Holder, KeyDoor
 from holdfast.gateway.forwarding import Gateway, TurnedAwayError
 from holdfast.gateway.grants import Grants, read_grants
 from holdfast.gateway.improving import Improver
 from holdfast.gateway.keeping import Keeper
-from holdfast.gateway.observing import Observer
+from holdfast.gateway.relaying import Relay, Setup
 from holdfast.gateway.remembering import recall_spending
 from holdfast.gateway.routing import simulated_upstreams, upstreams_of
 from holdfast.gateway.volatile import DATES, Rule, Volatile
@@ -41,6 +42,7 @@ class Wishes(msgspec.Struct, frozen=True):
     volatile: tuple[str, ...] = ()
     keep_alive_usd: float | None = None
     drain: bool = False
+    db: str | None = None
 
 
 @contextmanager
@@ -50,7 +52,7 @@ def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> 
     if wishes.simulate and told:
         raise UserError("--simulate is an upstream for all providers; leave out --upstream")
     rows = read_grants(Path(wishes.grants)) if wishes.grants else {}
-    # What is recorded is worked on in a thread; it must not keep the loop waiting for its turn while bytes lie there.
+    # Notes are passed on by a thread; it must not keep the loop waiting for its turn while bytes lie there.
     sys.setswitchinterval(SWITCH_SECONDS)
     with ExitStack() as stack:
         if wishes.simulate:
@@ -60,33 +62,26 @@ def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> 
             reached = upstreams_of(told, os.environ)
         granted = Grants(rows, os.environ)
         recall_spending(granted, service.log, service.clock())
-        improver = Improver(
-            service.models, Volatile((DATES, *(Rule(*_pair(one, "--volatile")) for one in wishes.volatile)))
-        )
-        observer = Observer(
-            service.log,
-            models=service.models,
-            new_id=service.new_id,
-            simulated=wishes.simulate,
-            improver=improver,
-            spent=granted.spent,
-        )
-        stack.callback(observer.close)
-        service.counted.also(DROPPED, "Notes on forwarded calls that were dropped.", lambda: observer.dropped)
+        named = (DATES, *(Rule(*_pair(one, "--volatile")) for one in wishes.volatile))
+        improver = Improver(service.models, Volatile(named))
+        setup = Setup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in named))
+        relay = Relay((MODULE,), setup, spent=granted.spent)
+        stack.callback(relay.close)
+        service.counted.also(DROPPED, "Notes on forwarded calls that were dropped.", lambda: relay.dropped)
         door = KeyDoor(
             judging(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
         )
         keeper = None
         if wishes.keep_alive_usd is not None:
             most = Decimal(str(wishes.keep_alive_usd))
-            keeper = Keeper(clock=service.clock, usd_a_day_max=most, pinged=observer.pinged)
+            keeper = Keeper(clock=service.clock, usd_a_day_max=most, pinged=relay.pinged)
 
         def fronted(app: ASGIApp) -> ASGIApp:
             return Gateway(
                 app,
                 reached,
                 door=door,
-                watcher=observer,
+                watcher=relay,
                 clock=service.clock,
                 improver=improver,
                 keeper=keeper,

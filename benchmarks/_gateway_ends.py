@@ -1,0 +1,166 @@
+"""The two ends of a gateway that is measured: an upstream of few lines in a process of its own, and clients."""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+EVENTS = 20
+PAUSE_SECONDS = 0.02
+TEXT = "You read before you write. " * 400
+
+
+def body(*, stream: bool) -> bytes:
+    asked = {
+        "model": "claude-sonnet-5-5",
+        "max_tokens": 100,
+        "stream": stream,
+        "system": TEXT,
+        "messages": [{"role": "user", "content": "What does this line do? " * 100}],
+    }
+    return json.dumps(asked).encode()
+
+
+def _event(kind: str, **members: object) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
+
+
+_MESSAGE = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-sonnet-5-5"}
+_USAGE = {"input_tokens": 2_700, "output_tokens": 5}
+WHOLE = json.dumps(
+    {**_MESSAGE, "content": [{"type": "text", "text": "Yes."}], "stop_reason": "end_turn", "usage": _USAGE}
+).encode()
+FIRST = _event("message_start", message={**_MESSAGE, "content": [], "stop_reason": None, "usage": _USAGE}) + _event(
+    "content_block_start", index=0, content_block={"type": "text", "text": ""}
+)
+LAST = (
+    _event("content_block_stop", index=0)
+    + _event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
+    + _event("message_stop")
+)
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Whole at once, or in events that each tell when they were sent."""
+    try:
+        while head := (await reader.readuntil(b"\r\n\r\n")).lower():
+            said = await reader.readexactly(_length(head))
+            if b'"stream":true' not in said.replace(b": ", b":"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+                writer.write(b"content-length: %d\r\n\r\n%s" % (len(WHOLE), WHOLE))
+                continue
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            _chunk(writer, FIRST)
+            for _ in range(EVENTS):
+                told = {"type": "text_delta", "text": f"at {time.monotonic():.9f} "}
+                _chunk(writer, _event("content_block_delta", index=0, delta=told))
+                await asyncio.sleep(PAUSE_SECONDS)
+            _chunk(writer, LAST)
+            writer.write(b"0\r\n\r\n")
+    except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+        writer.close()
+
+
+def _chunk(writer: asyncio.StreamWriter, part: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+
+
+def _length(head: bytes) -> int:
+    lines = (line.split(b":")[1] for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+    return int(next(lines, b"0"))
+
+
+async def _listen() -> None:
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+@contextmanager
+def upstream() -> Iterator[int]:
+    """The port of an upstream in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks._gateway_ends"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+class Pace(NamedTuple):
+    """Medians in milliseconds: the time to the first byte of a body, and how late an event came."""
+
+    first_ms: float
+    late_ms: float
+
+
+def _request(path: str, *, stream: bool) -> bytes:
+    asked = body(stream=stream)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: any\r\nanthropic-version: 2023-06-01\r\n"
+    return f"{head}content-type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n".encode() + asked
+
+
+async def _stream(port: int, path: str, rounds: int, after_seconds: float) -> list[tuple[float, list[float]]]:
+    await asyncio.sleep(after_seconds)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    samples: list[tuple[float, list[float]]] = []
+    for _ in range(rounds):
+        started, first, late = time.monotonic(), 0.0, list[float]()
+        writer.write(_request(path, stream=True))
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode("latin-1"))
+        while (size := int(await reader.readline(), 16)) > 0:
+            events = await reader.readexactly(size + 2)
+            now = time.monotonic()
+            first = first or now - started
+            told = (part.partition(b" ")[0] for part in events.split(b'"at ')[1:])
+            late += [now - float(at) for at in told]
+        await reader.readline()
+        if len(late) != EVENTS:
+            raise RuntimeError(f"{len(late)} events of {EVENTS} came")
+        samples.append((first, late))
+    writer.close()
+    return samples
+
+
+async def pace(port: int, path: str, *, streams: int, rounds: int) -> Pace:
+    """Streams that begin spread over the length of one."""
+    await _stream(port, path, 1, 0.0)
+    apart_seconds = EVENTS * PAUSE_SECONDS / streams
+    found = await asyncio.gather(*(_stream(port, path, rounds, at * apart_seconds) for at in range(streams)))
+    samples = [sample for one in found for sample in one]
+    late = statistics.median(one for _, late in samples for one in late)
+    return Pace(statistics.median(first for first, _ in samples) * 1000, late * 1000)
+
+
+async def _ask(port: int, path: str, count: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    asked = _request(path, stream=False)
+    for _ in range(count):
+        writer.write(asked)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(head.decode("latin-1"))
+        await reader.readexactly(_length(head))
+    writer.close()
+
+
+async def requests_a_second(port: int, path: str, *, clients: int, count: int) -> float:
+    """As many as there are clients at a time, each the next once it was answered."""
+    await _ask(port, path, 5)
+    started = time.monotonic()
+    each = max(1, count // clients)
+    await asyncio.gather(*(_ask(port, path, each) for _ in range(clients)))
+    return each * clients / (time.monotonic() - started)
+
+
+if __name__ == "__main__":
+    asyncio.run(_listen())
