@@ -12,7 +12,7 @@ TAIL_TOKENS_MAX = 10_000
 SHARE_MAX = 0.2
 GAIN_TOKENS_MIN = 4_000
 GAIN_SHARE_MIN = 0.2
-PROTECTED_TOOLS = ("skill_load", "recall_instructions")
+PROTECTED_TOOLS = ("skill_load", "recall_instruction")
 """Tools whose outputs are never cleared: what a model works by is no old output."""
 
 Section = Literal[
