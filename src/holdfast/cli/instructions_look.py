@@ -127,7 +127,7 @@ def replay(audit_token: str, db: str | None, as_json: bool) -> None:
 @click.option("--days", type=click.IntRange(1, 3650), default=7, show_default=True)
 @click.option("-k", type=click.IntRange(1, 20), default=3, show_default=True, help="Among the first so many.")
 @json_option
-def metrics(agent: str, db: str | None, days: int, k: int, as_json: bool) -> None:
+def metrics(*, agent: str, db: str | None, days: int, k: int, as_json: bool) -> None:
     """Recall@k, hit@k and miss rate, by what agents said they used."""
     with opened(db) as library:
         done = library.metrics(agent, days=days, k=k)

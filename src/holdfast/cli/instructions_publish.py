@@ -64,7 +64,7 @@ def _checked_alone(folder: Path) -> "Checked":
 @_entity
 @click.option("--skip-gate", is_flag=True, help="Publish units that are not found too; goes on record.")
 @json_option
-def publish(folder: Path, db: str | None, entity: str | None, skip_gate: bool, as_json: bool) -> None:
+def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool, as_json: bool) -> None:
     """Publish DIR: texts that changed as new versions, then the manifest, if it passes every check."""
     with opened(db, make=True, entity=entity) as library:
         done = library.publish(folder, skip_coverage_gate=skip_gate)
@@ -77,7 +77,7 @@ def publish(folder: Path, db: str | None, entity: str | None, skip_gate: bool, a
 @_entity
 @click.option("--force", is_flag=True, help="Before the week is over; never for agents that are flagged sensitive.")
 @json_option
-def promote(agent: str, db: str | None, entity: str | None, force: bool, as_json: bool) -> None:
+def promote(*, agent: str, db: str | None, entity: str | None, force: bool, as_json: bool) -> None:
     """Let units stand alone: refused before 7 days, and unless fewer than one in ten units was missed in them."""
     with opened(db, entity=entity) as library:
         done = library.promote(agent, force=force)
@@ -103,7 +103,7 @@ def archive(files: tuple[Path, ...], agent: str, db: str | None, root: Path) -> 
 @db_option
 @_entity
 @json_option
-def rollback(version: str, agent: str, db: str | None, entity: str | None, as_json: bool) -> None:
+def rollback(*, version: str, agent: str, db: str | None, entity: str | None, as_json: bool) -> None:
     """Publish the manifest VERSION, and the texts of its time, as a new version."""
     with opened(db, entity=entity) as library:
         done = library.rollback(version, agent=agent)

@@ -13,7 +13,7 @@ SHARE_MAX = 0.2
 GAIN_TOKENS_MIN = 8_000
 ASKED_GAIN_TOKENS_MIN = 2_000
 GAIN_SHARE_MIN = 0.2
-PROTECTED_TOOLS = ("skill_load", "recall_instructions")
+PROTECTED_TOOLS = ("skill_load", "recall_instruction")
 """Tools whose outputs are never cleared: what a model works by is no old output."""
 
 Section = Literal[

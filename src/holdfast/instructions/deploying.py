@@ -1,7 +1,7 @@
 """How a folder of instructions becomes what an agent is told, and how that is promoted or taken back."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -53,14 +53,13 @@ def publish_folder(
         raise InstructionError(failing[0].code, failing[0].message)
     agent = _agent(library, folder)
     current = library.records.manifest(agent.id)
-    changes: dict[str, Change] = {}
-    entries = tuple(_placed(library, agent, entry, folder.texts, caller, changes) for entry in folder.manifest.entries)
-    listed = {entry.name for entry in entries}
-    changes |= {entry.name: "tombstone" for entry in (current.body if current else ()) if entry.name not in listed}
+    placing = _Placing(library, agent, caller)
+    entries = tuple(placing.placed(entry, folder.texts.get(entry.name)) for entry in folder.manifest.entries)
+    placing.without(current, entries)
     if not library.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent has this name")
     if current is not None and current.body == entries:
-        return Deployed(current.version, changes, None)
+        return Deployed(current.version, placing.changes, None)
     wanted = folder.manifest.version
     version = wanted if current is None or is_newer(wanted, current.version) else next_version(current.version)
     draft = Draft(version, entries, folder.manifest.migration_mode)
@@ -70,7 +69,7 @@ def publish_folder(
         skip_coverage_gate=skip_coverage_gate,
         approvals=folder.manifest.approvals,
     )
-    return Deployed(version, changes, publish(library, publication, caller))
+    return Deployed(version, placing.changes, publish(library, publication, caller))
 
 
 def promote(library: Library, said: str, caller: Caller, *, force: bool = False) -> Published:
@@ -99,18 +98,17 @@ def roll_back(library: Library, said: str, version: str, caller: Caller) -> Depl
     if old is None or old.id == current.id:
         raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to go back to")
     ended = (old.superseded_at or library.now()) - 1
-    changes: dict[str, Change] = {}
+    placing = _Placing(library, agent, caller)
     entries = []
     for entry in old.body:
         owner, name = owner_of(entry, agent)
         then = newest_units(library.records.units_at((owner,), ended)).get((owner, name)) if owner else None
-        texts = {entry.name: then.content} if then is not None and owner == agent.id else {}
-        entries.append(_placed(library, agent, entry, texts, caller, changes))
-    listed = {entry.name for entry in entries}
-    changes |= {entry.name: "tombstone" for entry in current.body if entry.name not in listed}
+        text = then.content if then is not None and owner == agent.id else None
+        entries.append(placing.placed(entry, text))
+    placing.without(current, entries)
     draft = Draft(next_version(current.version), tuple(entries), old.migration_mode)
     done = publish(library, Publication(agent_id=agent.id, draft=draft), caller)
-    return Deployed(draft.version, changes, done)
+    return Deployed(draft.version, placing.changes, done)
 
 
 def next_version(version: str) -> str:
@@ -153,37 +151,43 @@ def _not_yet(library: Library, manifest: Manifest) -> str | None:
     return None
 
 
-def _placed(
-    library: Library,
-    agent: Agent,
-    entry: Entry,
-    texts: Mapping[str, str],
-    caller: Caller,
-    changes: dict[str, Change],
-) -> Entry:
-    """The entry with the address of the version that holds its text; a text that is new is written."""
-    text = texts.get(entry.name)
-    if text is None:
-        changes[entry.name] = "noop"
-        return entry
-    if entry.path is not None:
-        _write_file(library.settings.root, agent.id, entry, text)
-    if entry.fact_uri is None:
-        changes[entry.name] = "noop"
-        return entry
-    address = read_address(entry.fact_uri)
-    owner, name = owner_of(entry, agent)
-    newest = newest_units(library.records.versions_of(owner, name)).get((owner, name))
-    if newest is not None and _is_same(newest, text):
-        changes[entry.name] = "noop"
-        return msgspec.structs.replace(entry, fact_uri=newest.uri)
-    version = address.version
-    if newest is not None and not is_newer(version, newest.version):
-        version = next_version(newest.version)
-    uri = Address(address.deployment, address.owner, name, version).uri
-    write_unit(library, GivenUnit(uri, text, derived_from=newest.content_sha256 if newest else None), caller)
-    changes[entry.name] = "update" if newest else "create"
-    return msgspec.structs.replace(entry, fact_uri=uri)
+class _Placing:
+    """One deployment under way: what was done to each unit."""
+
+    def __init__(self, library: Library, agent: Agent, caller: Caller) -> None:
+        self._library = library
+        self._agent = agent
+        self._caller = caller
+        self.changes: dict[str, Change] = {}
+
+    def placed(self, entry: Entry, text: str | None) -> Entry:
+        """The entry with the address of the version that holds its text; a text that is new is written."""
+        self.changes[entry.name] = "noop"
+        if text is None:
+            return entry
+        if entry.path is not None:
+            _write_file(self._library.settings.root, self._agent.id, entry, text)
+        if entry.fact_uri is None:
+            return entry
+        address = read_address(entry.fact_uri)
+        owner, name = owner_of(entry, self._agent)
+        newest = newest_units(self._library.records.versions_of(owner, name)).get((owner, name))
+        if newest is not None and _is_same(newest, text):
+            return msgspec.structs.replace(entry, fact_uri=newest.uri)
+        version = address.version
+        if newest is not None and not is_newer(version, newest.version):
+            version = next_version(newest.version)
+        uri = Address(address.deployment, address.owner, name, version).uri
+        given = GivenUnit(uri, text, derived_from=newest.content_sha256 if newest else None)
+        write_unit(self._library, given, self._caller)
+        self.changes[entry.name] = "update" if newest else "create"
+        return msgspec.structs.replace(entry, fact_uri=uri)
+
+    def without(self, current: Manifest | None, entries: Sequence[Entry]) -> None:
+        """Those that were listed and are not any more."""
+        listed = {entry.name for entry in entries}
+        gone = (entry.name for entry in (current.body if current else ()) if entry.name not in listed)
+        self.changes.update(dict.fromkeys(gone, "tombstone"))
 
 
 def _is_same(unit: UnitVersion, text: str) -> bool:

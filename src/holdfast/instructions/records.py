@@ -105,6 +105,9 @@ class InstructionRecords(Protocol):
     def take_lease(self, name: str, *, until: int, at: int) -> bool:
         """Whether nobody holds it now; it is then the caller's until that time."""
 
+    def end_lease(self, name: str, *, until: int) -> None:
+        """Let go of the lease that was taken until then; one that another has taken since stays."""
+
     def encoder(self) -> str | None:
         """The encoder that all manifests were last certified for."""
 

@@ -85,7 +85,7 @@ def plain_title(title: str) -> str:
     return _LEADING.sub("", title).rstrip(" :.!*_#-–—") or title.strip()
 
 
-def base_verb(word: str) -> str | None:
+def verb_of(word: str) -> str | None:
     """The verb that an order begins with, from its own form or from the one in -ing; None where it is no known verb."""
     word = word.lower()
     if word in _VERBS or is_order(word):
@@ -107,7 +107,7 @@ def situation_of(title: str) -> str:
         return " ".join(words)
     if words[-1].lower() in _GENERIC:
         return f"follow the {' '.join(words)}"
-    verb = base_verb(words[0])
+    verb = verb_of(words[0])
     if verb is not None and not (verb in _NOUNS_TOO and words[0].lower() == verb):
         return " ".join((verb, *words[1:])) if len(words) > 1 else f"{verb} something"
     return f"work on {' '.join(words)}"
@@ -124,7 +124,7 @@ def is_situation(trigger: str) -> bool:
     words = re.findall(r"[a-z']+", trigger.lower())
     if not words:
         return False
-    first = base_verb(words[0]) is not None and not (len(words) == 1 and words[0] in _NOUNS_TOO)
+    first = verb_of(words[0]) is not None and not (len(words) == 1 and words[0] in _NOUNS_TOO)
     asks = words[0] in ("how", "what", "which", "who", "where", "why", "may", "can", "should", "i", "we")
     return first or asks or _WHEN.match(trigger) is not None or _SITUATED.search(trigger) is not None
 

@@ -1,14 +1,17 @@
-"""When coverage is measured without being asked for: at the start and every hour, for whom it is due."""
+"""When coverage is measured without being asked for: at the start and hourly, for whom it is due, by one replica."""
 
 import asyncio
 import contextlib
 import logging
 
 from holdfast.errors import HoldfastError
+from holdfast.instructions.calibrating import calibrate_due
 from holdfast.instructions.certifying import run_due
 from holdfast.instructions.library import Library
 
 LOOK_SECONDS = 3_600.0
+LEASE_MS = 30 * 60_000
+LEASE = "coverage"
 
 logger = logging.getLogger(__name__)
 
@@ -16,9 +19,22 @@ logger = logging.getLogger(__name__)
 async def measure_when_due(library: Library, stop: asyncio.Event, *, look_seconds: float = LOOK_SECONDS) -> None:
     while not stop.is_set():
         try:
-            await asyncio.to_thread(run_due, library)
+            await asyncio.to_thread(measure_alone, library)
         except HoldfastError as error:
             # The next look may find the store well again.
             logger.warning("coverage could not be measured: %s", type(error).__name__)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), look_seconds)
+
+
+def measure_alone(library: Library) -> tuple[str, ...]:
+    """The agents that were measured; none where another replica is at it. A replica that dies lets go after a while."""
+    now = library.now()
+    until = now + LEASE_MS
+    if not library.records.take_lease(LEASE, until=until, at=now):
+        return ()
+    try:
+        calibrate_due(library)
+        return run_due(library)
+    finally:
+        library.records.end_lease(LEASE, until=until)

@@ -275,6 +275,12 @@ class DatabaseInstructions:
         # What is used up and what is held are the same to the table: a name that stands in it until a time.
         return self.use_wake(f"lease:{name}", expires_at=until, at=at)
 
+    def end_lease(self, name: str, *, until: int) -> None:
+        table = f"{self._tables.schema}instruction_wakes"
+        self._changes.change_all(
+            [self._said(f"DELETE FROM {table} WHERE jti = ? AND expires_at = ?", (f"lease:{name}", until))]
+        )
+
     def encoder(self) -> str | None:
         query = f"SELECT value FROM {self._tables.schema}settings WHERE name = 'instruction_encoder'"
         return next((str(value) for (value,) in self._fetch(query, ())), None)

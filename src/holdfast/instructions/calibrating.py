@@ -1,0 +1,73 @@
+"""How real intents become probes once a week: a sample of them, without what says who or what they were about."""
+
+import hashlib
+import re
+
+from holdfast.canonical.redaction import redacted
+from holdfast.instructions.library import Library
+from holdfast.instructions.measures import WINDOW_MS
+from holdfast.instructions.values import Agent, AuditRecord, Manifest, Probe
+from holdfast.retrieval.words import terms
+
+SAMPLED_OF = 10
+SAMPLES_MAX = 100
+TERMS_MIN = 2
+CHARACTERS_MAX = 400
+PREFIX = "real-"
+
+_PERSONAL = (
+    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "[email]"),
+    (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+|\bwww\.\S+", re.I), "[link]"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{12,}\b", re.I), "[id]"),
+    (re.compile(r"(?<!\w)@[\w.-]+"), "[name]"),
+    (re.compile(r"(?<!\w)(?:~|[A-Za-z]:\\|/)[^\s,;]*[/\\][^\s,;]*"), "[path]"),
+    (re.compile(r"\b(?:[A-Z]{2}\d{2}(?: ?\w{4}){3,7})\b"), "[number]"),
+    (re.compile(r"(?<!\w)[+#]?\d[\d\s().:/-]{2,}\d\b|\b\d{3,}\b"), "[number]"),
+    (re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof)\.? [A-Z][\w'-]+"), "[name]"),
+    # Two capitals in a row within a sentence are more often a person than not; to lose a product's name is no harm.
+    (re.compile(r"(?<=[a-z,] )[A-Z][a-z'-]+(?: [A-Z][\w'-]+)+"), "[name]"),
+    (re.compile(r"\b(for|from|with|to|by|of) [A-Z][a-z'-]+\b"), r"\1 [name]"),
+    (re.compile(r"\"[^\"\n]{1,400}\"|“[^”\n]{1,400}”"), "[quote]"),
+)
+
+
+def without_personal(intent: str) -> str:
+    """The intent with marks in place of addresses, numbers, names, links, paths and credentials."""
+    told = redacted(" ".join(intent.split()))
+    for shape, mark in _PERSONAL:
+        told = shape.sub(mark, told)
+    return told[:CHARACTERS_MAX]
+
+
+def calibrate_due(library: Library) -> tuple[str, ...]:
+    """Each agent once in seven days, whichever replica comes first; the agents that were calibrated."""
+    now = library.now()
+    done = []
+    for agent in library.records.agents():
+        manifest = library.records.manifest(agent.id)
+        if manifest is not None and library.records.take_lease(f"calibrate:{agent.id}", until=now + WINDOW_MS, at=now):
+            for probe in sampled_probes(library, agent, manifest):
+                library.records.put_probe(probe)
+            done.append(agent.id)
+    return tuple(done)
+
+
+def sampled_probes(library: Library, agent: Agent, manifest: Manifest) -> tuple[Probe, ...]:
+    """Of the recalls of a week that say what was used, one in ten; the same records give the same probes."""
+    listed = {entry.name for entry in manifest.body}
+    probes: dict[str, Probe] = {}
+    for record in library.records.audits(agent.id, since=library.now() - WINDOW_MS):
+        used = tuple(name for name in record.used_chunks if name in listed)
+        intent = without_personal(record.intent)
+        words = re.sub(r"\[\w+\]", " ", intent)
+        if not (_is_sampled(record) and used) or len(terms(words)) < TERMS_MIN:
+            continue
+        probe_id = PREFIX + hashlib.sha256(intent.lower().encode("utf-8", "replace")).hexdigest()[:16]
+        probes.setdefault(probe_id, Probe(probe_id, agent.id, intent, used))
+    return tuple(probes.values())[:SAMPLES_MAX]
+
+
+def _is_sampled(record: AuditRecord) -> bool:
+    if record.event_type != "recall" or record.audit_closed is None:
+        return False
+    return int.from_bytes(hashlib.sha256(record.id.encode()).digest()[:4]) % SAMPLED_OF == 0
