@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.events.log import Log
     from holdfast.events.records import Records
     from holdfast.service.exporting import Exporter
@@ -87,7 +89,7 @@ def command(
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
-    with _opened(db, passing=simulate) as (log, records):
+    with _opened(db, passing=simulate) as (log, records, passing):
         _check_reach(host, records)
         service = Service(
             log,
@@ -96,9 +98,9 @@ def command(
             require_keys=require_keys or not is_loopback(host),
             # Where nothing but a sample is played, it is what the figures are of.
             simulated=simulated or simulate,
-            library=library_of(log, wanted=instructions, for_sample=simulate and db is None),
+            library=library_of(log, wanted=instructions, for_sample=passing is not None),
         )
-        _furnish(service, simulate=simulate, passing=db is None)
+        _furnish(service, simulate=simulate, passing=passing)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         gateway = open_gateway(service, upstreams, simulate=simulate, grants=grants, improve=improve, volatile=volatile)
         with gateway as fronted:
@@ -110,16 +112,20 @@ def command(
 
 
 @contextlib.contextmanager
-def _opened(db: str | None, *, passing: bool) -> Iterator[tuple["Log", "Records"]]:
-    """The store to serve; `passing`: one that is gone at the end, unless another is named."""
+def _opened(db: str | None, *, passing: bool) -> Iterator[tuple["Log", "Records", "Path | None"]]:
+    """The store to serve; `passing`: one that is gone at the end, unless another is named, and the folder it is in."""
     import tempfile
+    from pathlib import Path
 
     from holdfast.cli.stores import open_records
 
     with contextlib.ExitStack() as opened:
+        folder = None
         if passing and db is None:
-            db = opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-")) + "/log.db"
-        yield opened.enter_context(open_records(db))
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-")))
+            db = str(folder / "log.db")
+        log, records = opened.enter_context(open_records(db))
+        yield log, records, folder
 
 
 def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
@@ -131,10 +137,10 @@ def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
     return Exporter(service.hub, url, headers=headers, content=content)
 
 
-def _furnish(service: "Service", *, simulate: bool, passing: bool) -> None:
-    """What the page shows besides: the skills of this machine, and a sample that it may play.
+def _furnish(service: "Service", *, simulate: bool, passing: "Path | None") -> None:
+    """What the page shows besides: the skills of this machine, what is known here, and a sample that it may play.
 
-    Sample instructions are written into a store that is gone at the end, and into no other.
+    Instructions and knowledge of the sample go where all is gone at the end, and nowhere else.
     """
     import os
     from pathlib import Path
@@ -144,10 +150,14 @@ def _furnish(service: "Service", *, simulate: bool, passing: bool) -> None:
 
     here = service.workspace = Path.cwd()
     service.skill_roots = usual_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
+    if passing is not None:
+        service.workspace = passing / "project"
+        service.workspace.mkdir()
     if simulate:
         from holdfast.service.sample import SamplePlayer
 
-        service.sample = SamplePlayer(service.log, service.models, library=service.library if passing else None)
+        library, workspace = (service.library, service.workspace) if passing else (None, None)
+        service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
 
 
 def _check_reach(host: str, records: "Records") -> None:
