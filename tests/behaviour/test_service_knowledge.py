@@ -174,3 +174,34 @@ async def test_while_another_run_is_at_it_nothing_is_changed(
         answered = client.ask("POST", "/api/knowledge/harvest", {"apply": True})
     assert (answered.status, answered.code) == (409, "knowledge_in_use")
     assert folder.read(DIGEST) is None
+
+
+async def test_adopting_costs_what_is_written_anew_from_the_digest_on(
+    client: Client, store: MemoryStore, workspace: Path
+) -> None:
+    await harvested(client, store, workspace)
+    session_id = await talked(store, workspace, "Hello.", knowledge=True)
+    assert client.get("/api/knowledge/pending")["sessions"] == []
+    ids = listed(client)
+    assert client.ask("DELETE", f"/api/knowledge/items/{ids[RULE]}").status == 200
+    told = client.get("/api/knowledge/pending")
+    (waiting,) = told["sessions"]
+    assert (waiting["session_id"], waiting["pending_items"], told["digest_change"]) == (session_id, 1, None)
+    layers = client.get(f"/api/sessions/{session_id}/calls")["calls"][-1]["layers"]
+    names = [one["layer"] for one in layers]
+    behind = layers[names.index("knowledge") :]
+    assert waiting["tokens"] == sum(one["tokens"] for one in behind) > 0
+    assert 0 < waiting["extra_usd"] < 1
+
+
+async def test_what_the_pages_would_make_is_told_before_it_is_adopted(
+    client: Client, store: MemoryStore, workspace: Path
+) -> None:
+    await harvested(client, store, workspace)
+    page = workspace / ".holdfast" / "knowledge" / "facts.md"
+    page.write_text(page.read_text() + "- The broker is in Rotterdam.\n")
+    told = client.get("/api/knowledge/pending")
+    assert "- The broker is in Rotterdam.\n" in told["next_text"]
+    assert (told["digest_change"]["items"], told["digest_change"]["first_byte"] > 0) == (1, True)
+    client.service.workspace = None
+    assert client.ask("GET", "/api/knowledge/pending").code == "no_workspace"

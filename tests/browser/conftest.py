@@ -1,5 +1,6 @@
 """One browser for all tests of a process, and one service with a sample that was played."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,6 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import DeploymentKey
 from holdfast.service.sample import SamplePlayer
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.testing.serving import LoopThread
 from served_service import Client, serving_store
 
 
@@ -25,7 +25,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service over a sample that was played; tests that change something make their own."""
-    with LoopThread() as thread, SqliteStore(tmp_path_factory.mktemp("sampled") / "log.db") as store:
+    folder = tmp_path_factory.mktemp("sampled")
+    with SqliteStore(folder / "log.db") as store:
         library = Library(
             store.instructions,
             InstructionSettings(),
@@ -35,7 +36,10 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             warn=lambda line: None,
         )
         with serving_store(store, simulated=True, library=library) as client:
-            thread.run(SamplePlayer(store, shipped_models(), pause=0, library=library).play())
+            client.service.workspace = folder / "project"
+            client.service.workspace.mkdir()
+            player = SamplePlayer(store, shipped_models(), pause=0, library=library, workspace=client.service.workspace)
+            asyncio.run(player.play())
             yield client
 
 

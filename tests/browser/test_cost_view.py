@@ -67,12 +67,10 @@ def test_skills_are_told_with_their_loads(page: Page, sampled: Client) -> None:
     assert cells == [skill["skill"], "0", "6", "0", f"{skill['tokens']:,}", "0"]
 
 
-def test_views_without_anything_say_what_to_do_next(page: Page, sampled: Client) -> None:
+def test_a_view_that_is_not_there_leads_to_one_that_is(page: Page, sampled: Client) -> None:
     page.url = sampled.url
-    page.open("instructions", heading="Instructions")
-    assert "AGENTS.md" in page.text(".empty")
     page.open("none-such", heading="There is no such view")
-    page.one("main a[href='#/caching']")
+    assert page.text("main a[href='#/caching']") == "Go to Caching"
 
 
 def test_sessions_are_ordered_as_asked(page: Page, sampled: Client) -> None:
@@ -89,6 +87,7 @@ def test_the_skill_library_is_told_with_its_findings(page: Page, tmp_path: Path)
     write_skill(tmp_path, "broken", front="name: broken\n")
     with serving_store(MemoryStore()) as client:
         client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
+        client.service.workspace = tmp_path
         page.url = client.url
         page.open("knowledge")
         assert page.text("[data-skill=review] [data-heading=Loads]") == "yes"

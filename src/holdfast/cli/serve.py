@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.events.records import Records
     from holdfast.service.exporting import Exporter
     from holdfast.service.service import Service
-    from holdfast.stores.open import Store
 
 PORT = 8787
 
@@ -83,7 +84,7 @@ def command(
     The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
     goes through: a client with a base URL setting needs no other change.
     """
-    from holdfast.cli.stores import configured_models
+    from holdfast.cli.stores import configured_models, open_records
     from holdfast.errors import UserError
 
     try:
@@ -97,7 +98,7 @@ def command(
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
-    with _opened(db, passing=simulate) as (log, records):
+    with _placed(db, passing=simulate) as (address, passing), open_records(address) as (log, records):
         _check_reach(host, records)
         service = Service(
             log,
@@ -106,11 +107,11 @@ def command(
             require_keys=require_keys or not is_loopback(host),
             # Where nothing but a sample is played, it is what the figures are of.
             simulated=simulated or simulate,
-            library=library_of(log, wanted=instructions, for_sample=simulate and db is None),
+            library=library_of(log, wanted=instructions, for_sample=passing is not None),
         )
-        _furnish(service, simulate=simulate, passing=db is None)
+        _furnish(service, simulate=simulate, passing=passing)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
-        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, db)
+        wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
         with open_gateway(service, upstreams, wishes) as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
             with contextlib.closing(bind(host, port)) as bound:
@@ -120,16 +121,16 @@ def command(
 
 
 @contextlib.contextmanager
-def _opened(db: str | None, *, passing: bool) -> Iterator[tuple["Store", "Records"]]:
-    """The store to serve; `passing`: one that is gone at the end, unless another is named."""
+def _placed(db: str | None, *, passing: bool) -> Iterator[tuple[str | None, "Path | None"]]:
+    """Which store to serve; and where it is one that is gone at the end, because no other is named, its folder."""
+    if db is not None or not passing:
+        yield db, None
+        return
     import tempfile
+    from pathlib import Path
 
-    from holdfast.cli.stores import open_records
-
-    with contextlib.ExitStack() as opened:
-        if passing and db is None:
-            db = opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-")) + "/log.db"
-        yield opened.enter_context(open_records(db))
+    with tempfile.TemporaryDirectory(prefix="holdfast-serve-") as folder:
+        yield str(Path(folder) / "log.db"), Path(folder)
 
 
 def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
@@ -141,10 +142,10 @@ def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
     return Exporter(service.hub, url, headers=headers, content=content)
 
 
-def _furnish(service: "Service", *, simulate: bool, passing: bool) -> None:
-    """What the page shows besides: the skills of this machine, and a sample that it may play.
+def _furnish(service: "Service", *, simulate: bool, passing: "Path | None") -> None:
+    """What the page shows besides: the skills of this machine, what is known here, and a sample that it may play.
 
-    Sample instructions are written into a store that is gone at the end, and into no other.
+    Instructions and knowledge of the sample go where all is gone at the end, and nowhere else.
     """
     import os
     from pathlib import Path
@@ -154,10 +155,14 @@ def _furnish(service: "Service", *, simulate: bool, passing: bool) -> None:
 
     here = service.workspace = Path.cwd()
     service.skill_roots = usual_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
+    if passing is not None:
+        service.workspace = passing / "project"
+        service.workspace.mkdir()
     if simulate:
         from holdfast.service.sample import SamplePlayer
 
-        service.sample = SamplePlayer(service.log, service.models, library=service.library if passing else None)
+        library, workspace = (service.library, service.workspace) if passing else (None, None)
+        service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
 
 
 def _check_reach(host: str, records: "Records") -> None:

@@ -18,7 +18,10 @@ from holdfast.clock import Clock, ManualClock, new_ulid, system_clock
 from holdfast.engine.tools import tool
 from holdfast.events.log import Log
 from holdfast.instructions.library import Library
+from holdfast.knowledge.folder import knowledge_folder
+from holdfast.knowledge.harvest import apply_harvest
 from holdfast.layers.builder import SystemPromptBuilder
+from holdfast.runtime.knowing import spoken_in
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.service.sample_instructions import furnish_sample
@@ -67,10 +70,21 @@ class Habit(msgspec.Struct, frozen=True):
     layout: Layout = "default"
     clock_in_prompt: bool = False
     switches_to: str | None = None
+    teaches: str = ""
+    """What is said at the end that others should know, too."""
+
+    is_told: bool = False
+    """Whether the session is told what those before it have taught."""
 
 
 HABITS = (
-    Habit("Good: one head, everything appended", "anthropic:claude-sonnet-5-5", (40.0, 90.0, 60.0, 30.0)),
+    Habit(
+        "Good: one head, everything appended",
+        "anthropic:claude-sonnet-5-5",
+        (40.0, 90.0, 60.0, 30.0),
+        teaches="Always say what happens next, and when.",
+        is_told=True,
+    ),
     Habit(
         "Bad: the time stands in front of the history",
         "anthropic:claude-sonnet-5-5",
@@ -79,8 +93,18 @@ HABITS = (
         clock_in_prompt=True,
     ),
     Habit("Bad: away for hours between questions", "anthropic:claude-haiku-4-5", (2 * HOUR, 60.0, 3 * HOUR, 40.0)),
-    Habit("Good: kept by OpenAI of its own accord", "openai:gpt-6-luna", (30.0, 45.0, 20.0, 30.0)),
-    Habit("Good: a Gemini session", "gemini:gemini-3.8-flash", (30.0, 45.0, 20.0, 30.0)),
+    Habit(
+        "Good: kept by OpenAI of its own accord",
+        "openai:gpt-6-luna",
+        (30.0, 45.0, 20.0, 30.0),
+        teaches="Never promise a date for a refund.",
+    ),
+    Habit(
+        "Good: a Gemini session",
+        "gemini:gemini-3.8-flash",
+        (30.0, 45.0, 20.0, 30.0),
+        teaches="The list of brokers is in docs/brokers.md.",
+    ),
     Habit(
         "Bad: another model in the middle",
         "anthropic:claude-haiku-4-5",
@@ -91,7 +115,10 @@ HABITS = (
 
 
 class SamplePlayer:
-    """Plays all habits, one after the other, into a store; where there is a library, instructions come first."""
+    """Plays all habits, one after the other, into a store.
+
+    Where there is a library, instructions come first; where there is a workspace, what was taught is known there.
+    """
 
     def __init__(
         self,
@@ -101,10 +128,12 @@ class SamplePlayer:
         clock: Clock = system_clock,
         pause: float = PAUSE_SECONDS,
         library: Library | None = None,
+        workspace: Path | None = None,
     ) -> None:
         self._log = log
         self._models = models
         self._library = library
+        self._workspace = workspace
         self._clock = clock
         self._pause_seconds = pause
         self._task: asyncio.Task[None] | None = None
@@ -126,15 +155,25 @@ class SamplePlayer:
                 await asyncio.to_thread(furnish_sample, self._library, clock=self._clock, new_id=new_ulid)
             # The best comes last, so that it is on top, and still cached when somebody looks at it.
             for habit in reversed(HABITS):
+                if habit.is_told:
+                    await self._harvest()
                 await self._play(habit, folder)
+            await self._harvest()
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _harvest(self) -> None:
+        """What the sessions have taught is known from now on, to those that begin later."""
+        if self._workspace is not None:
+            known = knowledge_folder(self._workspace, self._workspace)
+            spoken = spoken_in(self._log, at=self._clock(), workspace=self._workspace, quiet_seconds=0)
+            await asyncio.to_thread(apply_harvest, known, spoken)
 
     async def _play(self, habit: Habit, skills: Path) -> None:
         clock = ManualClock(self._clock() - sum(habit.pauses_seconds))
         async with Session.create(**self._options(habit, clock, skills)) as session:
             for number, ask in enumerate(ASKS):
-                await session.send(ask)
+                await session.send(f"{ask} {habit.teaches}".strip() if number == len(ASKS) - 1 else ask)
                 if number == 2 and habit.switches_to:
                     await session.switch_model(habit.switches_to)
                 if number < len(habit.pauses_seconds):
@@ -159,6 +198,9 @@ class SamplePlayer:
             "steps_max": 20,
             "spend_max_usd": SPEND_MAX_USD,
         }
+        if self._workspace is not None and habit.teaches:
+            options["workspace"] = self._workspace
+            options["knowledge"] = habit.is_told
         if habit.switches_to:
             options["models"] = [habit.model, habit.switches_to]
         if habit.clock_in_prompt:

@@ -42,6 +42,8 @@ export const post = (path, options) => asked("POST", path, options);
 
 export const put = (path, body) => asked("PUT", path, { body });
 
+export const remove = (path) => asked("DELETE", path);
+
 export const signIn = (key) => post("/api/sign_in", { headers: { authorization: `Bearer ${key}` } });
 
 export const part = encodeURIComponent;

@@ -1,0 +1,164 @@
+"""The Knowledge view: items with their sources, what people say about them, the digest, what waits, the harvest."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from browsers import Keys, Page
+from holdfast.clock import ManualClock
+from holdfast.knowledge.items import Item, Source, item_id
+from holdfast.knowledge.pages import page_text, read_page, with_items
+from holdfast.stores.memory import MemoryStore
+from knowledge_folders import DECISION, FACT, RULE, talked
+from served_service import Client, serving_store
+
+HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
+TOLD = "The broker of order 1042 is in Rotterdam."
+
+
+class Project:
+    def __init__(self, client: Client, store: MemoryStore, folder: Path) -> None:
+        self.client = client
+        self.store = store
+        self.folder = folder
+
+    def item(self, text: str) -> dict[str, object]:
+        items = self.client.get("/api/knowledge")["items"]
+        return next((one for one in items if one["text"] == text), {})
+
+    def row(self, text: str) -> str:
+        return f"[data-item='{self.item(text)['id']}']"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    store, folder = MemoryStore(), tmp_path / "project"
+    folder.mkdir()
+    with serving_store(store, clock=ManualClock()) as client:
+        client.service.workspace = folder
+        yield Project(client, store, folder)
+
+
+@pytest.fixture
+async def harvested(project: Project) -> Project:
+    await talked(project.store, project.folder, f"{FACT} {RULE}")
+    assert project.client.ask("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
+    return project
+
+
+def test_items_are_told_with_their_sources_and_the_digest_as_the_service_tells_it(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("knowledge", heading="Knowledge and skills")
+    told = sampled.get("/api/knowledge")
+    assert page.text("[data-figure=items]") == str(told["items_total"])
+    for one in told["items"]:
+        row = page.text(f"[data-item='{one['id']}']")
+        assert one["text"] in row
+        (source,) = one["sources"]
+        assert f"message {source['number']}, {source['origin']}" in row
+        page.one(f"[data-item='{one['id']}'] a[href='#/session/{source['session_id']}']")
+    assert page.text(".digest pre") == sampled.get("/api/knowledge/digest")["text"]
+
+
+def test_a_session_with_an_older_digest_is_told_with_what_adopting_costs(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("knowledge")
+    (waiting,) = sampled.get("/api/knowledge/pending")["sessions"]
+    row = page.text(f"[data-pending='{waiting['session_id']}']")
+    assert waiting["name"] in row
+    assert f"{waiting['tokens']:,}" in row
+    assert f"${waiting['extra_usd']:.4f}" in row
+
+
+def test_one_kind_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
+    page.url = sampled.url
+    page.open("knowledge")
+    page.click("a[href='#/knowledge?category=facts']")
+    page.until(lambda: page.text(".switch [aria-current]").startswith("facts"))
+    assert len(page.all("[data-item]")) == sampled.get("/api/knowledge?category=facts")["items_total"]
+
+
+def test_people_retract_restore_edit_and_remove(page: Page, harvested: Project) -> None:
+    page.url = harvested.client.url
+    page.open("knowledge")
+    row = harvested.row(FACT)
+    page.click(f"{row} [data-does=retract]")
+    page.until(lambda: "no: retracted" in page.text(row))
+    assert FACT not in harvested.client.get("/api/knowledge/digest")["text"]
+    page.click(f"{row} [data-does=restore]")
+    page.until(lambda: "yes" in page.text(f"{row} [data-heading=Told]"))
+    page.until(lambda: FACT in page.text(".digest pre"))
+    page.click(f"{row} summary")
+    page.one(f"{row} textarea").clear()
+    page.one(f"{row} textarea").send_keys("It is port 6000 in config/ports.toml.")
+    page.click(f"{row} [data-does=save]")
+    page.until(lambda: "It is port 6000" in page.text(".digest pre"))
+    page.click(f"{harvested.row(RULE)} [data-does=remove]")
+    page.until(lambda: not harvested.item(RULE))
+    page.until(lambda: RULE not in page.text("main"))
+    assert harvested.item(DECISION), "the others are still there"
+    page.leave()
+
+
+async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, project: Project) -> None:
+    pages = project.folder / ".holdfast" / "knowledge"
+    pages.mkdir(parents=True)
+    (pages / "tasks.md").write_text("- [ ] Ask the broker.\n")
+    said = Item(item_id("facts", TOLD), "facts", TOLD, sources=(Source("s1", 3, "tool"),))
+    (pages / "facts.md").write_text(page_text(with_items(read_page("facts", ""), [said])))
+    page.url = project.client.url
+    page.open("knowledge")
+    task = project.row("Ask the broker.")
+    page.click(f"{task} [data-does=done]")
+    page.until(lambda: "no: done" in page.text(task))
+    page.click(f"{task} [data-does=done]")
+    page.until(lambda: "yes" in page.text(f"{task} [data-heading=Told]"))
+    assert not project.item("Ask the broker.")["done"]
+    said_by_tool = project.row(TOLD)
+    assert "said by a tool only" in page.text(said_by_tool)
+    page.click(f"{said_by_tool} [data-does=approve]")
+    page.until(lambda: TOLD in page.text(".digest pre"))
+    assert project.item(TOLD)["approved"]
+    page.leave()
+
+
+async def test_a_harvest_is_shown_first_and_then_done(page: Page, project: Project) -> None:
+    await talked(project.store, project.folder, f"{FACT} {HOSTILE}")
+    page.url = project.client.url
+    page.open("knowledge")
+    assert "Nothing is known yet" in page.text("main")
+    page.click("[data-does=plan]")
+    page.until(lambda: "1 sessions would be read: 4 new items" in page.text("section[aria-label=Harvest]"))
+    assert project.client.get("/api/knowledge")["items"] == []
+    page.click("[data-does=harvest]")
+    page.until(lambda: "Harvested: 4 new items" in page.text("#notice"))
+    page.until(lambda: len(page.all("[data-item]")) == 4)
+    assert "Never trust" in page.text("main")
+    assert page.run("return document.querySelectorAll('main img').length") == 0
+    page.leave()
+
+
+def test_pages_that_a_person_changed_show_what_is_pending(page: Page, harvested: Project) -> None:
+    pages = harvested.folder / ".holdfast" / "knowledge" / "facts.md"
+    pages.write_text(pages.read_text() + "- The broker is in Rotterdam.\n")
+    page.url = harvested.client.url
+    page.open("knowledge")
+    assert page.text(".digest ins") == "+ - The broker is in Rotterdam."
+    change = harvested.client.get("/api/knowledge/pending")["digest_change"]
+    assert f"about {change['invalidated_tokens']} tokens anew" in page.text(".digest")
+    page.click("[data-does=harvest]")
+    page.until(lambda: "Rotterdam" in harvested.client.get("/api/knowledge/digest")["text"])
+    page.until(lambda: not page.all(".digest ins"))
+    page.leave()
+
+
+def test_who_may_only_read_sees_skills_and_no_quotes(page: Page, harvested: Project) -> None:
+    page.url, page.expecting = harvested.client.url, ("401",)
+    key = harvested.client.key("read")
+    page.open("knowledge", heading="Sign in")
+    page.one("#key").send_keys(key, Keys.ENTER)
+    page.until(lambda: page.text("h1") == "Knowledge and skills")
+    assert FACT not in page.text("main")
+    assert "scope admin alone" in page.text("main")
+    page.leave()
