@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_histories import BINDING, MODEL, SMALL, History, standing_of
-from holdfast.canonical.blocks import Text, ToolResult, ToolUse, is_thinking, text_of
+from holdfast.canonical.blocks import Message, Text, ToolResult, ToolUse, is_thinking, text_of
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.transcript import messages_of, validate
 from holdfast.compaction.groups import cut_at, groups_of
@@ -14,7 +14,7 @@ from holdfast.compaction.record import RESUME
 from holdfast.engine.compacting import Proposal, Unhelpful, propose
 from holdfast.engine.history import logged
 from holdfast.engine.state import apply, fold
-from holdfast.events.payloads import MessagesWithdrawn
+from holdfast.events.payloads import MessageAppended, MessagesWithdrawn
 from holdfast.extraction import facts as facts_module
 from holdfast.extraction.calls import plain_text
 from holdfast.extraction.entities import entities_in
@@ -205,13 +205,14 @@ def test_facts_that_are_gathered_bit_by_bit_are_those_of_the_whole(
 
 def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> None:
     history = grown(1, turns=2)
-    history.turn(ends=False)
-    history.turn(ends=False)
+    for ask in ("Was it heard?", "And this?"):
+        history.add(MessageAppended(Message("user", (Text(ask),))))
     before = history.state().messages
     history.said.covered(before, before)
     history.add(MessagesWithdrawn("refused"))
     facts, _ = history.said.covered(before, before)
     assert facts == facts_of(logged(history.events))
+    assert "Was it heard?" not in [ask.text for ask in facts.asks]
 
 
 def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
