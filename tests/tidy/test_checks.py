@@ -190,6 +190,17 @@ def test_a_package_that_has_come_loses_its_brackets(root: Path) -> None:
     ]
 
 
+def test_the_index_and_its_mirror_name_the_pages_that_there_are(root: Path) -> None:
+    plant(root, "docs/one.md", "# One")
+    plant(root, "docs/decisions/0001-a.md", "# A")
+    plant(root, "docs/README.md", "[One](one.md#there), [Decisions](decisions/)")
+    plant(root, "docs/AGENTS.md", "[Two](two.md), [Decisions](decisions/), [the index](README.md)")
+    assert documents.unlisted_pages(root) == [
+        "one.md is not in docs/AGENTS.md",
+        "two.md stands in docs/AGENTS.md, but is not there",
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "found"),
     [(100, []), (101, ["AGENTS.md: 101 lines, at most 100"]), (0, ["AGENTS.md is missing or empty"])],

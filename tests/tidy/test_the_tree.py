@@ -46,6 +46,10 @@ def test_contract_and_documents_name_the_packages_there_are() -> None:
     assert not (found := documents.unmapped_packages(ROOT)), listed(found)
 
 
+def test_the_index_of_the_documents_and_its_mirror_name_every_page() -> None:
+    assert not (found := documents.unlisted_pages(ROOT)), listed(found)
+
+
 def test_the_page_for_contributors_is_short() -> None:
     assert not (found := documents.long_agents_page(ROOT)), listed(found)
 

@@ -57,6 +57,17 @@ def table_names(root: Path, document: str) -> set[str]:
     return {row.split("|")[1].strip().strip("`") for row in rows}
 
 
+def unlisted_pages(root: Path) -> list[str]:
+    """Pages that the index or its mirror for agents leaves out, and pages that they name and that are not there."""
+    there = {path.name for path in root.glob("docs/*.md")} - {"README.md", "AGENTS.md"} | {"decisions/"}
+    found = []
+    for index in ("docs/README.md", "docs/AGENTS.md"):
+        named = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(root, index))) - {"README.md"}
+        found += [f"{page} is not in {index}" for page in sorted(there - named)]
+        found += [f"{page} stands in {index}, but is not there" for page in sorted(named - there)]
+    return found
+
+
 def long_agents_page(root: Path) -> list[str]:
     lines = len(text_of(root, "AGENTS.md").splitlines())
     if not lines:
