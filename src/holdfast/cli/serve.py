@@ -100,15 +100,11 @@ def command(
 
     with _placed(db, passing=simulate) as (address, passing), open_records(address) as (log, records):
         _check_reach(host, records)
-        service = Service(
-            log,
-            records,
-            configured_models(),
-            require_keys=require_keys or not is_loopback(host),
-            # Where nothing but a sample is played, it is what the figures are of.
-            simulated=simulated or simulate,
-            library=library_of(log, wanted=instructions, for_sample=passing is not None),
-        )
+        library = library_of(log, wanted=instructions, for_sample=passing is not None)
+        needed = require_keys or not is_loopback(host)
+        service = Service(log, records, configured_models(), require_keys=needed, library=library)
+        # Where nothing but a sample is played, it is what the figures are of.
+        service.simulated = simulated or simulate
         _furnish(service, simulate=simulate, passing=passing)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, address)

@@ -62,7 +62,8 @@ def read_once(improver: Improver, speaks: str, body: bytes, *, path: str, accoun
     letter = None
     if prefixes and prefixes[-1].digest == links[marks[-1].piece].digest:
         tokens = sum(draft.scroll.tokens[: marks[-1].piece + 1])
-        letter = _letter(adapter, improved, body, (marks[-1].piece, tokens, at), prefixes[-1], marks[-1].ttl)
+        size = marks[-1].piece, tokens, at
+        letter = _letter(adapter, improved, body, size=size, prefix=prefixes[-1], ttl=marks[-1].ttl)
     return Reading(improved, claim, frozenset(link.digest for link in links), letter)
 
 
@@ -78,6 +79,7 @@ def _letter(
     adapter: Adapter,
     improved: Improved,
     body: bytes,
+    *,
     size: tuple[int, int, float],
     prefix: MarkedPrefix,
     ttl: Ttl,
