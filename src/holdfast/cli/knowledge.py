@@ -9,6 +9,7 @@ from holdfast.cli.counts import counted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.catalog.rows import Model
     from holdfast.knowledge.folder import KnowledgeFolder
     from holdfast.knowledge.harvest import HarvestPlan, Outcome
 
@@ -38,10 +39,21 @@ _workspace = click.option(
 @click.option("--apply", "applies", is_flag=True, help="Do it; otherwise only show what would be done.")
 @click.option("--quiet-hours", type=click.FloatRange(min=0), default=24.0, show_default=True,
               help="A session that has said nothing for so long is over, too.")  # fmt: skip
+@click.option("--ask", "model", metavar="MODEL", help="Have this model look at each session, too; it costs money.")
+@click.option("--simulated", is_flag=True, help="Also sessions with a simulated model.")
 @_workspace
 @_db
 @_json
-def harvest(*, applies: bool, quiet_hours: float, workspace: str, db: str | None, as_json: bool) -> None:
+def harvest(
+    *,
+    applies: bool,
+    quiet_hours: float,
+    model: str | None,
+    simulated: bool,
+    workspace: str,
+    db: str | None,
+    as_json: bool,
+) -> None:
     """Find by rule what sessions that are over hold: facts, decisions, tasks, questions, playbooks, notes on files.
 
     What may hold a secret is left out. An unchanged session is never harvested twice.
@@ -52,18 +64,34 @@ def harvest(*, applies: bool, quiet_hours: float, workspace: str, db: str | None
     from holdfast.clock import system_clock
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
     from holdfast.knowledge.journal import read_journal
+    from holdfast.runtime.asking_models import model_asked
     from holdfast.runtime.knowing import project_files, spoken_in
 
     folder, root = _folder(workspace)
+    asked = _known_model(model) if model else None
     with open_configured(db) as log:
-        quiet_seconds, known = quiet_hours * HOUR_SECONDS, read_journal(folder).seen
-        sessions = spoken_in(log, at=system_clock(), workspace=root, quiet_seconds=quiet_seconds, known=known)
+        sessions = spoken_in(
+            log,
+            at=system_clock(),
+            workspace=root,
+            quiet_seconds=quiet_hours * HOUR_SECONDS,
+            known=read_journal(folder).seen,
+            simulated=simulated,
+        )
         if applies:
-            done = apply_harvest(folder, sessions, project=project_files(root))
+            ask = model_asked(log, asked.id) if asked else None
+            done = apply_harvest(folder, sessions, project=project_files(root), ask=ask)
             _print_json(msgspec.to_builtins(done)) if as_json else _tell_outcome(done, folder)
             return
         plan = plan_harvest(folder, sessions)
-    _print_json(msgspec.to_builtins(plan)) if as_json else _tell_plan(plan)
+    _print_json(msgspec.to_builtins(plan)) if as_json else _tell_plan(plan, asked)
+
+
+def _known_model(name: str) -> "Model":
+    from holdfast.catalog.lookup import find_model
+    from holdfast.cli.stores import configured_models
+
+    return find_model(name, configured_models())
 
 
 @command.command("list")
@@ -142,7 +170,10 @@ def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path]":
     return knowledge_folder(root, holdfast_home(os.environ)), root
 
 
-def _tell_plan(plan: "HarvestPlan") -> None:
+def _tell_plan(plan: "HarvestPlan", asked: "Model | None") -> None:
+    from holdfast.clock import system_clock
+    from holdfast.runtime.asking_models import cost_of_asking
+
     for one in plan.sources:
         click.echo(f"{one.session}  {one.said_bytes:>10,} bytes  {counted(len(one.found.items), 'item')}")
     click.echo(
@@ -153,13 +184,26 @@ def _tell_plan(plan: "HarvestPlan") -> None:
         click.echo(f"{counted(plan.secrets, 'text')} left out that may hold a secret")
     if plan.pending:
         click.echo(f"{counted(plan.pending, 'session')} begun by a run that was cut off; --apply finishes it")
-    click.echo("Found by rule, it costs nothing. Nothing was written; --apply does it.")
+    if asked is None:
+        click.echo("Found by rule, it costs nothing. Nothing was written; --apply does it.")
+    else:
+        dollars = cost_of_asking(asked, plan.model_tokens, system_clock())
+        click.echo(
+            f"{asked.id} would read about {plan.model_tokens:,} tokens, ${dollars:.4f} without its answers. "
+            "Nothing was written; --apply does it."
+        )
 
 
 def _tell_outcome(done: "Outcome", folder: "KnowledgeFolder") -> None:
+    from decimal import Decimal
+
     click.echo(f"{counted(done.sessions, 'session')} harvested into {folder.shown}: {counted(done.items, 'item')}")
     if done.secrets:
         click.echo(f"{counted(done.secrets, 'text')} left out that may hold a secret")
+    if done.failed:
+        click.echo(f"{counted(done.failed, 'session')} left as it is: the model gave no answer that can be used")
+    if Decimal(done.cost_usd):
+        click.echo(f"the model took ${Decimal(done.cost_usd):.4f}")
     if done.quarantined:
         click.echo(f"{counted(done.quarantined, 'line')} of the ledger cannot be read and was put aside")
     if not done.digest_written:

@@ -6,11 +6,14 @@ that first, and doing it twice is doing it once.
 
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
+from decimal import Decimal
 
 import msgspec
 
 from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.prompt import Passage
+from holdfast.errors import HoldfastError
+from holdfast.knowledge.asking import AskModel, ask_for_items
 from holdfast.knowledge.digest import Change, Digest, change, make_digest
 from holdfast.knowledge.finding import Harvested, harvested
 from holdfast.knowledge.folder import DIGEST, DISABLED, Disk
@@ -71,6 +74,8 @@ class Outcome(msgspec.Struct, frozen=True):
     change: Change
     digest_written: bool
     quarantined: int = 0
+    failed: int = 0
+    cost_usd: str = "0"
 
 
 class Project(msgspec.Struct, frozen=True):
@@ -102,18 +107,28 @@ def plan_harvest(disk: Disk, sessions: Iterable[Spoken]) -> HarvestPlan:
     )
 
 
-def apply_harvest(disk: Disk, sessions: Iterable[Spoken], *, project: Project = NO_PROJECT) -> Outcome:
-    """Do it; what a run before this one had begun is finished first."""
+def apply_harvest(
+    disk: Disk, sessions: Iterable[Spoken], *, project: Project = NO_PROJECT, ask: AskModel | None = None
+) -> Outcome:
+    """Do it, and finish what a run before this one had begun.
+
+    With `ask` a model looks at each session, too. Its answer is in the ledger before the next session is looked at, so
+    that it is paid for once; a session of which it gives no usable answer is left as it is.
+    """
     with disk.locked():
         journal = read_journal(disk)
         mend_journal(disk, journal)
         if journal.corrupt:
             logger.warning("%d lines of the ledger cannot be read and were put aside", len(journal.corrupt))
-        planned, _ = _planned(journal, sessions)
-        begun = tuple(
-            Record("started", one.source, one.session, one.events, one.day, items=one.found.items) for one in planned
-        )
-        write_records(disk, begun)
+        spoken = {one.session: one for one in sessions}
+        planned, _ = _planned(journal, spoken.values())
+        if ask is None:
+            looked = _begun(disk, planned)
+        else:
+            looked = [
+                _looked_at(disk, one, spoken[one.session], ask) for one in planned if one.source not in journal.failed
+            ]
+        begun = tuple(one for one in looked if one.kind == "started")
         # What was begun before goes along with the rest, so that pages are the same whether or not a run was cut off.
         records = (*journal.pending, *begun)
         _put_into_pages(disk, [item for one in records for item in one.items], journal.told_before, project)
@@ -127,7 +142,35 @@ def apply_harvest(disk: Disk, sessions: Iterable[Spoken], *, project: Project = 
         change=change(before, made.text if written else before),
         digest_written=written,
         quarantined=len(journal.corrupt),
+        failed=len(looked) - len(begun),
+        cost_usd=str(sum((Decimal(one.cost_usd or 0) for one in looked), Decimal(0))) if ask else "0",
     )
+
+
+def _begun(disk: Disk, planned: Sequence[SourcePlan]) -> list[Record]:
+    begun = [_started(one, one.found.items) for one in planned]
+    write_records(disk, begun)
+    return begun
+
+
+def _started(plan: SourcePlan, items: tuple[Item, ...], cost_usd: str = "") -> Record:
+    return Record("started", plan.source, plan.session, plan.events, plan.day, items=items, cost_usd=cost_usd)
+
+
+def _looked_at(disk: Disk, plan: SourcePlan, said: Spoken, ask: AskModel) -> Record:
+    """What rules and a model find, on the ledger, or that the model found nothing that can be used."""
+    try:
+        found = ask_for_items(ask, said.passages(), session=plan.session, day=plan.day, workspace=said.workspace)
+    except HoldfastError as error:
+        # Another time it may be reached: nothing is said of the session.
+        logger.warning("the model could not be asked: %s", type(error).__name__)
+        return Record("failed", plan.source, plan.session, reason=type(error).__name__)
+    if found.items is None:
+        record = Record("failed", plan.source, plan.session, reason=found.reason, cost_usd=str(found.cost_usd))
+    else:
+        record = _started(plan, (*plan.found.items, *found.items), str(found.cost_usd))
+    write_records(disk, [record])
+    return record
 
 
 def rebuild_digest(disk: Disk) -> tuple[str, Digest, bool]:

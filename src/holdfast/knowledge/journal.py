@@ -14,8 +14,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """`started` holds all that a run will add, already screened; `harvested` says that it is in the pages.
 
     `source` is the digest of what was said in the session. A session with the same number of `events` as before need
-    not be read again. `model` is the one that was asked, if any, and `cost_usd` what that took. `failed` keeps the
-    source as it is, to be tried again when it changes, or when it is asked for.
+    not be read again. `cost_usd` is what a model took that was asked, too; `failed`
+    says that its answer could not be used.
     """
 
     kind: Literal["started", "harvested", "failed"]
@@ -25,7 +25,6 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     day: str = ""
     items: tuple[Item, ...] = ()
     ids: tuple[str, ...] = ()
-    model: str = ""
     cost_usd: str = ""
     reason: str = ""
 
@@ -41,17 +40,18 @@ class Journal(msgspec.Struct, frozen=True):
     @property
     def pending(self) -> tuple[Record, ...]:
         """What was started and not finished, once for each source."""
-        finished = {one.source for one in self.records if one.kind != "started"}
+        finished = self.settled
         begun = {one.source: one for one in self.records if one.kind == "started" and one.source not in finished}
         return tuple(begun.values())
 
     @property
     def settled(self) -> frozenset[str]:
-        """Sources that need not be read again."""
-        return frozenset(one.source for one in self.records if one.kind != "started")
+        """Sources that need not be read again; one of which a model could say nothing may still be read by rule."""
+        return frozenset(one.source for one in self.records if one.kind == "harvested")
 
     @property
     def failed(self) -> frozenset[str]:
+        """Sources that no model is asked about again, unless more is said in them."""
         done = {one.source for one in self.records if one.kind == "harvested"}
         return frozenset(one.source for one in self.records if one.kind == "failed" and one.source not in done)
 

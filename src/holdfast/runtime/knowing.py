@@ -40,10 +40,12 @@ def spoken_in(
     workspace: Path | None,
     quiet_seconds: float = QUIET_SECONDS,
     known: Container[tuple[str, int]] = (),
+    simulated: bool = False,
 ) -> Iterator[Spoken]:
     """Sessions that are over, of this workspace, oldest first; those that work for another are part of it.
 
-    Those that are `known` with so many events are not read again.
+    Those that are `known` with so many events are not read again. What was said to a simulated model is left out
+    unless `simulated`.
     """
     folder = str(workspace.resolve()) if workspace else None
     for row in sorted(log.sessions(), key=lambda one: (one.started_at, one.id)):
@@ -53,7 +55,7 @@ def spoken_in(
             yield _spoken(log, row, folder)
             continue
         began = _began(log, row.id)
-        if began is None or began.workspace_path != folder:
+        if began is None or began.workspace_path != folder or (began.simulated and not simulated):
             continue
         if at - row.last_event_at >= quiet_seconds or _ended(log, row.id):
             yield _spoken(log, row, folder)
