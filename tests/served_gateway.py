@@ -45,6 +45,7 @@ class ServedGateway:
         self.observer = observer
         self.store = store
         self.look: Callable[[], int] = lambda: 0
+        self.tasks: Callable[[], int] = lambda: 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -121,12 +122,17 @@ def serving_gateway(
             running_gateway = ServedGateway(
                 url_of(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].under_way
             )
+            running_gateway.tasks = lambda: thread.run(_tasks())
             if keeper is not None:
                 running_gateway.look = lambda: thread.run(keeper.look())
             yield running_gateway
         finally:
             thread.run(stopped())
             observer.close()
+
+
+async def _tasks() -> int:
+    return len(asyncio.all_tasks())
 
 
 class RawUpstream:

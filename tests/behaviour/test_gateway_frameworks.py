@@ -30,8 +30,8 @@ def read(path: str) -> str:
 
 
 def _langchain(url: str) -> Any:
-    made = ChatAnthropic(model=MODEL, base_url=url, api_key="any", max_retries=0, max_tokens=200, timeout=10)
-    return made.bind_tools([read])
+    told: Any = {"model": MODEL, "base_url": url, "api_key": "any", "max_retries": 0, "max_tokens": 200, "timeout": 10}
+    return ChatAnthropic(**told).bind_tools([read])
 
 
 def _first() -> list[Any]:
@@ -40,7 +40,7 @@ def _first() -> list[Any]:
 
 
 def _next(messages: list[Any], reply: Any) -> None:
-    results = [ToolMessage(RESULT, tool_call_id=call["id"]) for call in reply.tool_calls]
+    results: list[Any] = [ToolMessage(RESULT, tool_call_id=call["id"]) for call in reply.tool_calls]
     messages += [reply, *(results or [HumanMessage(SURE)])]
 
 
@@ -87,11 +87,8 @@ def langchain_async(url: str, *, stream: bool) -> Shown:
 def pydantic_ai(url: str, *, stream: bool) -> Shown:
     async def play() -> Shown:
         async with AnthropicProvider(api_key="any", base_url=url) as provider:
-            agent = Agent(
-                AnthropicModel(MODEL, provider=provider),
-                instructions=SYSTEM,
-                model_settings={"anthropic_cache_instructions": True, "max_tokens": 200},  # type: ignore[typeddict-unknown-key]
-            )
+            settings: Any = {"anthropic_cache_instructions": True, "max_tokens": 200}
+            agent = Agent(AnthropicModel(MODEL, provider=provider), instructions=SYSTEM, model_settings=settings)
 
             @agent.tool_plain
             def read(path: str) -> str:

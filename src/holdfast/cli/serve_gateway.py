@@ -1,5 +1,6 @@
 """How the gateway is put in front of the service: the same keys, the same log, upstreams of its own."""
 
+import logging
 import os
 import secrets
 import sys
@@ -29,6 +30,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.serving import served
 
 SWITCH_SECONDS = 0.0002
+CUT_ON_PURPOSE = "returned without completing response"
 SCOPES = ("gateway", "admin")
 DROPPED = "holdfast_gateway_dropped_total"
 
@@ -54,6 +56,8 @@ def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> 
     rows = read_grants(Path(wishes.grants)) if wishes.grants else {}
     # Notes are passed on by a thread; it must not keep the loop waiting for its turn while bytes lie there.
     sys.setswitchinterval(SWITCH_SECONDS)
+    # A reply that an upstream cuts is cut on purpose, which the server would call an error each time.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: CUT_ON_PURPOSE not in record.getMessage())
     with ExitStack() as stack:
         if wishes.simulate:
             url = stack.enter_context(served(SimulatedProvider(models=service.models)))

@@ -21,6 +21,7 @@ from holdfast.gateway.routing import Target
 
 CLOSING_SECONDS_MAX = 10.0
 REMEMBERED_MAX = 1_000
+WAITING_BYTES_MAX = 64 * 1024 * 1024
 _SIZE_BYTES = 4
 
 Pairs = list[tuple[bytes, bytes]]
@@ -101,7 +102,7 @@ class Relay:
         self._spent = spent
         self._lock = Lock()
         self._numbers = 0
-        self._notes: Notes[bytes] = Notes(self._write)
+        self._notes: Notes[bytes] = Notes(self._write, bytes_max=WAITING_BYTES_MAX)
         self._hearing = Thread(target=self._hear, name="holdfast-gateway-heard", daemon=True)
         self._hearing.start()
         self._put(setup)

@@ -1,0 +1,41 @@
+"""Whether the gateway loses, mixes up or leaks anything under 256 streams with faults among them, for five minutes.
+
+HOLDFAST_LOAD_SECONDS makes it shorter. The load itself is that of the tests.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+STREAMS = 256
+SECONDS = float(os.environ.get("HOLDFAST_LOAD_SECONDS", "300"))
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from gateway_load import under_load  # noqa: E402 - the folder of the tests is known from here on
+
+
+def run() -> Iterator[tuple[str, str]]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+
+        def serve(port: int) -> tuple[tuple[str, int], int]:
+            words = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
+            words += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-m", "holdfast", *words], stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            return ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2])), process.pid
+
+        found, grown = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
+    yield f"exchanges, {STREAMS} streams, {SECONDS:.0f} s", f"{sum(found.ended.values()):,}"
+    yield "how they ended", ", ".join(f"{name} {count:,}" for name, count in sorted(found.ended.items()))
+    yield "lost or mixed up (0)", str(len(found.wrong))
+    yield "sockets more than before (1 at most)", str(grown["socket"])
