@@ -37,6 +37,6 @@ export async function show(place, { visitor }) {
 }
 
 const card = (row) => h("li", { class: "card" },
-  h("h3", {}, h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": row.discussion_id }, row.name ?? row.discussion_id)),
+  h("h2", {}, h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": row.discussion_id }, row.name ?? row.discussion_id)),
   h("p", { class: "small" }, row.model),
   h("p", {}, `${count(row.calls)} calls, `, h("strong", {}, percent(row.tokens_sent ? row.tokens_read / row.tokens_sent : null)), " read from the cache ", verdict(row.verdict, row.verdict_detail)));
