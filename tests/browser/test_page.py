@@ -1,5 +1,6 @@
 """The page as a whole: the sample, signing in, a lost line, keyboards, light and dark, and how quickly it is there."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,6 +212,9 @@ def test_a_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: 
     page.open(address_of(view, sampled))
     page.until(lambda: page.text("#connection") == "live")
     assert page.run("return document.documentElement.scrollWidth") <= width
+    assert not re.search(r"null|undefined|NaN|\[object", page.text("main")), (
+        "nothing is told by a word of the machine's"
+    )
     scrolling = "return [...document.querySelectorAll('.chart')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
     assert page.run(scrolling) == 0, "a chart with few columns needs no scroll bar"
     if SCREENSHOTS:

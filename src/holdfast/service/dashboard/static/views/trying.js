@@ -29,7 +29,7 @@ export async function show(place, { visitor }) {
     fill(list, told.discussions.length ? h("ul", { class: "cards" }, told.discussions.map(card)) : null);
   };
   await refresh();
-  place.append(h("h1", {}, "Try it"),
+  fill(place, h("h1", {}, "Try it"),
     h("p", {}, "Six short sessions run for real against a simulated provider, whose hours pass in seconds: three with habits that keep a cache, three with habits that lose it. Nothing leaves this machine, and nothing is paid for."),
     off ? h("p", { class: "bad" }, "This service does not simulate. Start one that does: ", h("code", {}, "holdfast serve --simulate")) : null,
     h("p", {}, play), state, list);
