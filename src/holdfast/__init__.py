@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from holdfast.recovery.scenarios import EscalationPolicy as EscalationPolicy
     from holdfast.recovery.scenarios import FailureScenario as FailureScenario
     from holdfast.recovery.scenarios import StepName as StepName
+    from holdfast.runtime.adopting import PendingKnowledge as PendingKnowledge
+    from holdfast.runtime.adopting import adopt_knowledge as adopt_knowledge
+    from holdfast.runtime.adopting import pending_knowledge as pending_knowledge
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.options import Options as Options
@@ -82,6 +85,7 @@ _HOMES = {
     "MemoryStore": "holdfast.stores.memory",
     "NextWake": "holdfast.economics.waiting",
     "Options": "holdfast.runtime.options",
+    "PendingKnowledge": "holdfast.runtime.adopting",
     "Prewarming": "holdfast.engine.warming",
     "PromptCache": "holdfast.runtime.prompt_cache",
     "PromptCacheConfig": "holdfast.ledger.prompt_cache",
@@ -108,6 +112,7 @@ _HOMES = {
     "Usage": "holdfast.canonical.usage",
     "UserError": "holdfast.errors",
     "View": "holdfast.canonical.view",
+    "adopt_knowledge": "holdfast.runtime.adopting",
     "build_initial_context": "holdfast.runtime.context",
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
     "compress_summary": "holdfast.compaction.compress",
@@ -117,6 +122,7 @@ _HOMES = {
     "load_skills": "holdfast.sources.skills.library",
     "next_wake": "holdfast.runtime.session",
     "parse_script": "holdfast.simulator.script",
+    "pending_knowledge": "holdfast.runtime.adopting",
     "run_sync": "holdfast.runtime.session",
     "stable_prefix_length": "holdfast.runtime.context",
     "tool": "holdfast.engine.tools",

@@ -2,6 +2,7 @@
 
 from holdfast.compaction.decide import due, too_large_a_head
 from holdfast.compaction.values import CompactionConfig
+from holdfast.engine.adopting import adopt
 from holdfast.engine.compacting import (
     Proposal,
     Standing,
@@ -46,6 +47,7 @@ async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = 
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("user", *found.payloads)
+        await adopt(talk)
     return found
 
 
@@ -86,6 +88,7 @@ async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> st
     if isinstance(found, Unhelpful):
         return found.reason
     await talk.record("system", *found.payloads)
+    await adopt(talk)
     return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
 
 
@@ -94,6 +97,7 @@ async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, con
     if isinstance(found, Proposal):
         found = await _explained(talk, standing, found, config)
         await talk.record("system", *found.payloads)
+        await adopt(talk)
         return True
     final = too_large_a_head(outlook_of(standing), config)
     reason = "tools and system prompt alone pass the limit, and no compaction makes them shorter"

@@ -40,6 +40,9 @@ VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
 MakesSmaller = Callable[["Conversation"], Awaitable[str]]
 """Makes the view of a conversation smaller by events on its log, and says what it did."""
 
+NewerPins = Callable[[tuple[LayerText, ...]], tuple[LayerText, ...] | None]
+"""What an epoch that begins now would pin in place of these texts; None where it is the same."""
+
 LookUpControls = Callable[[str], Awaitable[Controls]]
 """What people have set for the cache of a session, and for those of all."""
 
@@ -47,6 +50,13 @@ STEPS_MAX = 50
 
 ESTIMATE_MARGIN = 1.2
 """How much larger than estimated a prompt is taken to be where a limit must hold."""
+
+
+class Adopting(msgspec.Struct, frozen=True):
+    """How a session learns that its head would say something else now, and whether it looks before every turn."""
+
+    newer_pins: NewerPins
+    each_turn: bool = False
 
 
 class KeepAlive(msgspec.Struct, frozen=True):
@@ -91,6 +101,7 @@ class Parts(msgspec.Struct, frozen=True):
     simulated: bool = False
     controls: LookUpControls | None = None
     compaction: CompactionConfig = DEFAULT_CONFIG
+    adopting: Adopting | None = None
 
 
 def controlled(parts: Parts, control: CacheControlled) -> Parts:

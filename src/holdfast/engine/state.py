@@ -1,6 +1,7 @@
 """What a session is, as a fold over its events."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 import msgspec
 
@@ -165,12 +166,22 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
 
 
 def _open_epoch(state: State, opened: EpochOpened) -> State:
+    # Thinking is bound to the text in front of it.
+    passages, sent = chosen(state.passages, state.sent, without_thinking)
+    head = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
+    same = [one.name for one, other in zip(head, state.head, strict=False) if one == other]
+    links = tuple(takewhile(lambda link: link.layer in same, state.links))
     return msgspec.structs.replace(
         state,
+        passages=passages,
+        sent=sent,
+        links=links,
+        answered_links=min(state.answered_links, len(links)),
+        memory=moved(state.memory) if state.epoch else state.memory,
         epoch=opened.epoch,
         pinned=opened.system,
         tools=opened.tools,
-        head=with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce),
+        head=head,
         skills=opened.skills,
         padding=opened.padding,
     )

@@ -20,6 +20,7 @@ from holdfast.canonical.blocks import (
 from holdfast.canonical.encoding import canonical_json, digest
 from holdfast.canonical.reply import Reply, StopReason
 from holdfast.canonical.usage import Usage
+from holdfast.engine.adopting import adopt
 from holdfast.engine.asking import Emit, call_model, failed_call
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.decide import CallModel, Finish, RefuseTools, RunTools, next_step
@@ -105,6 +106,8 @@ async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
     if calls := open_calls(talk.state):
         await _answer(talk, calls, "The call was interrupted.")
     await take_over_interrupted(talk)
+    if talk.parts.adopting is not None and talk.parts.adopting.each_turn:
+        await adopt(talk)
     started = TurnStarted(
         user_message_hash=digest(canonical_json(content)),
         estimated_input_tokens=talk.state.calibration.corrected(talk.draft.scroll.tokens_total),

@@ -71,14 +71,18 @@ class Item(msgspec.Struct, frozen=True):
         return self.approved or not self.sources or self.edited
 
     @property
+    def from_tools_alone(self) -> bool:
+        """Whether nobody but a tool has said it, and that in one session only."""
+        return all(one.origin == "tool" and one.session == self.sources[0].session for one in self.sources)
+
+    @property
     def held_back(self) -> str:
         """Why it is not in the digest, or nothing."""
         if self.status != "active":
             return self.status
         if self.category == "tasks" and self.done:
             return "done"
-        tool_only = all(one.origin == "tool" for one in self.sources) and len({one.session for one in self.sources}) < 2
-        if not (self.flagged or tool_only) or self.vouched:
+        if (not self.flagged and not self.from_tools_alone) or self.vouched:
             return ""
         if self.flagged:
             return f"looks like {self.flagged}: needs a person's approval"

@@ -5,23 +5,25 @@ An item is a line with a dash; what we know of it is a comment at its end. All o
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 import msgspec
 
 from holdfast.knowledge.items import (
     CATEGORIES,
+    ID_CHARACTERS,
     PROJECT,
+    TEXT_CHARACTERS_MAX,
     Category,
     Item,
     Origin,
     Source,
+    Status,
     as_told,
     item_id,
     merged,
     normalised,
 )
-
-PAGE_BYTES_MAX = 16_000_000
 
 HEADINGS: dict[Category, str] = {
     "facts": "Facts",
@@ -31,9 +33,10 @@ HEADINGS: dict[Category, str] = {
     "playbooks": "Playbooks",
 }
 
-_LINE = re.compile(r"^[-*] (?:\[(?P<box>[ xX])\] )?(?P<text>.*?)(?:\s*<!-- k (?P<meta>[^>]*?) ?-->)?\s*$")
-_SOURCE = re.compile(r"([0-9A-Za-z_.-]{1,80})/m(\d{1,9})/(user|model|tool)")
-_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_COMMENT = " <!-- k "
+_BOXES = ("[ ] ", "[x] ", "[X] ")
+_ORIGINS: dict[str, Origin] = {"user": "user", "model": "model", "tool": "tool"}
+_DAYS = re.compile(r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?")
 _SAFE = re.compile(r"[^0-9A-Za-z_.-]")
 
 
@@ -132,36 +135,60 @@ def _known(item: Item) -> str:
 
 
 def _item(category: Category, line: str, scope: str, key: str) -> Item | None:
-    match = _LINE.match(line)
-    if match is None or not (text := match["text"].strip()):
+    # By hand and not by pattern: there may be ten thousand of them, and a digest is made while somebody waits.
+    body, comment, behind = line[2:].partition(_COMMENT)
+    said = behind.removesuffix("-->").split() if comment and behind.endswith("-->") else []
+    box = body[:4] if body.startswith(_BOXES) else ""
+    told = _told(body[len(box) :] if said or not comment else line[2 + len(box) :])
+    if not told:
         return None
-    said = (match["meta"] or "").split()
-    days = [day for part in said for day in part.split("..") if _DAY.fullmatch(day)][:2]
-    sources = [
-        Source(found[1], int(found[2]), _origin(found[3])) for part in said if (found := _SOURCE.fullmatch(part))
-    ]
-    told = as_told(text)
-    replaced = next((part.partition(":")[2] for part in said if part.startswith("superseded-by:")), None)
-    flagged = next((part.partition(":")[2].replace("_", " ") for part in said if part.startswith("flagged:")), "")
-    return Item(
-        id=said[0] if said and re.fullmatch(r"[0-9a-f]{12}", said[0]) else item_id(category, told, key),
-        category=category,
-        text=told,
-        done=match["box"] in ("x", "X") if match["box"] else False,
-        first_seen=days[0] if days else "",
-        last_seen=days[-1] if days else "",
-        sources=tuple(sorted(set(sources))),
-        status="superseded" if replaced is not None else "retracted" if "retracted" in said else "active",
-        superseded_by=replaced or "",
-        approved="approved" in said,
-        flagged=flagged,
-        scope=scope,
-        key=key,
-    )
+    name = said[0] if said and _is_id(said[0]) else item_id(category, told, key)
+    done = box in ("[x] ", "[X] ")
+    return Item(name, category, told, done=done, scope=scope, key=key, **_comment(said[1:]))
 
 
-def _origin(word: str) -> Origin:
-    return "user" if word == "user" else "model" if word == "model" else "tool"
+class _Comment(TypedDict, total=False):
+    first_seen: str
+    last_seen: str
+    sources: tuple[Source, ...]
+    status: Status
+    superseded_by: str
+    approved: bool
+    flagged: str
+
+
+def _comment(said: list[str]) -> _Comment:
+    """What is unknown in it is passed over."""
+    known: _Comment = {}
+    sources: list[Source] = []
+    for part in said:
+        place, slash, origin = part.rpartition("/")
+        if slash and origin in _ORIGINS:
+            session, _, number = place.rpartition("/m")
+            if session and number.isascii() and number.isdigit() and len(number) < 10:
+                sources.append(Source(session, int(number), _ORIGINS[origin]))
+        elif part[:2] == "20" and _DAYS.fullmatch(part):
+            known["first_seen"], known["last_seen"] = part[:10], part[-10:]
+        elif part == "approved":
+            known["approved"] = True
+        elif part == "retracted":
+            known["status"] = "retracted"
+        elif part.startswith("superseded-by:"):
+            known["status"], known["superseded_by"] = "superseded", part.partition(":")[2]
+        elif part.startswith("flagged:"):
+            known["flagged"] = part.partition(":")[2].replace("_", " ")
+    if sources:
+        known["sources"] = tuple(sorted(set(sources))) if len(sources) > 1 else (sources[0],)
+    return known
+
+
+def _told(text: str) -> str:
+    plain = len(text) <= TEXT_CHARACTERS_MAX and text.isascii() and text.isprintable() and "  " not in text
+    return text.strip() if plain and "<" not in text and "-->" not in text else as_told(text)
+
+
+def _is_id(word: str) -> bool:
+    return len(word) == ID_CHARACTERS and not word.strip("0123456789abcdef")
 
 
 def _opening(category: Category) -> list[str]:

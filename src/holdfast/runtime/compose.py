@@ -39,8 +39,9 @@ from holdfast.providers.wire import REQUESTS_MAX, Wire
 from holdfast.runtime.compacting import compaction_of, overflow_steps_of
 from holdfast.runtime.config import Config, load_config
 from holdfast.runtime.controls import controls_of
+from holdfast.runtime.dimensions import MemoryDimensions
 from holdfast.runtime.gates import account_of, completions_of, gate_of
-from holdfast.runtime.knowing import knowledge_layer
+from holdfast.runtime.knowing import adopting_of, knowledge_layer
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
@@ -66,6 +67,7 @@ _SETTINGS = (
     "cache_ttl_seconds",
     "cache_over_an_hour",
     "also_skills",
+    "digest_refresh",
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt by which the price of not caching is shown."""
@@ -85,6 +87,7 @@ class Pieces(msgspec.Struct, frozen=True):
     volatile_for: Callable[[Model], VolatileTexts]
     owns_wire: bool
     owns_log: bool
+    dimensions: MemoryDimensions
     delegation: Delegation | None = None
 
 
@@ -114,13 +117,12 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    wire = _given_wire(options, models, model.provider)
-    name = state.name if state.model else sendable(options.get("name", ""))
-    volatile_for = partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name)
-    speaks_through = wire or network(options, config, provider)
+    dimensions = MemoryDimensions(options, config, workspace)
+    volatile_for = _volatile_for(options, split_off, state, workspace=workspace, home=home, chosen=dimensions)
+    wire, owns_wire = _wire(options, config, models, provider)
     parts = Parts(
         log=log,
-        wire=speaks_through,
+        wire=wire,
         adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
@@ -137,33 +139,50 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         scene=scene,
         keep_alive=_keep_alive(options, config),
         gate=gate_of(options),
-        account=account_of(speaks_through),
+        account=account_of(wire),
         asks_for_diagnosis=config.diagnostics == "auto",
         completions=completions_of(options),
         simulated=state.simulated if state.model else options.get("simulated", False),
         controls=controls_of(log),
         compaction=compaction_of(options),
         overflow_steps=overflow_steps_of(options),
+        adopting=adopting_of(options, config, state, workspace=workspace),
     )
-    pinned = () if state.model else _pinned(options, stable, workspace, config)
-    padded = None if state.model else _padding(options, config, parts, pinned=pinned, skilled=skilled)
+    pinned, padded = ((), None) if state.model else _head(options, config, parts, stable=stable, skilled=skilled)
     return Pieces(
         parts,
         config,
-        pinned + skilled.index(padded.names) + padded.added if padded else (),
+        pinned,
         padding=padded.reason if padded else None,
         skills=tuple(skill.name for skill in skilled.skills),
         preloaded=skilled.preloaded_events(padded.names) if padded else (),
         volatile_for=volatile_for,
-        owns_wire=wire is None,
+        owns_wire=owns_wire,
         owns_log=owns_log,
+        dimensions=dimensions,
         delegation=lent,
     )
 
 
-def _given_wire(options: Options, models: Models, provider: str) -> Wire | None:
+def _volatile_for(
+    options: Options,
+    split_off: str,
+    state: State,
+    *,
+    workspace: Path | None,
+    home: Path,
+    chosen: MemoryDimensions,
+) -> Callable[[Model], VolatileTexts]:
+    name = state.name if state.model else sendable(options.get("name", ""))
+    return partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name, chosen=chosen)
+
+
+def _wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Wire, bool]:
+    """What requests go through, and whether it is ours to close."""
     given = options.get("wire")
-    return given.wire(models, provider=provider) if isinstance(given, ProvidesWire) else given
+    if given is None:
+        return network(options, config, provider), True
+    return (given.wire(models, provider=provider.adapter.name) if isinstance(given, ProvidesWire) else given), False
 
 
 def _toolbox(
@@ -290,6 +309,16 @@ def _pinned(options: Options, system_prompt: str, workspace: Path | None, config
         *knowledge_layer(options, config, workspace=workspace),
     ]
     return tuple(LayerText(one.layer, sendable(one.text)) for one in texts if sendable(one.text).strip())
+
+
+def _head(
+    options: Options, config: Config, parts: Parts, *, stable: str, skilled: SessionSkills
+) -> tuple[tuple[LayerText, ...], Decision]:
+    """What a new session pins for its first epoch, and how it came to be so long."""
+    folder = options.get("workspace")
+    pinned = _pinned(options, stable, Path(folder) if folder else None, config)
+    padded = _padding(options, config, parts, pinned=pinned, skilled=skilled)
+    return pinned + skilled.index(padded.names) + padded.added, padded
 
 
 def _padding(

@@ -1,32 +1,36 @@
 """Which sessions can be harvested, which files the notes are on, and what a session is told of what is known."""
 
 import datetime
-import os
+import logging
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.canonical.prompt import Passage
 from holdfast.canonical.view import LayerText
+from holdfast.engine.conversation import Adopting
 from holdfast.engine.history import logged
+from holdfast.engine.state import State
+from holdfast.errors import UserError
 from holdfast.events.log import Log, SessionRow
 from holdfast.events.payloads import SessionEnded, SessionStarted, TurnStarted
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX
 from holdfast.knowledge.folder import DIGEST, DISABLED, Disk, knowledge_folder
 from holdfast.knowledge.harvest import Project, Spoken
-from holdfast.knowledge.notes import content_hash
+from holdfast.knowledge.notes import HASH_CHARACTERS
 from holdfast.knowledge.switches import switched
 from holdfast.layers.builder import sendable
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
-from holdfast.sources.files import read_regular
+from holdfast.sources.project import read_project_file, walk_project
 from holdfast.sources.text import cut_utf8, read_text
+
+logger = logging.getLogger(__name__)
 
 LAYER = "knowledge"
 QUIET_SECONDS = 86_400.0
 """A session that has said nothing for so long is taken to be over."""
 
 FILE_BYTES_MAX = 4_000_000
-FILES_MAX = 20_000
 
 
 def spoken_in(
@@ -81,40 +85,20 @@ def project_files(workspace: Path | None) -> Project:
     """The contents of the workspace's files, for the notes on them."""
     if workspace is None:
         return Project()
-    root = Path(os.path.realpath(workspace))
 
     def content_of(path: str) -> str:
-        whole = os.path.realpath(root / path)
-        if not Path(whole).is_relative_to(root):
-            return ""
-        try:
-            read = read_regular(whole, FILE_BYTES_MAX)
-        except (OSError, ValueError):
-            return ""
-        return content_hash(read.raw) if read is not None else ""
+        file = read_project_file(workspace, path, FILE_BYTES_MAX)
+        return file.sha256[:HASH_CHARACTERS] if file is not None else ""
 
     def paths_with(hashes: frozenset[str]) -> Mapping[str, str]:
         found: dict[str, str] = {}
-        for path in _files_below(root):
-            content = content_of(path)
+        for file in walk_project(workspace):
+            content = content_of(file.path)
             if content in hashes:
-                found.setdefault(content, path)
+                found.setdefault(content, file.path)
         return found
 
     return Project(content_of, paths_with)
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    seen = 0
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(
-            one for one in folders if not one.startswith(".") and one not in ("node_modules", "__pycache__")
-        )
-        for name in sorted(files):
-            seen += 1
-            if seen > FILES_MAX:
-                return
-            yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
 
 def knowledge_text(disk: Disk) -> str:
@@ -127,6 +111,27 @@ def knowledge_text(disk: Disk) -> str:
 
 def knowledge_layer(options: Options, config: Config, *, workspace: Path | None) -> tuple[LayerText, ...]:
     """What is pinned for an epoch: the digest, if it is there and knowledge is not turned off."""
-    text = knowledge_text(knowledge_folder(workspace, Path(config.home)))
+    try:
+        text = knowledge_text(knowledge_folder(workspace, Path(config.home)))
+    except UserError as error:
+        logger.warning("%s", error)
+        text = ""
     switch = switched(options.get("knowledge"), config.knowledge, present=bool(text))
     return (LayerText(LAYER, text),) if switch.on and text else ()
+
+
+def adopting_of(options: Options, config: Config, state: State, *, workspace: Path | None) -> Adopting:
+    """Of what an epoch pins, only knowledge is looked at again."""
+
+    def newer(pinned: tuple[LayerText, ...]) -> tuple[LayerText, ...] | None:
+        now = knowledge_layer(options, config, workspace=workspace)
+        if now == tuple(one for one in pinned if one.layer == LAYER):
+            return None
+        return (*(one for one in pinned if one.layer != LAYER), *now)
+
+    profile = state.profile if state.model else config.profile
+    refresh = config.digest_refresh if config.digest_refresh != "auto" else _REFRESH[profile]
+    return Adopting(newer, each_turn=refresh == "next_turn")
+
+
+_REFRESH = {"default": "epoch", "seed": "next_turn"}

@@ -18,6 +18,7 @@ from holdfast.engine.tools import Tool, ToolFunction
 from holdfast.errors import UserError
 from holdfast.events.log import Log
 from holdfast.events.payloads import SideEffects
+from holdfast.knowledge.switches import DigestRefresh
 from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
@@ -70,7 +71,10 @@ class Options(TypedDict, total=False):
     `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that they
     do, such as `rebase_branch`.
 
-    A session is told the project's knowledge digest if there is one; `knowledge` says otherwise.
+    A session is told the project's knowledge digest if there is one; `knowledge` says otherwise. It takes a newer one
+    with its next epoch, or if `digest_refresh` is "next_turn" with its next turn. `curation` names the preset of files
+    that it is told, in place of the one that was chosen for the workspace; `rag` lets it see passages of project files
+    that fit the question, or not, whether or not `holdfast rag index` was run.
     """
 
     model: str
@@ -89,6 +93,9 @@ class Options(TypedDict, total=False):
     skill_ranking: SkillRanking
     enforce_allowed_tools: bool
     knowledge: bool
+    rag: bool
+    curation: str
+    digest_refresh: DigestRefresh
     delegate: bool | int
     delegation_depth_max: int
     compaction: bool | CompactionConfig
@@ -138,7 +145,17 @@ CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
 
 _TEXTS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("skill_ranking", "profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
+    *(
+        "skill_ranking",
+        "digest_refresh",
+        "curation",
+        "profile",
+        "layout",
+        "padding",
+        "diagnostics",
+        "base_url",
+        "api_key",
+    ),
 )
 _TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
 _LISTS = ("tools", "read_roots", *_TEXT_LISTS)
@@ -202,6 +219,7 @@ def _misfit(key: str, value: object) -> str | None:
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
         "memory": (isinstance(value, bool), "True or False"),
         "knowledge": (isinstance(value, bool), "True or False"),
+        "rag": (isinstance(value, bool), "True or False"),
         "another_workspace": (isinstance(value, bool), "True or False"),
         "simulated": (isinstance(value, bool), "True or False"),
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),

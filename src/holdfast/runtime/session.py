@@ -343,6 +343,7 @@ class Session:
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is under way in this session; wait for it, or use a second session")
         content = content_of(message)
+        self._composed.dimensions.hear(content)
         self._turn = asyncio.ensure_future(run_turn(talk, content, emit))
         return self._turn
 

@@ -14,6 +14,7 @@ from holdfast.errors import UserError
 from holdfast.layers.builder import sendable
 from holdfast.layers.render import render_environment, render_project_context, render_session
 from holdfast.layers.standard import VOLATILE
+from holdfast.runtime.dimensions import MemoryDimensions
 from holdfast.runtime.options import Options
 from holdfast.runtime.toolbox import memory_files
 from holdfast.sources.environment import read_environment
@@ -24,7 +25,14 @@ _MEMORY_LAYERS = {"USER.md": "user_memory", "MEMORY.md": "memory"}
 
 
 def volatile_texts(
-    options: Options, split_off: str, model: Model, *, workspace: Path | None, home: Path, name: str | None = None
+    options: Options,
+    split_off: str,
+    model: Model,
+    *,
+    workspace: Path | None,
+    home: Path,
+    name: str | None = None,
+    chosen: MemoryDimensions | None = None,
 ) -> VolatileTexts:
     """`split_off` is what stood behind the boundary of the caller's system prompt.
 
@@ -42,6 +50,8 @@ def volatile_texts(
             texts += await asyncio.to_thread(_project, model, workspace, clock)
         if remembered:
             texts += await asyncio.to_thread(_memory, remembered)
+        if chosen is not None:
+            texts += await asyncio.to_thread(chosen.texts)
         own_layers = await _own_layers(options)
         if name and not any(one.layer == "metadata" for one in own_layers):
             texts.append(LayerText("metadata", render_session(name)))

@@ -1,0 +1,56 @@
+"""How long a digest of 10,000 items takes, from their pages on disk, and how much of it stays when one is added."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.knowledge.digest import change, make_digest
+from holdfast.knowledge.folder import KnowledgeFolder
+from holdfast.knowledge.harvest import read_pages
+from holdfast.knowledge.items import CATEGORIES, Category, Item, Source, item_id
+from holdfast.knowledge.pages import all_items, page_name, page_text, read_page, with_items
+
+ITEMS = 10_000
+ROUNDS = 7
+
+
+def run() -> Iterator[tuple[str, str]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = KnowledgeFolder(Path(name), ("knowledge",))
+        for at, category in enumerate(CATEGORIES):
+            share = range(at, ITEMS, len(CATEGORIES))
+            page = with_items(read_page(category, ""), (_item(category, number) for number in share))
+            folder.replace(page_name(category), page_text(page).encode())
+        items = all_items(read_pages(folder))
+        assert len(items) == ITEMS, "an item of the benchmark was lost"
+        yield f"digest of {ITEMS} items in memory, ms of the processor", _best(lambda: make_digest(items))
+        yield (
+            f"pages of {ITEMS} items read and digested, ms of the processor",
+            _best(lambda: make_digest(all_items(read_pages(folder)))),
+        )
+        before = make_digest(items).text
+        stays = [change(before, make_digest([*items, _item("tasks", ITEMS + more)]).text) for more in range(20)]
+        yield (
+            "bytes of the digest that stay when a task is added, least of 20",
+            str(min(one.first_byte for one in stays)),
+        )
+        yield "bytes of the digest", str(len(before.encode()))
+
+
+def _item(category: Category, number: int) -> Item:
+    text = (
+        f"The part number {number} of the {category} is kept in src/part_{number}.py and used by module_{number % 97}."
+    )
+    day = f"2026-{number % 12 + 1:02d}-{number % 28 + 1:02d}"
+    sources = (Source(f"01JD{number:022d}", number % 50 + 1, "user"),)
+    return Item(item_id(category, text), category, text, first_seen=day, last_seen=day, sources=sources)
+
+
+def _best(work: Callable[[], object]) -> str:
+    times = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return f"{min(times) * 1000:.1f}"

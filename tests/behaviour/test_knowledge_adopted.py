@@ -1,0 +1,130 @@
+"""When a running session takes a newer digest, what it costs, and that nothing else of its prompt changes."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast import MemoryStore, Session, adopt_knowledge, pending_knowledge
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import ManualClock
+from holdfast.engine.certify import certify
+from holdfast.engine.state import fold
+from holdfast.events.payloads import EpochOpened
+from holdfast.knowledge.folder import DIGEST
+from holdfast.knowledge.switches import DigestRefresh
+from holdfast.simulator.provider import SimulatedProvider
+from knowledge_folders import folder_of
+from long_talks import LongTalk
+from played_sessions import new_session, played
+
+MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    folder_of(folder).replace(DIGEST, b"- one\n")
+    return folder
+
+
+def epochs(store: MemoryStore, session: Session) -> list[EpochOpened]:
+    return [event.payload for event in store.read(session.id) if isinstance(event.payload, EpochOpened)]
+
+
+async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: Path) -> None:
+    provider, store = played("a", "b", "c"), MemoryStore()
+    async with new_session(provider, workspace=workspace, store=store) as session:
+        await session.send("x")
+        assert (str(pending_knowledge(session)), pending_knowledge(session).invalidated_tokens) == ("", 0)
+        folder_of(workspace).replace(DIGEST, b"- one\n- two\n- three\n")
+        assert str(pending_knowledge(session)) == "newer digest pending (2 items)"
+        whole = sum(layer.tokens for layer in session.context_use().layers)
+        assert 0 < pending_knowledge(session).invalidated_tokens < whole
+        await session.send("y")
+        assert b"- two" not in provider.requests[-1].body
+        assert await adopt_knowledge(session)
+        assert not await adopt_knowledge(session)
+        assert str(pending_knowledge(session)) == ""
+        await session.send("z")
+        assert b"- one\\n- two\\n- three" in provider.requests[-1].body
+        assert [one.epoch for one in epochs(store, session)] == [1, 2]
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
+    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 3)
+    store = MemoryStore()
+    async with Session.create(
+        model=model, workspace=workspace, wire=provider, store=store, padding="never", clock=ManualClock()
+    ) as session:
+        await session.send("x")
+        folder_of(workspace).replace(DIGEST, b"- another\n")
+        await adopt_knowledge(session)
+        before = fold(store.read(session.id), session.id).passages
+        await session.send("y")
+        after = fold(store.read(session.id), session.id).passages
+    first, second = (request.body for request in provider.requests)
+    assert (first.count(b'"- one"'), second.count(b'"- one"')) == (1, 0)
+    assert (first.count(b'"- another"'), second.count(b'"- another"')) == (0, 1)
+    assert after[: len(before)] == before
+
+
+async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspace: Path) -> None:
+    provider, store = played("a", "b", "c"), MemoryStore()
+    async with new_session(provider, workspace=workspace, store=store) as session:
+        await session.send("x")
+        folder_of(workspace).remove(DIGEST)
+        await adopt_knowledge(session)
+        await session.send("y")
+        await session.send("z")
+        assert session.cache_stats().unexpected_cache_breaks == 0
+        assert b"- one" not in provider.requests[-1].body
+    certificates = list(certify(store.read(session.id), session.id, shipped_models()))
+    assert [one.violation for one in certificates] == [None, None, None]
+    assert 0 < certificates[1].prefix_bytes < certificates[2].prefix_bytes
+
+
+async def test_a_compaction_takes_the_newer_digest_along(workspace: Path) -> None:
+    talk = LongTalk(workspace=workspace)
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        folder_of(workspace).replace(DIGEST, b"- one\n- two\n")
+        assert (await session.compact()).removed_message_count
+        await talk.speak(session, 1)
+        assert b"- one\\n- two" in talk.provider.requests[-1].body
+        assert [one.system[-1].text for one in epochs(talk.store, session)] == ["- one", "- one\n- two"]
+
+
+async def test_a_compaction_without_news_opens_no_other_epoch(workspace: Path) -> None:
+    talk = LongTalk(workspace=workspace)
+    async with talk.create() as session:
+        await talk.speak(session, 12)
+        assert (await session.compact()).removed_message_count
+        assert len(epochs(talk.store, session)) == 1
+
+
+@pytest.mark.parametrize(("refresh", "told"), [("epoch", False), ("next_turn", True)])
+async def test_a_session_takes_it_with_every_turn_where_that_is_said(
+    workspace: Path, refresh: DigestRefresh, told: bool
+) -> None:
+    provider = played("a", "b")
+    async with new_session(provider, workspace=workspace, digest_refresh=refresh) as session:
+        await session.send("x")
+        folder_of(workspace).replace(DIGEST, b"- two\n")
+        await session.send("y")
+    assert (b"- two" in provider.requests[-1].body) == told
+
+
+@pytest.mark.parametrize(("refresh", "told"), [(None, True), ("epoch", False)])
+async def test_under_the_seed_profile_the_next_turn_is_told(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, refresh: str | None, told: bool
+) -> None:
+    if refresh is not None:
+        monkeypatch.setenv("HOLDFAST_DIGEST_REFRESH", refresh)
+    provider = played("a", "b")
+    async with new_session(provider, workspace=workspace, profile="seed", skills=False) as session:
+        await session.send("x")
+        folder_of(workspace).replace(DIGEST, b"- two\n")
+        await session.send("y")
+    assert (b"- two" in provider.requests[-1].body) == told

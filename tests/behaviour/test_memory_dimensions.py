@@ -1,0 +1,223 @@
+"""Each of the four memory dimensions changes its own bytes, on the wire of each provider, and no others."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Unpack
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.canonical.pieces import common_length
+from holdfast.cli.main import command
+from holdfast.clock import CountedIds, ManualClock
+from holdfast.engine.state import fold
+from holdfast.engine.views import sent_view
+from holdfast.knowledge.folder import DIGEST
+from holdfast.knowledge.harvest import apply_harvest
+from holdfast.knowledge.passages import update_index
+from holdfast.layers.assemble import assemble
+from holdfast.runtime.context import spell_prompt
+from holdfast.runtime.dimensions import curation_folder, rag_folder
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from knowledge_folders import FACT, folder_of, spoken, worked
+
+MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
+
+PYTHON = """\
+import os
+
+
+class Reader:
+    def parse(self, text):
+        if not text:
+            return None
+
+        return text.split()
+
+    def close(self):
+        pass
+
+
+def main():
+    return Reader()
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "app.py").write_text(PYTHON)
+    (folder / "src" / "tides.md").write_text("The harbour gate opens twice a day, with the tide.\n")
+    place = curation_folder(folder)
+    place.replace("reader.toml", b'files = [{path = "src/app.py", symbol = "Reader"}]')
+    place.replace("main.toml", b'files = ["src/tides.md", {path = "src/app.py", lines = "15-16"}]')
+    return folder
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+class Talk:
+    """Two turns of a session, and what may happen between them."""
+
+    def __init__(self, folder: Path, model: str = MODELS[0], /, **options: Unpack[Options]) -> None:
+        self.provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 9)
+        self.store = MemoryStore()
+        self.model = model
+        given: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
+        parts: Options = {"store": self.store, "wire": self.provider, "clock": ManualClock(), "new_id": CountedIds()}
+        self.options: Options = given | parts | options
+
+    async def spoken(
+        self, between: Callable[[], object] = lambda: None, *, asks: tuple[str, str] = ("a", "b")
+    ) -> bytes:
+        """The cacheable bytes of the second request; the first one's are their beginning."""
+        async with Session.create(**self.options) as session:
+            await session.send(asks[0])
+            first = self.cacheable()
+            between()
+            await session.send(asks[1])
+        second = self.cacheable()
+        assert second.startswith(first), "the prefix moved"
+        return second
+
+    def cacheable(self) -> bytes:
+        (row,) = self.store.sessions()
+        state = fold(self.store.read(row.id), row.id)
+        return spell_prompt(assemble(sent_view(state)), model=self.model).cacheable
+
+
+def only_added(before: bytes, after: bytes) -> bytes:
+    front = common_length(before, after)
+    back = common_length(before[front:][::-1], after[front:][::-1])
+    assert front + back == len(before), "something else changed, too"
+    return after[front : len(after) - back]
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_choosing_another_preset_adds_its_files_behind_the_history(workspace: Path, model: str) -> None:
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    same = await Talk(workspace, model).spoken()
+    assert same.count(b"class Reader") == 1
+    other = await Talk(workspace, model).spoken(lambda: run("curation", "use", "main", "--workspace", str(workspace)))
+    added = only_added(same, other)
+    assert b"Files chosen for this work (main)" in added
+    assert b"harbour gate" in added
+    assert b"return Reader()" in added
+    assert b"def parse" not in added
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_editing_a_chosen_file_adds_it_once_more_and_moves_nothing(workspace: Path, model: str) -> None:
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    same = await Talk(workspace, model).spoken()
+    file = workspace / "src" / "app.py"
+    edited = await Talk(workspace, model).spoken(lambda: file.write_text(PYTHON.replace("split()", "splitlines()")))
+    assert b"text.splitlines()" in only_added(same, edited)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_editing_any_other_file_changes_no_byte(workspace: Path, model: str) -> None:
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    same = await Talk(workspace, model).spoken()
+    edited = await Talk(workspace, model).spoken(lambda: (workspace / "src" / "tides.md").write_text("Low.\n"))
+    assert edited == same
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_note_on_a_chosen_file_is_told_and_on_another_file_is_not(workspace: Path, model: str) -> None:
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    same = await Talk(workspace, model).spoken()
+    place = folder_of(workspace)
+
+    def harvest(path: str) -> None:
+        arguments = f'{{"path": "{path}", "content": "x"}}'
+        apply_harvest(place, [worked(path, "Mend the reader.", ("write_file", arguments, "ok"))])
+
+    place.replace("disabled", b"")
+    assert await Talk(workspace, model).spoken(lambda: harvest("src/other.py")) == same
+    noted = await Talk(workspace, model).spoken(lambda: harvest("src/app.py"))
+    assert b"Changed for: Mend the reader." in only_added(same, noted)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_new_item_changes_no_byte_of_a_running_session(workspace: Path, model: str) -> None:
+    place = folder_of(workspace)
+    apply_harvest(place, [spoken("s1", FACT, "Ok.")])
+    same = await Talk(workspace, model).spoken()
+    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    assert await Talk(workspace, model).spoken(lambda: apply_harvest(place, [more])) == same
+    fresh = await Talk(workspace, model).spoken()
+    assert b"on Fridays" in only_added(same, fresh)
+    assert (place.read(DIGEST) or b"").count(b"- ") == 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_question_adds_the_passages_that_fit_it_with_where_they_stand(workspace: Path, model: str) -> None:
+    asks = ("hello", "When does the harbour gate open?")
+    without = await Talk(workspace, model).spoken(asks=asks)
+    update_index(rag_folder(workspace), workspace)
+    found = only_added(without, await Talk(workspace, model).spoken(asks=asks))
+    assert found.count(b"rag-context") == 1
+    assert b"## src/tides.md lines 1-1 (sha256 " in found
+    assert b"opens twice a day" in found
+    assert await Talk(workspace, model, rag=False).spoken(asks=asks) == without
+    (workspace / ".holdfast" / "rag" / "index.jsonl").unlink()
+    assert await Talk(workspace, model).spoken(asks=asks) == without
+    assert await Talk(workspace, model, rag=True).spoken(asks=asks) == without
+
+
+async def test_retrieval_follows_flag_configuration_and_presence_in_this_order(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update_index(rag_folder(workspace), workspace)
+
+    async def told(**options: Unpack[Options]) -> bool:
+        return b"rag-context" in await Talk(workspace, **options).spoken(asks=("The harbour gate?", "And?"))
+
+    assert await told()
+    monkeypatch.setenv("HOLDFAST_RAG", "off")
+    assert not await told()
+    assert await told(rag=True)
+
+
+async def test_a_preset_is_chosen_by_flag_configuration_and_file_in_this_order(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told(**options: Unpack[Options]) -> bytes:
+        return await Talk(workspace, **options).spoken()
+
+    assert b"Files chosen" not in await told()
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    assert b"(reader)" in await told()
+    monkeypatch.setenv("HOLDFAST_CURATION", "main")
+    assert b"(main)" in await told()
+    assert b"(reader)" in await told(curation="reader")
+    assert b"Files chosen" not in await told(curation="")
+
+
+async def test_files_that_are_no_longer_chosen_are_said_to_be_none(workspace: Path) -> None:
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    said = await Talk(workspace).spoken(lambda: run("curation", "off", "--workspace", str(workspace)))
+    assert b"<context layer='active_files' empty/>" in said
+
+
+async def test_a_preset_that_is_gone_stops_no_session(workspace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert b"Files chosen" not in await Talk(workspace, curation="gone").spoken()
+    assert "there is no preset of files 'gone'; there are main, reader" in caplog.text
+
+
+def test_presets_are_listed_shown_and_chosen(workspace: Path) -> None:
+    where = ("--workspace", str(workspace))
+    assert run("curation", "list", *where).stdout == "  main\n  reader\n"
+    run("curation", "use", "main", *where)
+    assert run("curation", "list", *where).stdout == "* main\n  reader\n"
+    shown = run("curation", "show", "reader", *where).stdout
+    assert "## src/app.py lines 4-12 of 16 (sha256 " in shown
+    assert shown.rstrip().endswith("pass")
+    assert "No files are chosen." in run("curation", "off", *where).stdout
