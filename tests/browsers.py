@@ -13,7 +13,7 @@ import pytest
 REQUIRED = bool(os.environ.get("HOLDFAST_REQUIRE_BROWSER"))  # Read before tests get an empty environment.
 SCREENSHOTS = os.environ.get("HOLDFAST_SCREENSHOTS")
 PACKAGES = "apt-get install chromium chromium-driver"
-SECONDS_MAX = 15.0
+SECONDS_MAX = 30.0
 
 os.environ["SE_OFFLINE"] = "true"
 os.environ["SE_AVOID_STATS"] = "true"
@@ -104,8 +104,8 @@ class Page:
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
 
-    def until(self, found: Callable[[], T | None]) -> T:
-        waited = WebDriverWait(self.driver, SECONDS_MAX, poll_frequency=0.05)
+    def until(self, found: Callable[[], T | None], *, seconds_max: float = SECONDS_MAX) -> T:
+        waited = WebDriverWait(self.driver, seconds_max, poll_frequency=0.05)
         result: T = waited.until(lambda _: found())
         return result
 
@@ -120,6 +120,12 @@ class Page:
         urls = [it["params"]["request"]["url"] for it in sent if it["method"] == "Network.requestWillBeSent"]
         # The browser's own first page is made of these; nothing of them goes over a wire.
         return [url for url in urls if url.partition(":")[0] not in ("chrome", "chrome-untrusted", "data", "blob")]
+
+    def accessible(self) -> list[tuple[str, str]]:
+        """Roles and names, as those who do not see are told them."""
+        nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        told = (node for node in nodes if not node.get("ignored"))
+        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in told if "role" in it]
 
     def resize(self, width: int, height: int) -> None:
         self.driver.execute_cdp_cmd(

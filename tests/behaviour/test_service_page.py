@@ -1,5 +1,6 @@
 """How the page is sent, and how a browser carries a key: without a browser."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,25 @@ def test_no_module_reads_markup_or_names_another_place() -> None:
         text = file.body.decode().replace('"http://www.w3.org/2000/svg"', "")
         assert [word for word in BANNED if word in text] == [], name
         assert len(text.splitlines()) <= 400, name
+
+
+def luminance(colour: str) -> float:
+    """As the accessibility guidelines define it, of `#rrggbb`."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_can_be_read_in_both_themes() -> None:
+    style = page_files()["style.css"].body.decode()
+    themes = [dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", part)) for part in style.split("  color-scheme: ")[1:]]
+    assert len(themes) == 3
+    assert themes[1] == themes[2], "dark by the system, and dark by choice"
+    for theme in themes:
+        for text in ("ink", "soft", "accent", "good", "bad"):
+            for ground in ("ground", "panel", "hover"):
+                darker, lighter = sorted((luminance(theme[text]), luminance(theme[ground])))
+                assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (text, ground)
 
 
 def test_a_link_from_elsewhere_opens_the_page_and_nothing_else(client: Client) -> None:

@@ -39,6 +39,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             client.service.workspace = folder / "project"
             client.service.workspace.mkdir()
             player = SamplePlayer(store, shipped_models(), pause=0, library=library, workspace=client.service.workspace)
+            client.service.sample = player
             asyncio.run(player.play())
             yield client
 
@@ -46,7 +47,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
     """A wide screen in the light; whatever a test did, nothing went elsewhere and nothing was complained of."""
-    browser.driver.delete_all_cookies()
+    browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
     browser.leave()
     browser.resize(1280, 900)
     browser.theme("light")

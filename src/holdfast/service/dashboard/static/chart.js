@@ -3,6 +3,9 @@
 import { h, s } from "./dom.js";
 import { dollars } from "./format.js";
 
+/** What a chart may fill, with room for the frames around it and for a scroll bar. */
+export const chartWidth = () => Math.max(280, document.getElementById("main").clientWidth - 96);
+
 const HEIGHT = 180;
 const LEFT = 58;
 const FOOT = 22;

@@ -1,7 +1,7 @@
 // One agent: what waits for people, how well its units are found, what an intent would load, and how recalls fared.
 
 import { get, part, post } from "../api.js";
-import { columns, seriesLegend } from "../chart.js";
+import { chartWidth, columns, seriesLegend } from "../chart.js";
 import { button, fill, h, notice, tile } from "../dom.js";
 import { svgButton } from "../exporting.js";
 import { count, percent, time } from "../format.js";
@@ -71,7 +71,7 @@ function waiting(rows, approve, visitor) {
     name: "approvals waiting", caption: "Approvals waiting", rows, none: "Nothing waits for anybody.",
     attributes: (row) => ({ "data-waiting": `${row.unit} ${row.version}` }),
     columns: [
-      { heading: "Unit", plain: (row) => `${row.unit} ${row.version}`, show: (row) => [`${row.unit} ${row.version}`, h("details", {}, h("summary", {}, "Text"), h("pre", { class: "wrap" }, row.content))] },
+      { heading: "Unit", plain: (row) => `${row.unit} ${row.version}`, show: (row) => [`${row.unit} ${row.version}`, h("details", { "aria-label": `Text of ${row.unit} ${row.version}` }, h("summary", {}, "Text"), h("pre", { class: "wrap" }, row.content))] },
       { heading: "Written by", plain: (row) => row.authored_by, show: (row) => [row.authored_by, h("div", { class: "small" }, time(row.authored_at))] },
       number("Tokens", (row) => row.tokens),
       { heading: "Waits for", plain: (row) => row.needs.join(" ") || row.status, show: (row) => decision(row, approve, visitor) },
@@ -92,7 +92,7 @@ function decision(row, approve, visitor) {
 
 function covered({ units, coverage }, measure, visitor) {
   const state = coverage
-    ? ["Measured ", time(coverage.measured_at), ` by ${coverage.model}.`, coverage.stale ? " Units have changed since." : "",
+    ? ["Measured ", time(coverage.measured_at), `; encoder: ${coverage.model}.`, coverage.stale ? " Units have changed since." : "",
       coverage.skipped ? [" The gate was skipped", coverage.recert_due ? [", to be made up for by ", time(coverage.recert_due)] : "", "."] : ""].flat()
     : ["Coverage was not measured yet."];
   return [table({
@@ -115,14 +115,13 @@ const when = (row) => [row.guaranteed ? (row.first ? "always, first" : "always")
   row.version === null && row.tokens === null ? "never: it has no text" : "", row.lifted ? "lifted" : ""].filter(Boolean).join("; ") || "when it fits";
 
 const failing = (row) => (row.failures.length
-  ? h("details", {}, h("summary", {}, `${count(row.failures.length)} of them`),
+  ? h("details", { "aria-label": `Failing paraphrases of ${row.name}` }, h("summary", {}, `${count(row.failures.length)} of them`),
     h("ul", { class: "small" }, row.failures.map((one) => h("li", {}, `“${one.query}”: `, one.taken_by ? h("strong", {}, one.taken_by) : "nothing fitted", one.taken_by ? " took its place" : ""))))
   : "none");
 
 function overTime(id, days, { days: rows }) {
-  const width = Math.max(300, document.getElementById("main").clientWidth - 60);
   const series = [{ name: "needed and loaded", values: rows.map((row) => row.used) }, { name: "needed and not loaded", values: rows.map((row) => row.missed) }];
-  const chart = columns({ slots: rows.map((row) => row.day.slice(5)), series, width, label: "Units that were needed, by day; the table below tells the numbers", shown: (value) => count(Math.round(value * 10) / 10) });
+  const chart = columns({ slots: rows.map((row) => row.day.slice(5)), series, width: chartWidth(), label: "Units that were needed, by day; the table below tells the numbers", shown: (value) => count(Math.round(value * 10) / 10) });
   const some = rows.filter((row) => row.recalls);
   return [h("section", { class: "block", "aria-label": "Recalls over time" },
     h("div", { class: "bar" }, h("h2", {}, "Recalls over time"), some.length ? svgButton("recalls", () => chart) : null),

@@ -2,7 +2,7 @@
 
 import { get, now, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
-import { columns, seriesLegend } from "../chart.js";
+import { chartWidth, columns, seriesLegend } from "../chart.js";
 import { svgButton } from "../exporting.js";
 import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
 import { money, number, table } from "../table.js";
@@ -80,8 +80,7 @@ function spending(slot, models, told) {
     const known = new Map(told[index].map((row) => [row[slot], row.cost_usd]));
     return { name, values: slots.map((one) => known.get(one) ?? 0) };
   });
-  const width = Math.max(300, document.getElementById("main").clientWidth - 60);
-  const chart = columns({ slots: slots.map((one) => shown(slot, one)), series, width, label: `Spend by ${slot} and model; the tables below tell the numbers` });
+  const chart = columns({ slots: slots.map((one) => shown(slot, one)), series, width: chartWidth(), label: `Spend by ${slot} and model; the tables below tell the numbers` });
   return h("section", { class: "block", "aria-label": "Spend over time" },
     h("div", { class: "bar" }, h("h2", {}, "Spend over time"), svgButton("spend", () => chart)),
     h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Spend over time" }, chart), seriesLegend(series));

@@ -1,7 +1,7 @@
 // The recall explorer: type an intent, see what it would load and what every stage says.
 
 import { get } from "../api.js";
-import { bars, seriesLegend } from "../chart.js";
+import { bars, chartWidth, seriesLegend } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { svgButton } from "../exporting.js";
 import { count } from "../format.js";
@@ -44,8 +44,7 @@ function found({ units, floor, model, total_tokens: tokens, truncated }) {
   const stages = units[0]?.stages.map((one) => one.stage) ?? [];
   const by = (row, stage) => row.stages.find((one) => one.stage === stage);
   const series = stages.map((name) => ({ name, values: units.map((row) => by(row, name)?.added ?? 0) }));
-  const width = Math.max(300, document.getElementById("main").clientWidth - 60);
-  const chart = bars({ names: units.map((row) => row.name), series, width, label: "What each stage adds to the score of each unit; the table below tells the numbers", shown: two });
+  const chart = bars({ names: units.map((row) => row.name), series, width: chartWidth(), label: "What each stage adds to the score of each unit; the table below tells the numbers", shown: two });
   return [
     h("p", {}, `${count(units.filter((row) => row.place).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; not all that fits has room" : ""}.`),
     h("div", { class: "bar" }, seriesLegend(series), svgButton("scores", () => chart)),

@@ -83,5 +83,5 @@ function controls(row, deeds) {
       ? of("Retract", "retract", () => deeds.set(row, { status: "retracted" }, "Retracted: no session is told of it."))
       : of("Restore", "restore", () => deeds.set(row, { status: "active" }, "It may be told again.")),
     of("Remove", "remove", () => deeds.remove(row)),
-    h("details", {}, h("summary", { "data-key": `edit ${row.id}` }, "Edit"), text, of("Save", "save", () => deeds.set(row, { text: text.value }, "Saved."))));
+    h("details", { "aria-label": `Edit: ${row.text}` }, h("summary", { "data-key": `edit ${row.id}` }, "Edit"), text, of("Save", "save", () => deeds.set(row, { text: text.value }, "Saved."))));
 }

@@ -8,7 +8,7 @@ const TTLS = [["auto", "as planned"], ["5m", "5 min"], ["1h", "1 h"]];
 
 export async function settings(may) {
   let known = await get("/api/cache/settings");
-  const place = h("fieldset", { class: "settings", disabled: !may });
+  const place = h("fieldset", { class: "settings", disabled: !may, "aria-label": "Settings for all sessions" });
 
   const save = async (change) => {
     try {

@@ -29,7 +29,7 @@ export async function show(place, { visitor }) {
     fill(list, told.discussions.length ? h("ul", { class: "cards" }, told.discussions.map(card)) : null);
   };
   await refresh();
-  place.append(h("h1", {}, "Try it"),
+  fill(place, h("h1", {}, "Try it"),
     h("p", {}, "Six short sessions run for real against a simulated provider, whose hours pass in seconds: three with habits that keep a cache, three with habits that lose it. Nothing leaves this machine, and nothing is paid for."),
     off ? h("p", { class: "bad" }, "This service does not simulate. Start one that does: ", h("code", {}, "holdfast serve --simulate")) : null,
     h("p", {}, play), state, list);
@@ -37,6 +37,6 @@ export async function show(place, { visitor }) {
 }
 
 const card = (row) => h("li", { class: "card" },
-  h("h3", {}, h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": row.discussion_id }, row.name ?? row.discussion_id)),
+  h("h2", {}, h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": row.discussion_id }, row.name ?? row.discussion_id)),
   h("p", { class: "small" }, row.model),
   h("p", {}, `${count(row.calls)} calls, `, h("strong", {}, percent(row.tokens_sent ? row.tokens_read / row.tokens_sent : null)), " read from the cache ", verdict(row.verdict, row.verdict_detail)));
