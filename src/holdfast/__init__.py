@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.adopting import pending_knowledge as pending_knowledge
     from holdfast.runtime.context import build_initial_context as build_initial_context
     from holdfast.runtime.context import stable_prefix_length as stable_prefix_length
+    from holdfast.runtime.instruction_client import InstructionClient as InstructionClient
     from holdfast.runtime.library import Library as Library
     from holdfast.runtime.options import Options as Options
     from holdfast.runtime.prompt_cache import PromptCache as PromptCache
@@ -82,6 +83,7 @@ _HOMES = {
     "Healed": "holdfast.engine.recovering",
     "HoldfastError": "holdfast.errors",
     "Image": "holdfast.canonical.blocks",
+    "InstructionClient": "holdfast.runtime.instruction_client",
     "LayerText": "holdfast.canonical.view",
     "Library": "holdfast.runtime.library",
     "MemoryStore": "holdfast.stores.memory",

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from holdfast.cli.main import command
 from holdfast.errors import UserError
 from holdfast.instructions.migration.reading import read_files
+from holdfast.stores.sqlite import SqliteStore
 
 AGENTS = """# Weather service
 
@@ -92,6 +93,17 @@ def test_the_proposal_is_shown_for_review_and_nothing_is_published(project: Path
         "weather-service.md",
     ]
     assert not (project / "home" / "holdfast.db").exists()
+
+
+def test_texts_may_be_written_as_units_at_once_and_still_nothing_is_published(project: Path) -> None:
+    path = project / "kept.db"
+    for _ in range(2):
+        assert run(project, str(project / "AGENTS.md"), "--write", "--db", str(path)).exit_code == 0
+    with SqliteStore(path) as store:
+        (unit,) = store.instructions.versions_of("main", "testing")
+        assert (unit.version, unit.status) == ("v1", "active")
+        assert "make test" in unit.content
+        assert store.instructions.manifest("main") is None
 
 
 def test_a_folder_that_has_something_in_it_is_not_written_over(project: Path) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.instructions_opened import db_option, opened
+
 if TYPE_CHECKING:
     from holdfast.instructions.migration.proposal import Proposal
 
@@ -31,6 +33,10 @@ def compiled(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--at", callback=compiled, metavar="REGEX", help="Cut before lines like this, instead of at headings.")
 @click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Follow imports below it.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
+@click.option(
+    "--write", is_flag=True, help="Also write each text as a signed unit; manifest and stub stay as they are."
+)
+@db_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def migrate(
     *,
@@ -41,6 +47,8 @@ def migrate(
     at: "re.Pattern[str] | None",
     root: Path | None,
     out: Path | None,
+    write: bool,
+    db: str | None,
     as_json: bool,
 ) -> None:
     """Propose units and a manifest for AGENTS.md, CLAUDE.md or folders of rules; nothing is published.
@@ -73,6 +81,9 @@ def migrate(
     warnings = (*read.warnings, *proposal.warnings)
     if out is not None:
         write_folder(proposal, out)
+    if write:
+        with opened(db, make=True) as library:
+            library.write(proposal)
     if as_json:
         click.echo(proposal_json(proposal, warnings))
         return

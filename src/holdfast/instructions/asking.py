@@ -19,6 +19,10 @@ class Answered(msgspec.Struct, frozen=True):
     snapshot_id: str
     embedding_model_version: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return names_of(self.recalled.chunks)
+
 
 class Replayed(msgspec.Struct, frozen=True):
     """`same_snapshot`: the texts, the model and the lifts are those of then."""

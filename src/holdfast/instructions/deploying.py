@@ -14,6 +14,7 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, new_agent, no_manifest
 from holdfast.instructions.measures import PROMOTE_MISS_RATE, WINDOW_MS, measured
 from holdfast.instructions.migration.folder import InstructionFolder
+from holdfast.instructions.migration.proposal import Proposal
 from holdfast.instructions.publication import Draft
 from holdfast.instructions.publishing import Publication, Published, publish
 from holdfast.instructions.shelves import newest_units, owner_of
@@ -70,6 +71,15 @@ def publish_folder(
         approvals=folder.manifest.approvals,
     )
     return Deployed(version, placing.changes, publish(library, publication, caller))
+
+
+def write_units(library: Library, proposal: Proposal, caller: Caller) -> dict[str, Change]:
+    """Each text of a proposal as a signed version of a unit; manifest, stub and files stay as they are."""
+    agent = library.records.agent(proposal.agent_id) or new_agent(library, proposal.agent_id)
+    placing = _Placing(library, agent, caller)
+    for unit in proposal.units:
+        placing.placed(msgspec.structs.replace(unit.entry, path=None), unit.content)
+    return placing.changes
 
 
 def promote(library: Library, said: str, caller: Caller, *, force: bool = False) -> Published:

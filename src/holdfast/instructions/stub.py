@@ -4,6 +4,7 @@ import hashlib
 
 import msgspec
 
+from holdfast.canonical.blocks import Json
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.recall import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
@@ -26,19 +27,20 @@ PROFILES = {
     ),
 }
 
+RECALL_TOOL_INPUT: dict[str, Json] = {
+    "type": "object",
+    "properties": {
+        "intent": {"type": "string", "description": "What you are about to do or need help with."},
+        "max_chunks": {"type": "integer", "minimum": 1, "maximum": 20, "default": DEFAULT_CHUNKS_MAX},
+        "token_budget": {"type": "integer", "minimum": 1, "maximum": 100000, "default": DEFAULT_TOKEN_BUDGET},
+        "manifest_hint": {"type": "array", "items": {"type": "string"}, "default": []},
+    },
+    "required": ["intent"],
+}
 RECALL_TOOL_SCHEMA = {
     "name": "recall_instruction",
     "description": "Load the instruction units that fit what you are about to do.",
-    "input_schema": {
-        "type": "object",
-        "properties": {
-            "intent": {"type": "string", "description": "What you are about to do or need help with."},
-            "max_chunks": {"type": "integer", "minimum": 1, "maximum": 20, "default": DEFAULT_CHUNKS_MAX},
-            "token_budget": {"type": "integer", "minimum": 1, "maximum": 100000, "default": DEFAULT_TOKEN_BUDGET},
-            "manifest_hint": {"type": "array", "items": {"type": "string"}, "default": []},
-        },
-        "required": ["intent"],
-    },
+    "input_schema": RECALL_TOOL_INPUT,
 }
 
 _encode = msgspec.json.Encoder().encode

@@ -14,6 +14,7 @@ from holdfast.instructions.library import Library
 from holdfast.instructions.recall import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, Question
 from holdfast.instructions.stub import RECALL_TOOL_SCHEMA
 from holdfast.instructions.times import maybe_told_time
+from holdfast.instructions.told import recalled_text
 from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
 
 INTENT_CHARACTERS_MAX = 8_000
@@ -108,7 +109,7 @@ class Toolbox:
             use_floor=self._library.settings.use_floor,
         )
         answered = ask(self._library, agent, shelf, question, caller=caller, heartbeat_id=None)
-        return ToolAnswer(_recalled_text(answered), _recalled_told(answered))
+        return ToolAnswer(recalled_text(answered), _recalled_told(answered))
 
     def _list(self, caller: Caller, request: _List) -> ToolAnswer:
         said = caller.agent_name or self._agent
@@ -163,15 +164,6 @@ def _made(
     _, components = msgspec.json.schema_components((request,))
     schema = {field: value for field, value in components[request.__name__].items() if field != "title"}
     return ToolFunction(name, description, schema, convert_and_run)
-
-
-def _recalled_text(answered: Answered) -> str:
-    recalled = answered.recalled
-    parts = [f"# {chunk.name}\n\n{chunk.content.text}\n" for chunk in recalled.chunks]
-    if not parts:
-        parts.append("No instruction unit fits this intent.\n")
-    missed = [f"There is no unit {name!a}.\n" for name in recalled.missed_hints]
-    return "\n".join((*parts, *missed, f"When done, call submit_usage with audit_token {answered.audit_token}"))
 
 
 def _recalled_told(answered: Answered) -> dict[str, object]:

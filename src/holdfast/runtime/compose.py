@@ -307,7 +307,7 @@ def _pinned(options: Options, system_prompt: str, workspace: Path | None, config
         system_prompt = named_text("presets", options["preset_name"], workspace=workspace, home=home)
     if "persona_name" in options:
         persona = named_text("personas", options["persona_name"], workspace=workspace, home=home)
-    project = [render_settings(config.project)]
+    project = [options["instructions"].text if "instructions" in options else "", render_settings(config.project)]
     if workspace is not None:
         project.append(render_instructions(read_instructions(workspace, home=home)))
     texts = [

@@ -2,30 +2,51 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
+
+import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.instructions.asking import Answered
-from holdfast.instructions.heartbeat import Heartbeat, Preloaded
+
+
+class Recalls(Protocol):
+    """What a recall gives, wherever the instructions are kept."""
+
+    @property
+    def audit_token(self) -> str: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
 
 class SubmitUsage(Protocol):
     def __call__(self, audit_token: str, *, used: tuple[str, ...], missed: tuple[str, ...]) -> None: ...
 
 
-class Beat:
+class Preload(msgspec.Struct, frozen=True):
+    name: str
+    text: str
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What a signed trigger has loaded."""
+
+    heartbeat_id: str
+    preloads: tuple[Preload, ...]
+    audit_token: str
+
+
+Given = TypeVar("Given", bound=Recalls)
+
+
+class Beat(Generic[Given]):
     """Leave it, and every recall is closed with the units of it that were used; what fails then fails nothing else."""
 
     def __init__(
-        self,
-        recall: Callable[[str], Answered],
-        submit_usage: SubmitUsage,
-        *,
-        stub: str,
-        begun: Heartbeat | None = None,
+        self, recall: Callable[[str], Given], submit_usage: SubmitUsage, *, stub: str, begun: Begun | None = None
     ) -> None:
         self.stub = stub
-        self.preloads: tuple[Preloaded, ...] = begun.preloads if begun else ()
+        self.preloads = begun.preloads if begun else ()
         self._recall = recall
         self._submit = submit_usage
         self._open: list[tuple[str, tuple[str, ...]]] = []
@@ -34,10 +55,10 @@ class Beat:
         self._used: dict[str, None] = {}
         self._missed: dict[str, None] = {}
 
-    def recall(self, intent: str) -> Answered:
-        answered = self._recall(intent)
-        self._open.append((answered.audit_token, tuple(one.name for one in answered.recalled.chunks)))
-        return answered
+    def recall(self, intent: str) -> Given:
+        given = self._recall(intent)
+        self._open.append((given.audit_token, given.names))
+        return given
 
     def used(self, *names: str) -> None:
         self._used.update(dict.fromkeys(names))

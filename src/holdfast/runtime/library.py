@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,9 +17,17 @@ from holdfast.instructions.asking import Answered, Replayed, ask, close, replay
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.certifying import activate_encoder
 from holdfast.instructions.checking import Checked
-from holdfast.instructions.deploying import Deployed, check_folder, promote, publish_folder, roll_back
+from holdfast.instructions.deploying import (
+    Change,
+    Deployed,
+    check_folder,
+    promote,
+    publish_folder,
+    roll_back,
+    write_units,
+)
 from holdfast.instructions.failures import InstructionError
-from holdfast.instructions.heartbeat import Heartbeat, boot_stub, wake
+from holdfast.instructions.heartbeat import boot_stub, wake
 from holdfast.instructions.index_lines import EntryCost, entry_cost, index_text
 from holdfast.instructions.lint import Flaw, lint
 from holdfast.instructions.measures import Measures, measured
@@ -31,9 +40,13 @@ from holdfast.instructions.recall import Question, Shelf
 from holdfast.instructions.records import HasInstructions
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import deployment_key
+from holdfast.instructions.stub import known_profile
+from holdfast.instructions.told import manifest_sha256, standing_text
 from holdfast.instructions.values import Agent, Entry
 from holdfast.retrieval.meaning import ENCODERS, EncoderName, meaning_stage, missing_packages
-from holdfast.runtime.heartbeats import Beat
+from holdfast.runtime.heartbeats import Beat, Begun, Preload
+from holdfast.runtime.instructed import Instructed
+from holdfast.runtime.instruction_tools import instruction_tools
 from holdfast.stores.open import open_store
 
 DAY_MS = 86_400_000
@@ -108,6 +121,10 @@ class Library:
         )
         return msgspec.structs.replace(proposal, warnings=(*read.warnings, *proposal.warnings))
 
+    def write(self, proposal: Proposal) -> dict[str, Change]:
+        """The units of a proposal, for nobody to recall before a manifest lists them."""
+        return write_units(self._kept, proposal, self._admin)
+
     def check(self, folder: str | os.PathLike[str]) -> Checked:
         return check_folder(self._kept, read_folder(Path(folder)), self._admin)
 
@@ -150,19 +167,42 @@ class Library:
     def submit_usage(self, audit_token: str, *, used: Sequence[str] = (), missed: Sequence[str] = ()) -> None:
         close(self._kept, audit_token, self._admin, used=tuple(used), missed=tuple(missed))
 
-    def heartbeat(self, wake_token: str | None = None, *, agent: str = MAIN, profile: str = "generic") -> Beat:
+    def heartbeat(
+        self, wake_token: str | None = None, *, agent: str = MAIN, profile: str = "generic"
+    ) -> Beat[Answered]:
         """A context that ends by saying what was used; preloads need the signed token of the trigger."""
-        begun: Heartbeat | None = None
         known = self._kept.records.agent(agent)
-        if wake_token is not None:
-            caller = Caller(f"agent:{agent}", "embedded")
-            begun = wake(self._kept, agent, known, wake_token, caller=caller, profile=profile)
-        stub = begun.stub if begun else boot_stub(self._kept, agent, known, profile)
-        return Beat(self._recall_for(agent, begun), self.submit_usage, stub=stub.body, begun=begun)
+        if wake_token is None:
+            stub = boot_stub(self._kept, agent, known, profile)
+            return Beat(partial(self.recall, agent=agent), self.submit_usage, stub=stub.body)
+        caller = Caller(f"agent:{agent}", "embedded")
+        woken = wake(self._kept, agent, known, wake_token, caller=caller, profile=profile)
+        preloads = tuple(Preload(one.name, one.content.text) for one in woken.preloads)
+        begun = Begun(woken.heartbeat_id, preloads, woken.audit_token)
+        recall = partial(self.recall, agent=agent, heartbeat_id=woken.heartbeat_id)
+        return Beat(recall, self.submit_usage, stub=woken.stub.body, begun=begun)
 
-    def _recall_for(self, agent: str, begun: Heartbeat | None) -> Callable[[str], Answered]:
-        heartbeat_id = begun.heartbeat_id if begun else None
-        return lambda intent: self.recall(intent, agent=agent, heartbeat_id=heartbeat_id)
+    def for_session(
+        self,
+        agent: str = MAIN,
+        *,
+        profile: str = "generic",
+        manifest_uri: str | None = None,
+        sha256: str | None = None,
+    ) -> Instructed:
+        """What a session is given as its `instructions`. A manifest other than the one that was named is refused."""
+        known, shelf = self._shelf(agent)
+        manifest = shelf.manifest
+        if manifest_uri not in (None, manifest.fact_uri) or sha256 not in (None, manifest_sha256(manifest)):
+            raise InstructionError(
+                "manifest_refused",
+                f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, and not the one that is accepted",
+            )
+        text = standing_text(known, manifest, known_profile(profile))
+        return Instructed(text, instruction_tools(partial(self.recall, agent=agent), self.submit_usage))
+
+    def manifest_sha256(self, agent: str = MAIN) -> str:
+        return manifest_sha256(self._shelf(agent)[1].manifest)
 
     def stub(self, agent: str = MAIN, *, profile: str = "generic") -> str:
         return boot_stub(self._kept, agent, self._kept.records.agent(agent), profile).body

@@ -23,6 +23,7 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.marks import Profile
 from holdfast.providers.wire import Wire
 from holdfast.runtime.config import Diagnostics
+from holdfast.runtime.instructed import Instructed
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
 
@@ -65,6 +66,9 @@ class Options(TypedDict, total=False):
     `compaction` says when a conversation is made shorter by itself, and how; False is never. `recall_history` adds a
     tool that shows what has left the view.
 
+    `instructions` are those of an agent (`Library.for_session`): a stub and an index in the prompt, and a tool that
+    recalls the rest.
+
     `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
     of `skills_mode` and searched by `skill_ranking`; `also_skills` names folders of other programs to be read with the
     usual ones. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and
@@ -85,6 +89,7 @@ class Options(TypedDict, total=False):
     persona: str
     persona_name: str
     volatile: VolatileLayers
+    instructions: Instructed
     tools: Sequence[Tool | ToolFunction]
     builtin_tools: bool | Sequence[str]
     memory: bool
@@ -219,6 +224,7 @@ def _misfit(key: str, value: object) -> str | None:
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
         "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
+        "instructions": (isinstance(value, Instructed), "what Library.for_session gives"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
         "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),

@@ -67,6 +67,7 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
     return Toolbox(
         (
             *options.get("tools", ()),
+            *(options["instructions"].tools if "instructions" in options else ()),
             *built_in,
             *remembering,
             *(skill_tools(skilled.store) if skilled.offered else ()),

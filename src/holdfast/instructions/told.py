@@ -1,0 +1,31 @@
+"""What a model reads of its instructions: what stands in the prompt, and what a recall answers."""
+
+import hashlib
+
+import msgspec
+
+from holdfast.instructions.asking import Answered
+from holdfast.instructions.index_lines import index_text
+from holdfast.instructions.stub import stub_body
+from holdfast.instructions.values import Agent, Manifest
+
+HEADING = "## Instructions that can be recalled\n\n"
+
+
+def recalled_text(answered: Answered) -> str:
+    recalled = answered.recalled
+    parts = [f"# {chunk.name}\n\n{chunk.content.text}\n" for chunk in recalled.chunks]
+    if not parts:
+        parts.append("No instruction unit fits this intent.\n")
+    missed = [f"There is no unit {name!a}.\n" for name in recalled.missed_hints]
+    return "\n".join((*parts, *missed, f"When done, call submit_usage with audit_token {answered.audit_token}"))
+
+
+def standing_text(agent: Agent, manifest: Manifest, profile: str) -> str:
+    """Stub and index; the same bytes as long as both say the same."""
+    return f"{stub_body(agent, manifest, profile)}\n{HEADING}{index_text(manifest.body)}"
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """By which a session can say which manifest it accepts."""
+    return hashlib.sha256(msgspec.json.encode((manifest.fact_uri, manifest.body))).hexdigest()

@@ -1,0 +1,96 @@
+"""Sessions with an agent's instructions: what stands in the prompt, and that what was recalled is history."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agents import MakeAgent, moved_prefixes, says
+from holdfast import Library, MemoryStore, UserError
+from holdfast.canonical.blocks import ToolUse
+from holdfast.compaction.values import PROTECTED_TOOLS
+from holdfast.events.payloads import EpochOpened, LlmCallCompleted
+from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.migration.folder import write_folder
+from played_sessions import new_session, played, uses
+
+AGENTS = """# Weather service
+
+## Never
+
+- Never push to main.
+- Never print credentials.
+
+## Testing
+
+Run the whole suite before every commit, and add a test for each mistake that you mend.
+
+## Release notes
+
+List what changed for users of the new version, newest first, and name the issue of each.
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    (tmp_path / "AGENTS.md").write_text(AGENTS)
+    with Library(tmp_path / "agent.db") as library:
+        write_folder(library.migrate(tmp_path / "AGENTS.md"), tmp_path / "out")
+        library.publish(tmp_path / "out")
+        yield library
+
+
+async def test_stub_and_index_belong_to_the_epoch_and_what_is_recalled_is_history(library: Library) -> None:
+    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider, store = played([recall], "Tested.", "Bye."), MemoryStore()
+    async with new_session(provider, instructions=library.for_session(), store=store) as session:
+        await session.send("Run the tests.")
+        await session.send("Thanks.")
+        events = list(store.read(session.id))
+    (epoch,) = (one.payload for one in events if isinstance(one.payload, EpochOpened))
+    (project,) = (said.text for said in epoch.system if said.layer == "project")
+    assert "Never push to main." in project
+    assert "- testing: Testing: Run the whole suite" in project
+    usages = [one.payload.usage for one in events if isinstance(one.payload, LlmCallCompleted)]
+    assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
+    assert moved_prefixes(events) == []
+
+
+async def test_a_recall_answers_with_the_unit_and_usage_goes_on_record(agent: MakeAgent, library: Library) -> None:
+    recall = ToolUse("call_1", "recall_instruction", '{"intent":"write or run tests","max_chunks":1}')
+    one = agent(says(recall), says("ok"), instructions=library.for_session())
+    async with one.session as session:
+        await session.send("Run the tests.")
+    told = str(one.bodies[1]["messages"][2]["content"])
+    assert "Run the whole suite before every commit" in told
+    token = re.search(r"audi_\w+", told)
+    assert token is not None
+    assert "recall_instruction" in PROTECTED_TOOLS
+    usage = next(tool for tool in library.for_session().tools if tool.spec.name == "submit_usage")
+    assert usage.run(audit_token=token[0], used_chunks=["testing"]) == "on record"
+    assert library.metrics().recall_at_k == 1.0
+
+
+async def test_a_recall_that_fails_is_told_to_the_model(agent: MakeAgent, library: Library) -> None:
+    recall = ToolUse("call_1", "recall_instruction", '{"intent":" "}')
+    one = agent(says(recall), says("ok"), instructions=library.for_session())
+    async with one.session as session:
+        await session.send("Run the tests.")
+    (result,) = one.bodies[1]["messages"][2]["content"]
+    assert result["is_error"]
+    assert "say in `intent`" in str(result)
+
+
+def test_a_session_can_say_which_manifest_it_accepts(library: Library) -> None:
+    uri, sha256 = "instruction:local/main/manifest/v1", library.manifest_sha256()
+    assert library.for_session(manifest_uri=uri, sha256=sha256).text == library.for_session().text
+    for wrong in ({"manifest_uri": "instruction:local/main/manifest/v2"}, {"sha256": "0" * 64}):
+        with pytest.raises(InstructionError, match="not the one that is accepted"):
+            library.for_session(**wrong)
+
+
+def test_instructions_are_what_a_library_gives() -> None:
+    with pytest.raises(UserError, match=r"what Library\.for_session gives"):
+        new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
