@@ -23,7 +23,6 @@ MODEL = "claude-sonnet-5-5"
 Shown = list[tuple[Any, ...]]
 
 
-@tool
 def read(path: str) -> str:
     """Reads a file."""
     return RESULT
@@ -89,12 +88,7 @@ def pydantic_ai(url: str, *, stream: bool) -> Shown:
         async with AnthropicProvider(api_key="any", base_url=url) as provider:
             settings: Any = {"anthropic_cache_instructions": True, "max_tokens": 200}
             agent = Agent(AnthropicModel(MODEL, provider=provider), instructions=SYSTEM, model_settings=settings)
-
-            @agent.tool_plain
-            def read(path: str) -> str:
-                """Reads a file."""
-                return RESULT
-
+            agent.tool_plain(read)
             shown: Shown = []
             history: list[Any] = []
             for asked in (LOOK, SURE):
