@@ -79,7 +79,7 @@ def test_a_newcomer_sees_every_view_filled_within_seconds_of_pressing_a_button(p
         )
         for view, selector in filled:
             page.open(view)
-            page.one(selector)
+            assert page.one(selector)
         page.open("caching")
         page.click("tbody a")
         page.until(lambda: "Prompts by call" in page.text("main"))

@@ -97,7 +97,7 @@ HABITS = (
         "Good: kept by OpenAI of its own accord",
         "openai:gpt-6-luna",
         (30.0, 45.0, 20.0, 30.0),
-        teaches="Never promise a date for a refund.",
+        teaches="Never promise the day a parcel arrives.",
     ),
     Habit(
         "Good: a Gemini session",

@@ -60,7 +60,7 @@ const waiting = (rows) => table({
     { heading: "Session", plain: (row) => row.name ?? row.session_id, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `pending ${row.session_id}` }, row.name ?? row.session_id) },
     number("Pending items", (row) => row.pending_items, "Lines that stand in one of the two digests only"),
     number("Tokens to write", (row) => row.tokens, "The digest and all that stands behind it in the newest prompt"),
-    money("Cost of adopting", (row) => row.extra_usd, "What writing them costs more than reading them; it is adopted when the session begins anew"),
+    money("Cost of adopting", (row) => row.extra_usd, "What writing them costs more than reading them; a running session adopts it when its program says so, or with a compaction"),
   ],
 });
 
