@@ -6,6 +6,7 @@ import click
 
 if TYPE_CHECKING:
     from holdfast.events.records import Records
+    from holdfast.service.exporting import Exporter
     from holdfast.service.service import Service
 
 PORT = 8787
@@ -78,7 +79,6 @@ def command(
     goes through: a client with a base URL setting needs no other change.
     """
     import contextlib
-    import os
     import tempfile
     from pathlib import Path
 
@@ -91,8 +91,6 @@ def command(
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
         raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
-    from holdfast.service.exporting import Exporter, headers_of
-    from holdfast.service.hosts import is_loopback
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
@@ -100,13 +98,11 @@ def command(
         if simulate and db is None:
             db = str(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-serve-"))) / "log.db")
         log, records = opened.enter_context(open_records(db))
-        _check_reach(host, records)
-        needed = require_keys or not is_loopback(host)
+        needed = _check_reach(host, records) or require_keys
         # Where nothing but a sample is played, it is what the figures are of.
         service = Service(log, records, configured_models(), require_keys=needed, simulated=simulated or simulate)
         _furnish(service, simulate=simulate)
-        headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-        exporter = Exporter(service.hub, otlp, headers=headers, content=otlp_content) if otlp else None
+        exporter = _exporter(service, otlp, content=otlp_content)
         wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, db)
         with open_gateway(service, upstreams, wishes) as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
@@ -114,6 +110,16 @@ def command(
                 click.echo(url_of(bound, host))
                 run_until_told(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)
+
+
+def _exporter(service: "Service", url: str | None, *, content: bool) -> "Exporter | None":
+    """What tells a collector, if one was named."""
+    import os
+
+    from holdfast.service.exporting import Exporter, headers_of
+
+    headers = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    return Exporter(service.hub, url, headers=headers, content=content) if url else None
 
 
 def _furnish(service: "Service", *, simulate: bool) -> None:
@@ -132,8 +138,8 @@ def _furnish(service: "Service", *, simulate: bool) -> None:
         service.sample = SamplePlayer(service.log, service.models)
 
 
-def _check_reach(host: str, records: "Records") -> None:
-    """Raises UserError where others can reach the service, and nobody has the key of an admin."""
+def _check_reach(host: str, records: "Records") -> bool:
+    """Whether others can reach the service. Raises UserError where they can, and nobody has the key of an admin."""
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
     from holdfast.service.access import state_of
@@ -146,3 +152,4 @@ def _check_reach(host: str, records: "Records") -> None:
             f"{host!r} can be reached by others, and there is no key of scope admin: "
             "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
         )
+    return not is_loopback(host)

@@ -123,7 +123,7 @@ class Gateway:
         if self._keeper is not None:
             self._keeper.went_on(ready.reading.digests)
         async with self._gate.crossing(ready.reading.claim, self._clock) as crossing:
-            await self._carried(exchange, ready, scope, send, crossing.begun)
+            await self._carried(exchange, ready, scope, send, begun=crossing.begun)
 
     async def _carried(
         self,
@@ -131,6 +131,7 @@ class Gateway:
         ready: Ready,
         scope: Scope,
         send: Send,
+        *,
         begun: Callable[[], None] = lambda: None,
     ) -> None:
         upstream = self._upstreams[exchange.target.mount]
