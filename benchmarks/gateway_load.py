@@ -30,7 +30,7 @@ def run() -> Iterator[tuple[str, str]]:
             process = stack.enter_context(
                 subprocess.Popen([sys.executable, "-m", "holdfast", *words], stdout=subprocess.PIPE, text=True)
             )
-            stack.callback(process.kill)
+            stack.callback(process.terminate)
             assert process.stdout is not None
             return ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2])), process.pid
 

@@ -42,6 +42,8 @@ async def _upstream(
                 continue
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             for place in range(EVENTS):
+                if writer.is_closing():
+                    return
                 event = b"data: %s %d\n\n" % (number, place)
                 writer.write(b"%x\r\n%s\r\n" % (len(event), event))
                 if fault == "cut" and place == EVENTS // 2:

@@ -1,8 +1,16 @@
 """The queue between calls and their record."""
 
+import io
 import threading
+from decimal import Decimal
 
+import msgspec
+
+from holdfast.gateway.exchange import Caller, Exchange
+from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
+from holdfast.gateway.relaying import Asked, Ended, Pinged, Relay, Retold, Setup, frames, write_frame
+from holdfast.gateway.routing import Target
 
 
 def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
@@ -35,3 +43,45 @@ def test_a_queue_that_was_never_used_closes() -> None:
     assert notes.wait_until_empty(1)
     notes.close()
     assert notes.dropped == 0
+
+
+def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() -> None:
+    relay = Relay(("holdfast.errors",), Setup(None, simulated=True), spent=lambda key_id, at, dollars: None)
+    relay._process.wait()
+    for _ in range(3):
+        exchange = Exchange(Target("anthropic", "/v1/messages", "anthropic"), [], Caller("account"), 1.0)
+        exchange.asked(b"{}")
+        relay.asked(exchange)
+        relay.ended(exchange)
+    relay.close()
+    assert relay.dropped >= 6
+
+
+def test_another_process_is_told_all_that_is_recorded() -> None:
+    told: list[tuple[str, bytes | None, int, str]] = []
+    heard = Retold(
+        lambda one: told.append(("asked", one.request_body, one.status, one.end)),
+        lambda one: told.append(("ended", one.reply_body, one.status, one.end)),
+        lambda one, letter, answer, at: told.append(("pinged", answer, int(at), letter.ttl)),
+    )
+    target, caller = Target("anthropic", "/v1/messages", "anthropic"), Caller("account", "key", "name")
+    letter = Letter(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
+    sent = (
+        Setup("s.db", simulated=False),
+        Asked(1, target, [(b"a", b"b")], caller, 5.0, b"body", b"before", ()),
+        Ended(1, 6.0, 200, [], "whole", b"reply"),
+        Pinged(1, letter, b"answer", 9.0),
+        Ended(2, 6.0, 200, [], "whole", b"of nobody"),
+    )
+    pipe = io.BytesIO()
+    for one in sent:
+        write_frame(pipe, msgspec.msgpack.encode(one))
+    pipe.write(b"\0\0\0\x09cut")
+    pipe.seek(0)
+    for received in frames(pipe):
+        heard.hear(received)
+    assert told == [
+        ("asked", b"body", 0, "cancelled"),
+        ("ended", b"reply", 200, "whole"),
+        ("pinged", b"answer", 9, "1h"),
+    ]

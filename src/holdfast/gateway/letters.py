@@ -5,7 +5,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.canonical.encoding import chain, digest, plain_json
-from holdfast.canonical.prompt import Ttl
+from holdfast.canonical.prompt import Mark, Ttl
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.economics.pinging import pings_max
 from holdfast.engine.draft import Draft
@@ -62,8 +62,7 @@ def read_once(improver: Improver, speaks: str, body: bytes, *, path: str, accoun
     letter = None
     if prefixes and prefixes[-1].digest == links[marks[-1].piece].digest:
         tokens = sum(draft.scroll.tokens[: marks[-1].piece + 1])
-        size = marks[-1].piece, tokens, at
-        letter = _letter(adapter, improved, body, size=size, prefix=prefixes[-1], ttl=marks[-1].ttl)
+        letter = _letter(adapter, improved, body, mark=marks[-1], prefix=prefixes[-1], tokens=tokens, at=at)
     return Reading(improved, claim, frozenset(link.digest for link in links), letter)
 
 
@@ -76,16 +75,9 @@ def _scope(adapter: Adapter, improved: Improved, account: str) -> str:
 
 
 def _letter(
-    adapter: Adapter,
-    improved: Improved,
-    body: bytes,
-    *,
-    size: tuple[int, int, float],
-    prefix: MarkedPrefix,
-    ttl: Ttl,
+    adapter: Adapter, improved: Improved, body: bytes, *, mark: Mark, prefix: MarkedPrefix, tokens: int, at: float
 ) -> Letter | None:
     """None where no request can ask for nothing, or where none would pay."""
-    piece, tokens, at = size
     sent = improved.body or body
     if not isinstance(adapter, AsksForNothing) or not improved.row.prices or len(sent) > LETTER_BYTES_MAX:
         return None
@@ -96,8 +88,14 @@ def _letter(
     members["max_tokens"] = emptied.output_tokens_max
     members.pop("stream", None)
     price = price_at(improved.row, utc_date(at), tokens)
-    times = pings_max(read=price.cache_read, write=write_rate(ttl, price))
+    times = pings_max(read=price.cache_read, write=write_rate(mark.ttl, price))
     cost = price.cache_read * tokens / 1_000_000
     return Letter(
-        plain_json(members), prefix.digest, ttl, prefix.ttl_seconds, cost, 0 if times is None else times, piece
+        body=plain_json(members),
+        tail=prefix.digest,
+        ttl=mark.ttl,
+        ttl_seconds=prefix.ttl_seconds,
+        cost_usd=cost,
+        times_max=times or 0,
+        piece=mark.piece,
     )
