@@ -9,7 +9,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.engine.certify import certify
 from holdfast.engine.state import fold
-from holdfast.events.payloads import EpochOpened
+from holdfast.events.payloads import EpochOpened, RequestPrepared
 from holdfast.knowledge.folder import DIGEST
 from holdfast.knowledge.switches import DigestRefresh
 from holdfast.simulator.provider import SimulatedProvider
@@ -80,6 +80,8 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
         await session.send("z")
         assert session.cache_stats().unexpected_cache_breaks == 0
         assert b"- one" not in provider.requests[-1].body
+    prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
+    assert [one.moved for one in prepared] == [None, None, None]
     certificates = list(certify(store.read(session.id), session.id, shipped_models()))
     assert [one.violation for one in certificates] == [None, None, None]
     assert 0 < certificates[1].prefix_bytes < certificates[2].prefix_bytes

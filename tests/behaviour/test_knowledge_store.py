@@ -3,18 +3,16 @@
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from holdfast.errors import UserError
-from holdfast.knowledge.digest import DIGEST_BYTES_MAX, change, make_digest
 from holdfast.knowledge.finding import ITEMS_MAX, harvested, project_path
 from holdfast.knowledge.folder import DIGEST, LEDGER, QUARANTINE, KnowledgeFolder
 from holdfast.knowledge.harvest import Project, Spoken, apply_harvest, plan_harvest
-from holdfast.knowledge.items import Category, Item, Source, item_id
+from holdfast.knowledge.items import Category, Item
 from holdfast.knowledge.journal import read_journal
 from holdfast.knowledge.notes import content_hash
 from holdfast.knowledge.shelf import item_named, items_in, remove_item, replace_item
@@ -302,61 +300,11 @@ def test_only_paths_of_the_project_have_notes(path: str, found: str) -> None:
     assert project_path(path, None) == ""
 
 
-def items(category: Category, number: int, *, size: int = 40) -> list[Item]:
-    made = []
-    for at in range(number):
-        text = f"{category} number {at} " + "x" * size
-        made.append(Item(item_id(category, text), category, text, sources=(Source("S", 1, "user"),)))
-    return made
-
-
-def test_each_section_has_room_of_its_own_however_full_the_others_are() -> None:
-    crowded = make_digest([*items("playbooks", 500), *items("facts", 500), *items("tasks", 3)])
-    assert len(crowded.text.encode()) <= DIGEST_BYTES_MAX
-    for heading in ("## Playbooks", "## Facts", "## Open tasks"):
-        assert heading in crowded.text
-    assert all(f"tasks number {at} " in crowded.text for at in range(3))
-    assert crowded.text.rstrip().endswith(f"({crowded.left_out} more in .holdfast/knowledge)")
-    assert crowded.items + crowded.left_out == 1_003
-
-
-def test_what_a_section_does_not_need_the_next_ones_have() -> None:
-    alone = make_digest(items("tasks", 45))
-    beside = make_digest(
-        [*items("facts", 100), *items("decisions", 100), *items("playbooks", 100), *items("tasks", 45)]
-    )
-    assert alone.left_out == 0
-    assert 5 < beside.text.count("tasks number") < 30
-
-
-def test_a_long_item_keeps_none_behind_it_out() -> None:
-    long, short = items("playbooks", 1, size=290), items("playbooks", 1, size=1)
-    made = make_digest([*long, *short])
-    assert short[0].text in made.text
-    assert made.left_out == 1
-
-
-def test_a_full_section_drops_its_older_half_at_once_and_then_only_grows() -> None:
-    many = items("tasks", 200)
-    heads = [make_digest(many[:number]).text.split("\n(")[0] for number in range(60, 200)]
-    rolled = [number for number, (one, two) in enumerate(pairwise(heads)) if not two.startswith(one)]
-    assert 1 <= len(rolled) <= 8
-    assert many[199].text in heads[-1] or many[198].text in heads[-1]
-
-
-def test_a_change_says_from_which_byte_on_and_how_many_items() -> None:
-    before, after = make_digest(items("facts", 3)).text, make_digest(items("facts", 5)).text
-    told = change(before, after)
-    assert (told.first_byte, told.items) == (len(before), 2)
-    assert told.bytes_changed == len(after) - len(before)
-    assert change(after, after).bytes_changed == 0
-
-
 def test_what_is_not_there_is_neither_changed_nor_removed(place: KnowledgeFolder) -> None:
     with pytest.raises(UserError, match="there is no item"):
         remove_item(place, "0" * 12)
     with pytest.raises(UserError, match="there is no item"):
-        replace_item(place, items("facts", 1)[0])
+        replace_item(place, Item("0" * 12, "facts", "x"))
     assert contents(place) == {}
 
 
@@ -390,3 +338,24 @@ def test_a_process_that_is_killed_leaves_what_the_next_one_finishes(tmp_path: Pa
         apply_harvest(place, TALKS)
         leave_out = (LEDGER, QUARANTINE)
         assert contents(place, leave_out) == contents(calm, leave_out)
+
+
+def test_a_secret_in_the_name_of_a_file_is_kept_out_as_well(place: KnowledgeFolder) -> None:
+    arguments = msgspec.json.encode({"path": f"src/{SECRETS[1]}.txt", "content": "x"}).decode()
+    done = apply_harvest(place, [worked("s1", "Mend it.", ("write_file", arguments, "ok"))])
+    assert done.secrets == 1
+    assert not [name for name, raw in contents(place).items() if SECRETS[1] in name or SECRETS[1].encode() in raw]
+
+
+def test_two_files_with_the_same_content_do_not_both_move_to_one_place(tmp_path: Path) -> None:
+    held = {"src/app.py": content_hash(b"same"), "src/other.py": content_hash(b"same")}
+    project = Project(lambda path: held.get(path, ""), lambda hashes: {one: path for path, one in held.items()})
+    place = folder_of(tmp_path)
+    other = ("write_file", '{"path": "src/other.py", "content": "x"}', "written")
+    apply_harvest(place, [worked("s1", "One.", WRITE, other)], project=project)
+    held.clear()
+    held["lib/app.py"] = content_hash(b"same")
+    apply_harvest(place, [spoken("s2", RULE, "Ok.")], project=project)
+    scopes = sorted(one.scope for one in items_in(place) if one.category == "files")
+    assert scopes.count("lib/app.py") == 1
+    assert len(scopes) == 2

@@ -1,0 +1,69 @@
+"""What of all that is known is told: shares, the cap, and how little changes when something is added."""
+
+from itertools import pairwise
+
+import pytest
+
+from holdfast.knowledge.digest import DIGEST_BYTES_MAX, change, make_digest
+from holdfast.knowledge.items import Category, Item, Source, item_id
+
+
+def items(category: Category, number: int, *, size: int = 40) -> list[Item]:
+    made = []
+    for at in range(number):
+        text = f"{category} number {at} " + "x" * size
+        made.append(Item(item_id(category, text), category, text, sources=(Source("S", 1, "user"),)))
+    return made
+
+
+def test_each_section_has_room_of_its_own_however_full_the_others_are() -> None:
+    crowded = make_digest([*items("playbooks", 500), *items("facts", 500), *items("tasks", 3)])
+    assert len(crowded.text.encode()) <= DIGEST_BYTES_MAX
+    for heading in ("## Playbooks", "## Facts", "## Open tasks"):
+        assert heading in crowded.text
+    assert all(f"tasks number {at} " in crowded.text for at in range(3))
+    assert crowded.text.rstrip().endswith(f"({crowded.left_out} more in .holdfast/knowledge)")
+    assert crowded.items + crowded.left_out == 1_003
+
+
+def test_what_a_section_does_not_need_the_next_ones_have() -> None:
+    alone = make_digest(items("tasks", 45))
+    beside = make_digest(
+        [*items("facts", 100), *items("decisions", 100), *items("playbooks", 100), *items("tasks", 45)]
+    )
+    assert alone.left_out == 0
+    assert 5 < beside.text.count("tasks number") < 30
+
+
+def test_a_long_item_keeps_none_behind_it_out() -> None:
+    long, short = items("playbooks", 1, size=290), items("playbooks", 1, size=1)
+    made = make_digest([*long, *short])
+    assert short[0].text in made.text
+    assert made.left_out == 1
+
+
+def test_a_full_section_drops_its_older_half_at_once_and_then_only_grows() -> None:
+    many = items("tasks", 200)
+    heads = [make_digest(many[:number]).text.split("\n(")[0] for number in range(60, 200)]
+    rolled = [number for number, (one, two) in enumerate(pairwise(heads)) if not two.startswith(one)]
+    assert 1 <= len(rolled) <= 8
+    assert many[199].text in heads[-1] or many[198].text in heads[-1]
+
+
+def test_a_change_says_from_which_byte_on_and_how_many_items() -> None:
+    before, after = make_digest(items("facts", 3)).text, make_digest(items("facts", 5)).text
+    told = change(before, after)
+    assert (told.first_byte, told.items) == (len(before), 2)
+    assert told.bytes_changed == len(after) - len(before)
+    assert change(after, after).bytes_changed == 0
+
+
+@pytest.mark.parametrize("size", range(1, 40, 3))
+def test_the_note_on_what_was_left_out_is_within_the_cap(size: int) -> None:
+    kinds: tuple[Category, ...] = ("playbooks", "decisions", "facts", "questions", "tasks")
+    fullest = max(
+        (make_digest([one for kind in kinds for one in items(kind, number, size=size)]) for number in range(8, 80)),
+        key=lambda made: len(made.text.encode()),
+    )
+    assert fullest.left_out
+    assert DIGEST_BYTES_MAX - 400 < len(fullest.text.encode()) <= DIGEST_BYTES_MAX
