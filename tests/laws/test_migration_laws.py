@@ -136,3 +136,10 @@ def section(title: str) -> Section:
 )
 def test_a_text_that_is_hard_to_read_takes_no_longer_than_another(text: str) -> None:
     assert lines_in(proposed_texts(proposed(text))) == lines_in([text])
+
+
+def test_a_heading_within_an_item_or_a_quote_begins_no_section() -> None:
+    words = "and it goes on with words enough to be no small section at all, " * 3
+    text = f"## Rules\n\n- One {words}\n\n  ## Of this item\n\n  {words}\n\n> ## Quoted\n> {words}\n"
+    (section,) = sections_of(SourceFile("a.md", text))
+    assert section.titles == ("Rules",)
