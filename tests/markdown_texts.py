@@ -56,6 +56,8 @@ def nested_lists(draw: st.DrawFn) -> tuple[str, ...]:
             lines += [f"  - {inner}", f"    - deeper {inner}"]
         if draw(st.booleans()):
             lines += ["", "  ```", "  # no heading", "  ```"]
+        if draw(st.booleans()):
+            lines += ["", "  ## A heading of this item", "", f"  {text}"]
     return tuple(lines)
 
 

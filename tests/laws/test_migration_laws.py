@@ -127,3 +127,19 @@ def test_a_file_without_text_is_nothing_to_migrate(text: str) -> None:
 
 def section(title: str) -> Section:
     return Section(spans=(Span("docs/a.md", 1, 1),), text=title, tokens=30, level=2, titles=(title,))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 60_000, "# " + "[a](b" * 20_000, "`a` `" * 20_000, ">" * 60_000, "## a\n" * 3_000, "# " + "<!--" * 20_000],
+)
+def test_a_text_that_is_hard_to_read_takes_no_longer_than_another(text: str) -> None:
+    assert lines_in(proposed_texts(proposed(text))) == lines_in([text])
+
+
+def test_a_heading_within_an_item_or_a_quote_begins_no_section() -> None:
+    words = "and it goes on with words enough to be no small section at all, " * 3
+    text = f"## Rules\n\n- One {words}\n\n  ## Of this item\n\n  {words}\n\n> ## Quoted\n> {words}\n"
+    (section,) = sections_of(SourceFile("a.md", text))
+    assert section.titles == ("Rules",)

@@ -13,6 +13,7 @@ SAMPLED_OF = 10
 SAMPLES_MAX = 100
 TERMS_MIN = 2
 CHARACTERS_MAX = 400
+CHARACTERS_READ = 2_000
 PREFIX = "real-"
 
 _PERSONAL = (
@@ -33,7 +34,11 @@ _PERSONAL = (
 
 def without_personal(intent: str) -> str:
     """The intent with marks in place of addresses, numbers, names, links, paths and credentials."""
-    told = redacted(" ".join(intent.split()))
+    told = " ".join(intent.split())
+    if len(told) > CHARACTERS_READ:
+        # A word that is cut might no longer look like what it is.
+        told = told[:CHARACTERS_READ].rpartition(" ")[0]
+    told = redacted(told)
     for shape, mark in _PERSONAL:
         told = shape.sub(mark, told)
     return told[:CHARACTERS_MAX]

@@ -8,7 +8,10 @@ from holdfast.retrieval.lexical import trigger_keys
 from holdfast.retrieval.units import Unit
 
 # `name`, [[name]], [text](name) and addresses such as instruction:local/agent/name/v1. A bare word is no reference.
-_REFERENCE = re.compile(r"`([^`\s]+)`|\[\[([^\]\n]+)\]\]|\]\(([^)\s]+)\)|\b([a-z]+:[^\s`\])>\"']+)")
+# Bounded, so that a text full of brackets takes no longer than another.
+_REFERENCE = re.compile(
+    r"`([^`\s]{1,400})`|\[\[([^\]\n]{1,400})\]\]|\]\(([^)\s]{1,400})\)|\b([a-z]+:[^\s`\])>\"']{1,600})"
+)
 
 
 class GraphStage:

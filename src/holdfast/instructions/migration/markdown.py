@@ -10,11 +10,12 @@ from markdown_it.token import Token
 from holdfast.sources.skills.frontmatter import Fault, Value, mended, read_front, split
 
 NESTING_MAX = 30
+TITLE_CHARACTERS_MAX = 1_000
 
 # As in `see @docs/style.md`; behind a letter, as in an address, it is none.
 _IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
 _CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
-_INLINE = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*`]{1,3}|<!--.*?-->")
+_INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ def _parser() -> MarkdownIt:
 
 def _plain(inline: Token) -> str:
     """The words of a heading, without what marks them up."""
-    return " ".join(_INLINE.sub(lambda found: found[1] or "", inline.content).split())
+    return " ".join(_INLINE.sub(lambda found: found[1] or "", inline.content[:TITLE_CHARACTERS_MAX]).split())
 
 
 def _front(text: str) -> tuple[int, dict[str, Value]]:

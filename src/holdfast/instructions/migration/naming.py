@@ -12,9 +12,10 @@ from holdfast.instructions.publication import DESCRIPTION_CHARACTERS_MAX
 from holdfast.instructions.situations import plain_title
 
 SLUG_CHARACTERS_MAX = 32
+LINE_CHARACTERS_READ = 2_000
 
 _FILE_TITLES = re.compile(r"(?:agents?|claude|gemini|readme|copilot.instructions|instructions?)(?:\.mdc?)?", re.I)
-_MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[`*]+|^[\s>#|-]+|<[^>]*>")
+_MARKUP = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[`*]+|^[\s>#|-]+|<[^<>]{0,300}>")
 _PROSE = re.compile(r"^[^\W\d_`*\[\"']|^[*`\[\"']*[^\W\d_]")
 
 
@@ -35,14 +36,14 @@ def names_of(sections: Sequence[Section]) -> tuple[str, ...]:
     short = [slug(title_of(one)) for one in sections]
     counts = Counter(short)
     longer = [_told_apart(one, name) if counts[name] > 1 else name for one, name in zip(sections, short, strict=True)]
-    taken = set()
+    taken: set[str] = set()
+    reached: Counter[str] = Counter()
     names: list[str] = []
     for name in longer:
-        number = 2
         free = name
         while free in taken:
-            free = f"{name}-{number}"
-            number += 1
+            reached[name] += 1
+            free = f"{name}-{reached[name] + 1}"
         taken.add(free)
         names.append(free)
     return tuple(names)
@@ -86,7 +87,7 @@ def _first_sentence(text: str) -> str:
             if line.lstrip().startswith(("```", "~~~")):
                 return ""
             continue
-        plain = " ".join(_MARKUP.sub(lambda found: found[1] or "", line).split())
+        plain = " ".join(_MARKUP.sub(lambda found: found[1] or "", line[:LINE_CHARACTERS_READ]).split())
         plain = re.sub(r"^\d+[.)]\s+", "", plain)
         if _PROSE.match(plain):
             return re.split(r"(?<=[.!?])\s", plain, maxsplit=1)[0].rstrip(" :;,.")

@@ -21,6 +21,7 @@ from holdfast.instructions.values import Agent, Entry, MigrationMode, Triggers
 TOKENS_AIM = MANIFEST_TOKENS_MAX - 40
 STUB_RULES_TOKENS_MAX = 250
 PRELOADED_TOKENS_MAX = 1000
+GROUPS_MAX = 60
 TEXT_CHARACTERS_MAX = 1_500_000
 
 
@@ -141,7 +142,8 @@ def _fitted(
     sections: Sequence[Section], wanted: Wanted, meaning: Meaning
 ) -> tuple[tuple[ProposedUnit, ...], int, tuple[str, ...]]:
     """Say less first; then join neighbours until the entries fit."""
-    groups: Sequence[Section] = sections
+    # No more than these can ever fit; to name and count thousands of others would be in vain.
+    groups: Sequence[Section] = tuple(join(group) for group in grouped(sections, GROUPS_MAX))
     thrifts = iter(_THRIFTS[1:])
     thrift = _THRIFTS[0]
     given_up: tuple[str, ...] = ()
