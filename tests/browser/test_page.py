@@ -140,7 +140,7 @@ def test_everything_can_be_reached_by_keyboard(page: Page, sampled: Client) -> N
     page.open("caching")
     page.run("document.body.focus()")
     seen = []
-    for _ in range(45):
+    for _ in range(36):
         page.driver.switch_to.active_element.send_keys(Keys.TAB)
         seen.append(page.run("const e = document.activeElement; return e.dataset.key ?? e.id ?? e.className"))
     wanted = {"theme", "caching", "cost", "try", "csv sessions", "set-anthropic", "set-gemini-ttl"}
@@ -168,7 +168,7 @@ def test_every_control_has_a_name_and_every_image_a_text(page: Page, sampled: Cl
     assert page.run("return [...document.querySelectorAll('[tabindex]')].every(e => e.tabIndex <= 0)"), "focus in order"
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", VIEWS[:-1])
 def test_every_table_and_every_chart_can_be_saved(page: Page, sampled: Client, view: str) -> None:
     page.url = sampled.url
     page.open(address_of(view, sampled))
@@ -183,6 +183,7 @@ def test_every_table_and_every_chart_can_be_saved(page: Page, sampled: Client, v
     assert page.until(lambda: len(page.run("return window.saved")) >= tables + charts)
     saved = page.run("return window.saved")
     assert (saved.count("text/csv"), saved.count("image/svg+xml")) == (tables, charts)
+    assert tables > 0
 
 
 def test_light_and_dark_follow_the_system_until_one_is_chosen(page: Page, sampled: Client) -> None:
@@ -245,11 +246,11 @@ def test_the_page_is_light_and_waits_for_nothing_but_itself(page: Page, sampled:
     )
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", ["session", "cost?days=30", "breaks", "knowledge?category=facts", "agent"])
 def test_the_url_of_a_view_survives_a_reload(page: Page, sampled: Client, view: str) -> None:
     page.url = sampled.url
     page.open(address_of(view, sampled))
-    shown = "return [...document.querySelectorAll('main h1, main h2')].map(e => e.textContent)"
+    shown = "return [...document.querySelectorAll('main h1, main h2, main [aria-current]')].map(e => e.textContent)"
     before = page.run(shown)
     page.driver.refresh()
     assert page.until(lambda: page.run(shown) == before)
