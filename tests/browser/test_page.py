@@ -221,7 +221,7 @@ def test_a_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: 
     if SCREENSHOTS:
         folder = Path(SCREENSHOTS)
         folder.mkdir(parents=True, exist_ok=True)
-        page.resize(width, min(3_000, page.run("return document.documentElement.scrollHeight")))
+        page.resize(width, min(6_000, page.run("return document.documentElement.scrollHeight")))
         for theme in ("light", "dark"):
             page.theme(theme)
             page.driver.save_screenshot(str(folder / f"{view}-{screen}-{theme}.png"))

@@ -78,6 +78,8 @@ def test_what_is_explored_is_what_a_recall_loads_and_is_not_on_record(furnished:
     left_out = {one["name"]: one["outcome"] for one in told["units"] if not one["place"]}
     assert left_out == {one["name"]: one["reason"] for one in recalled["dropped"]}
     assert {one["name"] for one in told["units"]} == UNITS.keys()
+    below = {one["name"] for one in told["units"] if one["relevance"] < told["floor"]}
+    assert below == {name for name, reason in left_out.items() if reason == "below_floor"} != set()
 
 
 def test_days_add_up_to_the_measures_of_the_whole(furnished: Place) -> None:
