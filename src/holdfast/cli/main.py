@@ -32,7 +32,7 @@ COMMANDS = {
     "recovery": "List known failures of stored sessions, and follow their recipes.",
     "replay": "Play recorded conversations under other plans, and compare what they cost.",
     "report": "Show what stored sessions spent, saved and lost, and what broke their caches.",
-    "serve": "Serve cache states, their controls, figures and a live feed over HTTP.",
+    "serve": "Serve a page, cache states and their controls, figures, instructions and the gateway over HTTP.",
     "sessions": "List, show and delete stored sessions.",
     "simulate": "Serve a provider simulator on a local port.",
     "skills": "List, check and show skills, and what a prompt says of them.",
