@@ -23,7 +23,7 @@ demo: .venv/.core  ## Play a cached multi-turn session against the simulator, of
 	@$(BIN)/holdfast demo
 
 test: .venv/.dev  ## Run the tests
-	$(PYTEST) -n 2
+	$(PYTEST) -n 2 --dist worksteal
 
 check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, tests
 	$(BIN)/ruff format --check .
