@@ -1,6 +1,7 @@
 """The tables are what the events add up to, whatever happened, whoever wrote it, and however it was interrupted."""
 
 from collections.abc import Iterator
+from decimal import Decimal
 from itertools import count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from call_histories import SESSIONS, START, call_events
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import shipped_models
 from holdfast.events.envelope import Event
+from holdfast.events.payloads import LlmCallCompleted, SessionStarted
 from holdfast.ledger.figures import Figures, FiguresOrder
 from holdfast.ledger.folded import folded_tables
 from holdfast.ledger.groups import GroupBy, Narrowed
@@ -74,6 +77,28 @@ def test_the_tables_of_a_file_that_two_stores_write_are_what_the_events_add_up_t
         path = Path(folder) / "log.db"
         with SqliteStore(path) as one, SqliteStore(path) as other:
             check(history, one, other)
+
+
+def test_a_call_for_a_summary_of_a_model_without_a_name_is_in_the_tables_as_it_is_in_the_log(tmp_path: Path) -> None:
+    paid = LlmCallCompleted(
+        model="",
+        provider="openai",
+        usage=Usage(10),
+        cost_usd=Decimal("0.1"),
+        pricing_version="",
+        latency_ms=7,
+        stop_reason="end_turn",
+        produced_tool_calls=0,
+        produced_thinking_blocks=0,
+        request_id="r",
+        source="summary",
+    )
+    events = [
+        Event(id="1", at=START, session_id="x", actor="agent", payload=payload)
+        for payload in (SessionStarted(model="openai:gpt-5"), paid)
+    ]
+    with SqliteStore(tmp_path / "log.db") as one, SqliteStore(tmp_path / "log.db") as other:
+        check([("append", 0, events)], one, other)
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ class FigureReads:
         costs = []
         for *columns, spent in found:
             row = session_of(columns)
-            model, ended = str(models.get(row.id) or row.model), _whole(turns.get(row.id, 0))
+            model, ended = str(models.get(row.id, row.model)), _whole(turns.get(row.id, 0))
             costs.append(SessionCost(row, dollars(_whole(spent)), model, ended, paths.get(row.id)))
         return tuple(costs)
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from holdfast.canonical.prompt import Plan
+from holdfast.canonical.reply import ReplySource
 from holdfast.canonical.usage import Usage
 from holdfast.errors import StoreError
 from holdfast.ledger.books import CallRecord, Entry
@@ -55,6 +56,7 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key_id: str
     user_id: str
     team_id: str
+    source: ReplySource
 
 
 class ChargeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -147,6 +149,7 @@ def _call_row(posting: Posting, entry: Entry) -> CallRow:
         key_id=posting.payer.key_id,
         user_id=posting.payer.user_id,
         team_id=posting.payer.team_id,
+        source=entry.source,
     )
 
 
@@ -169,6 +172,7 @@ def entry_of(columns: Sequence[object]) -> Entry:
         plan=plan,
         chain=row.chain,
         verdict=verdict,
+        source=row.source,
         stable_written=row.stable_written,
         payer=Payer(row.key_id, row.user_id, row.team_id),
     )

@@ -3,7 +3,8 @@ ALTER TABLE holdfast.calls
     ADD COLUMN stable_written bigint NOT NULL DEFAULT 0,
     ADD COLUMN key_id text COLLATE "C" NOT NULL DEFAULT '',
     ADD COLUMN user_id text COLLATE "C" NOT NULL DEFAULT '',
-    ADD COLUMN team_id text COLLATE "C" NOT NULL DEFAULT '';
+    ADD COLUMN team_id text COLLATE "C" NOT NULL DEFAULT '',
+    ADD COLUMN source text COLLATE "C" NOT NULL DEFAULT 'provider';
 ALTER TABLE holdfast.charges
     ADD COLUMN key_id text COLLATE "C" NOT NULL DEFAULT '',
     ADD COLUMN user_id text COLLATE "C" NOT NULL DEFAULT '',
