@@ -194,6 +194,7 @@ async def harvest(service: Service, request: HarvestOrder) -> HarvestReply:
                 service.log,
                 at=service.clock(),
                 workspace=service.workspace,
+                simulated=service.simulated,
                 quiet_seconds=request.quiet_hours * HOUR_SECONDS,
                 known=read_journal(folder).seen,
             )

@@ -166,7 +166,7 @@ class SamplePlayer:
         """What the sessions have taught is known from now on, to those that begin later."""
         if self._workspace is not None:
             known = knowledge_folder(self._workspace, self._workspace)
-            spoken = spoken_in(self._log, at=self._clock(), workspace=self._workspace, quiet_seconds=0)
+            spoken = spoken_in(self._log, at=self._clock(), workspace=self._workspace, quiet_seconds=0, simulated=True)
             await asyncio.to_thread(apply_harvest, known, spoken)
 
     async def _play(self, habit: Habit, skills: Path) -> None:
