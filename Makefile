@@ -46,6 +46,7 @@ bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
 
 deep: .venv/.dev  ## Slow checks: mutate 50 functions and see the tests fail; compact 5,000 random sessions
+	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service
 	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py
 

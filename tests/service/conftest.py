@@ -1,5 +1,6 @@
 """A service that keeps instructions, on each store that can keep them."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,25 @@ import pytest
 
 from instruction_places import Place, place
 
+HERE = Path(__file__).parent
 STORES = ("sqlite", "postgres")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each case on SQLite, and the first of each test on PostgreSQL too; `HOLDFAST_EVERY_CASE=1` has all on both."""
+    if os.environ.get("HOLDFAST_EVERY_CASE"):
+        return
+    seen: set[str] = set()
+    left_out: list[pytest.Item] = []
+    for item in items:
+        name, _, case = item.nodeid.partition("[")
+        if HERE in item.path.parents and case.startswith("postgres-"):
+            if name in seen:
+                left_out.append(item)
+            seen.add(name)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(params=STORES)
