@@ -15,9 +15,12 @@ from holdfast.events.payloads import (
     RequestPrepared,
     SessionStarted,
 )
+from holdfast.stores.database import DatabaseLog
 
 CALLS_A_SESSION = 50
 EVENTS_A_CALL = 5
+APPENDS_WAITING_MAX = 20
+DAY_SECONDS = 86_400
 START = 1_800_000_000.0
 MODELS = ("anthropic:claude-sonnet-5-5", "openai:gpt-5", "gemini:gemini-3-pro")
 TEXT = "A message of the length that most have in a session with many tool calls. " * 3
@@ -32,6 +35,20 @@ def session_of_calls(number: int, *, at: float) -> list[Event]:
         Event(f"{session}{place:06d}", at + place, session, "agent", payload)
         for place, payload in enumerate(payloads[:-1])
     ]
+
+
+def fill(store: DatabaseLog, events: int, *, days: int) -> None:
+    """So many events or a few less, spread over so many days, in appends of a session each."""
+    sessions = events // (CALLS_A_SESSION * EVENTS_A_CALL)
+    waiting = []
+    for number in range(sessions):
+        waiting.append(store.append(session_of_calls(number, at=START + number * days * DAY_SECONDS / sessions)))
+        if len(waiting) == APPENDS_WAITING_MAX:
+            for done in waiting:
+                done.result()
+            waiting.clear()
+    for done in waiting:
+        done.result()
 
 
 def _call(number: int, model: str, *, lost: bool) -> list[AnyPayload]:

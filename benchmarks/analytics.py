@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar, get_args
 
-from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
+from benchmarks._calls import DAY_SECONDS, START, fill
 from benchmarks.store_appends import on_a_server
 from holdfast.catalog.lookup import shipped_models
 from holdfast.ledger.groups import GroupBy
@@ -26,7 +26,6 @@ EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
 SMALLER = 10
 DAYS = 90
 ROUNDS = 5
-DAY_SECONDS = 86_400
 EVERYTHING = ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z")
 
 Asked = TypeVar("Asked")
@@ -49,8 +48,8 @@ def run() -> Iterator[tuple[str, str]]:
 def _compared(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, str]]:
     assert isinstance(tenth, DatabaseLog)
     assert isinstance(whole, DatabaseLog)
-    _fill(tenth, EVENTS // SMALLER)
-    _fill(whole, EVENTS)
+    fill(tenth, EVENTS // SMALLER, days=DAYS)
+    fill(whole, EVENTS, days=DAYS)
     events, calls = whole.facts().events, whole.facts().calls
     yield f"{engine}, events and calls in the store", f"{events:,} {calls:,}"
     few, many = (
@@ -94,19 +93,6 @@ def _milliseconds(ask: Ask, service: Service) -> float:
     began = time.perf_counter()
     asyncio.run(answer())
     return (time.perf_counter() - began) * 1_000
-
-
-def _fill(store: DatabaseLog, events: int) -> None:
-    sessions = events // (CALLS_A_SESSION * EVENTS_A_CALL)
-    waiting = []
-    for number in range(sessions):
-        waiting.append(store.append(session_of_calls(number, at=START + number * DAYS * DAY_SECONDS / sessions)))
-        if len(waiting) == 20:
-            for done in waiting:
-                done.result()
-            waiting.clear()
-    for done in waiting:
-        done.result()
 
 
 if __name__ == "__main__":

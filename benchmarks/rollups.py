@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
+from benchmarks._calls import DAY_SECONDS, START, fill
 from benchmarks.store_appends import on_a_server
 from holdfast.ledger.tables import Scope, Tables
 from holdfast.stores.database import DatabaseLog
@@ -18,7 +18,6 @@ EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
 DAYS = 90
 ROUNDS = 5
 MILLISECONDS_MAX = 50
-DAY_SECONDS = 86_400
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -33,16 +32,7 @@ def run() -> Iterator[tuple[str, str]]:
 
 def _measured(engine: str, store: DatabaseLog) -> Iterator[tuple[str, str]]:
     began = time.perf_counter()
-    sessions = EVENTS // (CALLS_A_SESSION * EVENTS_A_CALL)
-    waiting = []
-    for number in range(sessions):
-        waiting.append(store.append(session_of_calls(number, at=START + number * DAYS * DAY_SECONDS / sessions)))
-        if len(waiting) == 20:
-            for done in waiting:
-                done.result()
-            waiting.clear()
-    for done in waiting:
-        done.result()
+    fill(store, EVENTS, days=DAYS)
     facts = store.facts()
     rate = facts.events / (time.perf_counter() - began)
     yield (
