@@ -138,6 +138,17 @@ def test_the_settings_are_those_of_the_service_and_are_saved(page: Page, own: Ow
     assert not page.run("return document.querySelector('#set-anthropic').checked")
 
 
+def test_settings_changed_at_once_are_all_saved(page: Page, own: Own) -> None:
+    page.url = own.client.url
+    page.open("caching")
+    page.run("for (const id of ['#set-anthropic', '#set-gemini', '#set-over']) document.querySelector(id).click()")
+    expected = {"anthropic": False, "gemini": False}
+    page.until(lambda: own.client.get("/api/cache/settings")["allow_gemini_over_an_hour"])
+    assert own.client.get("/api/cache/settings")["providers"] == expected
+    shown = "return ['#set-anthropic', '#set-gemini', '#set-over'].map(id => document.querySelector(id).checked)"
+    assert page.run(shown) == [False, False, True]
+
+
 def test_a_setting_that_is_refused_says_why_and_is_shown_as_it_was(page: Page, own: Own) -> None:
     page.url, page.expecting = own.client.url, ("422",)
     page.open("caching")

@@ -10,16 +10,20 @@ export async function settings(may) {
   let known = await get("/api/cache/settings");
   const place = h("fieldset", { class: "settings", disabled: !may, "aria-label": "Settings for all sessions" });
 
-  const save = async (change) => {
-    try {
-      known = await put("/api/cache/settings", { ...known, ...change });
-      notice("Saved; it holds from each session's next call on.");
-    } catch (error) {
-      notice(error.message, "bad");
-    }
-    draw();
+  // All is set at once: a change waits for the one before, or it would undo it. `change`: what it says of what is known.
+  let last = Promise.resolve();
+  const save = (change) => {
+    const own = last = last.then(async () => {
+      try {
+        known = await put("/api/cache/settings", { ...known, ...change(known) });
+        notice("Saved; it holds from each session's next call on.");
+      } catch (error) {
+        notice(error.message, "bad");
+      }
+      if (own === last) draw();
+    });
   };
-  const provider = (name, on) => save({ providers: { ...known.providers, [name]: on } });
+  const provider = (name, on) => save(({ providers }) => ({ providers: { ...providers, [name]: on } }));
 
   const draw = () => {
     const focused = document.activeElement?.id;
@@ -28,10 +32,10 @@ export async function settings(may) {
       check("set-anthropic", "Enable Anthropic ephemeral caching", known.providers.anthropic !== false, (on) => provider("anthropic", on)),
       check("set-gemini", "Enable Gemini explicit caching", known.providers.gemini !== false, (on) => provider("gemini", on)),
       check("set-over", "Allow >1h Gemini caches (charges may apply)", known.allow_gemini_over_an_hour, (on) =>
-        save({ allow_gemini_over_an_hour: on, gemini_ttl_seconds: !on && seconds > 3600 ? 3600 : seconds })),
-      choice("set-ttl", "Anthropic default TTL:", TTLS, known.ttl, (value) => save({ ttl: value })),
+        save(({ gemini_ttl_seconds: set }) => ({ allow_gemini_over_an_hour: on, gemini_ttl_seconds: !on && set > 3600 ? 3600 : set }))),
+      choice("set-ttl", "Anthropic default TTL:", TTLS, known.ttl, (ttl) => save(() => ({ ttl }))),
       choice("set-gemini-ttl", "Gemini default TTL:", withValue(seconds), seconds === null ? "" : String(seconds), (value) =>
-        save({ gemini_ttl_seconds: value === "" ? null : Number(value) })),
+        save(() => ({ gemini_ttl_seconds: value === "" ? null : Number(value) }))),
     );
     if (focused && place.querySelector(`#${CSS.escape(focused)}`)) document.getElementById(focused).focus();
   };
