@@ -11,6 +11,7 @@ from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from settling import settled, use_one_thread
 
 SONNET = "anthropic:claude-sonnet-5-5"
 PROMPT = "Follow the rules of the house. " * 2000
@@ -26,6 +27,7 @@ class Night:
         script: str = '{"content": "Yes."}\n' * 200,
         kind: type[SimulatedProvider] = SimulatedProvider,
     ) -> None:
+        use_one_thread()
         row = shipped_models()[SONNET]
         rules = msgspec.structs.replace(row.cache, ttl_upgrade=upgrades)
         self.models = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=rules)}
@@ -52,8 +54,7 @@ class Night:
         """So much time passes, with whatever the session does in it."""
         until = self.clock.now + seconds
         while True:
-            for _ in range(50):
-                await asyncio.sleep(0)
+            await settled()
             due = [(at, woken) for at, woken in self._sleepers if not woken.done()]
             at, woken = min(due, key=lambda pair: pair[0], default=(until, None))
             if woken is None or at >= until:

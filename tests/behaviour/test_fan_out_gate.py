@@ -20,6 +20,7 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from settling import settled, use_one_thread
 
 MODEL = "anthropic:claude-sonnet-5-5"
 MODEL_WITH_A_HIGH_FLOOR = "anthropic:claude-opus-4-5"
@@ -29,6 +30,7 @@ SLOW = '{"fault": "slow;seconds=0.2"}\n{"content": "well"}\n'
 
 @asynccontextmanager
 async def fleet(heads: Sequence[str], log: MemoryStore, **options: Unpack[Options]) -> AsyncIterator[list[Session]]:
+    use_one_thread()
     common: Options = {"model": MODEL, "store": log}
     given = [common | options | Options(system_prompt=head) for head in heads]
     async with AsyncExitStack() as stack:
@@ -93,12 +95,6 @@ class Harbour:
 
     async def aclose(self) -> None:
         await self._wire.aclose()
-
-
-async def settled() -> None:
-    """Everything that can go on without anybody's doing has gone on."""
-    for _ in range(200):
-        await asyncio.sleep(0)
 
 
 async def test_of_eight_sessions_with_one_head_one_writes_it_and_the_others_read_it() -> None:
