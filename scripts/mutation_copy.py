@@ -141,6 +141,7 @@ class Copy:
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PYTEST_", "COV", "MUTATE_", "PYTHONPATH", "VIRTUAL_ENV"))
+            or name == "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
         }
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             self._process = process = subprocess.Popen(

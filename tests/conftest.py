@@ -29,6 +29,8 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 environment.delenv(name)
         environment.setenv("HOME", str(home))
         environment.setenv("HOLDFAST_HOME", str(home / ".holdfast"))
+        # A run of pytest within a test names what it needs: to load all that is installed takes seconds.
+        environment.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         yield
 
 

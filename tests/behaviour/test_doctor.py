@@ -16,7 +16,7 @@ from holdfast.runtime.probing import Prober, diagnose
 from request_files import ANTHROPIC, CHAT, changed, plant, start
 
 PROMPTS = """
-    import asyncio, datetime, glob, json, os, pathlib, random, secrets, time, uuid
+    import datetime, glob, json, os, pathlib, random, secrets, time, uuid
     from datetime import date, datetime as moment
 
     FRUIT = {"apple", "pear", "plum", "cherry", "quince"}

@@ -67,8 +67,7 @@ def test_stated_ends_with_a_mark():
     assert subprocess.run(command, capture_output=True, text=True, env={}).stdout == "a!\n"
 """
 
-# What is installed beside pytest takes longer to load than these tests to run.
-SETTINGS = "[pytest]\naddopts = -p no:hypothesispytest -p no:asyncio -p no:anyio -p no:timeout -p no:xdist\n"
+SETTINGS = "[pytest]\n"
 
 
 def plant(root: Path, module: str, tests: str) -> None:

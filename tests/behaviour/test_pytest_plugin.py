@@ -28,7 +28,7 @@ SUMMARY = "prompt caches (holdfast)"
 
 
 def run(pytester: pytest.Pytester, tests: str, *options: str, ini: str = "") -> pytest.RunResult:
-    settings = "addopts = -p no:cacheprovider\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = default"
+    settings = "addopts = -p no:cacheprovider\nfilterwarnings = default"
     pytester.makeini(f"[pytest]\n{settings}\n{ini}\n")
     pytester.makepyfile(AGENT + tests)
     return pytester.runpytest_inprocess("-p", "holdfast.testing.plugin", *options)
@@ -138,15 +138,14 @@ def test_a_run_that_uses_none_of_it_imports_nothing_for_it(pytester: pytest.Pyte
         "import sys\n\ndef test_it():\n    assert 'holdfast.testing.plugin' in sys.modules\n"
         "    assert not {'msgspec', 'aiohttp', 'splintr', 'holdfast.simulator'} & sys.modules.keys()\n"
     )
-    options = ("-p", "holdfast.testing.plugin", "-p", "no:asyncio", "-p", "no:hypothesispytest")
-    pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "holdfast.testing.plugin").assert_outcomes(passed=1)
 
 
 def test_workers_tell_the_run_what_they_took(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         AGENT + "@pytest.mark.parametrize('n', range(4))\ndef test_it(prefix_guard, n):\n    talk(LONG, LONG)\n"
     )
-    options = ("-p", "holdfast.testing.plugin", "-n", "2", "--holdfast-max-cost", "0.001")
+    options = ("-p", "holdfast.testing.plugin", "-p", "xdist", "-n", "2", "--holdfast-max-cost", "0.001")
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=4)
     assert any(line.split()[:1] == ["8"] and line.endswith("in all") for line in result.outlines)

@@ -57,9 +57,9 @@ def answer(target: str, *, bytes_max: int) -> tuple[str, bytes]:
 
 
 def _settled(value: object) -> object:
-    import inspect  # noqa: PLC0415 - after the world was changed
+    import types  # noqa: PLC0415 - after the world was changed
 
-    if not inspect.iscoroutine(value):
+    if not isinstance(value, types.CoroutineType):
         return value
     import asyncio  # noqa: PLC0415 - takes long to load, and is seldom needed
 

@@ -102,8 +102,9 @@ def unproven_requirements(root: Path) -> list[str]:
     if not rows:
         return ["docs/specification.md is missing or has no rows"]
     found = [f"docs/specification.md: names no test: {row}" for row in rows if not TEST_REFERENCE.search(row)]
-    tests = {path: functions_at_top(root / path) for path, _ in TEST_REFERENCE.findall(text)}
-    missing = [f"{path}::{name}" for path, name in TEST_REFERENCE.findall(text) if name not in tests[path]]
+    named = TEST_REFERENCE.findall(text)
+    tests = {path: functions_at_top(root / path) for path in {path for path, _ in named}}
+    missing = [f"{path}::{name}" for path, name in named if name not in tests[path]]
     return found + [f"docs/specification.md: there is no {reference}" for reference in missing]
 
 
