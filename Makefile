@@ -5,6 +5,8 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 EXTRAS := [dev,semantic,minilm]
 PYTEST := $(BIN)/python -m pytest
+# Hundreds of processes are started by the tests: none should have to compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check format golden screenshots bench deep clean
 .DEFAULT_GOAL := help

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -106,6 +107,12 @@ def test_of_two_calls_at_once_each_goes_on_the_account_of_its_own_key(store: Sto
         ended("r2", "2"),
     )
     assert rows(store, "gateway_key") == [(BEN, 2.0, 1), (ANN, 1.0, 1)]
+
+
+def test_what_a_summary_cost_goes_on_the_account_of_its_session(store: Store) -> None:
+    summary = msgspec.structs.replace(ended("r2", "2"), source="summary")
+    kept(store, "own", SessionStarted(SONNET, user_id="ann"), ended("r1", "1"), summary)
+    assert rows(store, "user") == [("ann", 3.0, 2)]
 
 
 def test_whose_calls_they_were_outlives_the_prompts(store: Store) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -48,6 +49,21 @@ def test_clients_work_through_it_and_their_calls_are_stored(tmp_path: Path) -> N
     assert len(sessions) == 2
     recorded = sessions["anthropic:claude-sonnet-5-5"]
     assert [call.usage.cache_read for call in recorded] == [read for _, read, _, _ in shown]
+
+
+def test_what_goes_through_one_that_keeps_nothing_is_seen_while_it_runs() -> None:
+    with serving("--simulate") as url:
+        players.anthropic_sync(f"{url}/anthropic", stream=False)
+        deadline = time.monotonic() + SECONDS_MAX
+        while not (told := sessions_at(url)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert [one["model"] for one in told] == ["anthropic:claude-sonnet-5-5"]
+
+
+def sessions_at(url: str) -> list[dict[str, object]]:
+    with urlopen(f"{url}/api/cache", timeout=SECONDS_MAX) as reply:
+        told: list[dict[str, object]] = json.loads(reply.read())["discussions"]
+    return told
 
 
 def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:

@@ -61,6 +61,16 @@ async def test_a_harvest_is_only_shown_unless_it_is_told_to_apply(
     assert (again["sessions"], again["known_sessions"], again["new_items"]) == ([], 1, 0)
 
 
+async def test_what_was_said_to_a_simulated_model_is_harvested_only_where_all_is_simulated(
+    client: Client, store: MemoryStore, workspace: Path
+) -> None:
+    await talked(store, workspace, FACT, simulated=True)
+    assert client.ask("POST", "/api/knowledge/harvest", {}).json["sessions"] == []
+    client.service.simulated = True
+    (told,) = client.ask("POST", "/api/knowledge/harvest", {}).json["sessions"]
+    assert told["session_id"] == store.sessions()[0].id
+
+
 async def test_items_are_listed_by_category_and_page(client: Client, store: MemoryStore, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert {FACT, RULE, DECISION} <= ids.keys()

@@ -17,15 +17,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("HOLDFAST_EVERY_CASE"):
         return
     seen: set[str] = set()
-    left_out: list[pytest.Item] = []
+    left_out: dict[pytest.Item, None] = {}
     for item in items:
         name, _, case = item.nodeid.partition("[")
         if HERE in item.path.parents and case.startswith("postgres-"):
             if name in seen:
-                left_out.append(item)
+                left_out[item] = None
             seen.add(name)
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
 
 
