@@ -16,7 +16,8 @@ from holdfast.runtime.probing import Prober, diagnose
 from request_files import ANTHROPIC, CHAT, changed, plant, start
 
 PROMPTS = """
-    import datetime, glob, json, os, pathlib, random, secrets, time, uuid
+    # Each function loads what it needs: this is loaded some thousand times.
+    import datetime, os, time
     from datetime import date, datetime as moment
 
     FRUIT = {"apple", "pear", "plum", "cherry", "quince"}
@@ -34,6 +35,7 @@ PROMPTS = """
         return ("system", [{"role": "user", "content": "Hi."}])
 
     def sorted_well():
+        import json
         return json.dumps({name: 1 for name in FRUIT}, sort_keys=True) + " ".join(sorted(os.listdir(".")))
 
     def same_day():
@@ -67,12 +69,15 @@ PROMPTS = """
         return time.strftime("%Y") + str(time.gmtime().tm_year) + time.ctime()[-4:] + time.asctime()[-4:]
 
     def unique():
+        import uuid
         return f"Be brief. Session {uuid.uuid4()}."
 
     def lucky():
+        import random
         return f"Number {random.random()}"
 
     def token():
+        import secrets
         return secrets.token_hex(8)
 
     def unsorted_set():
@@ -92,15 +97,18 @@ PROMPTS = """
         return " ".join(name for _, _, names in os.walk(".") for name in names if name.endswith(".md"))
 
     def globbed():
+        import glob
         return " ".join(glob.glob("*.md"))
 
     def pathlib_globbed():
+        import pathlib
         return " ".join(path.name for path in pathlib.Path(".").glob("*.md"))
 
     def who():
         return f"You work for {os.environ.get('WORKER', 'nobody')} at {os.environ['SECRET_PLACE']}."
 
     def key_beside_something_unique():
+        import uuid
         return f"key={os.environ['SECRET_PLACE']} {uuid.uuid4()}"
 
     def raises_with_a_key():
@@ -116,6 +124,7 @@ PROMPTS = """
         return f"You are in {os.getcwd()}."
 
     def relative_file():
+        import pathlib
         return pathlib.Path("one.md").read_text()
 
     def zone():
@@ -137,6 +146,7 @@ PROMPTS = """
         return f"{moment.now()} {time.perf_counter()}"
 
     def unique_then_clock():
+        import uuid
         return f"{uuid.uuid4()} {moment.now()}"
 
     def raises():
