@@ -5,6 +5,8 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 EXTRAS := [dev,semantic,minilm]
 PYTEST := $(BIN)/python -m pytest
+# One more than there are processors, because some tests wait; each has servers of its own, so not too many.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -gt 7 ] && n=7; echo $$((n + 1)))
 # Hundreds of processes are started by the tests: none should have to compile what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -25,7 +27,7 @@ demo: .venv/.core  ## Play a cached multi-turn session against the simulator, of
 	@$(BIN)/holdfast demo
 
 test: .venv/.dev  ## Run the tests
-	$(PYTEST) -n 2 --dist worksteal
+	$(PYTEST) -n $(WORKERS) --dist worksteal
 
 check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, tests
 	$(BIN)/ruff format --check .
