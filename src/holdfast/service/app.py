@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from email.utils import formatdate
+from typing import Literal, get_args, get_origin
 
 import msgspec
 from starlette.applications import Starlette
@@ -156,7 +157,7 @@ async def _responded(service: Service, one: Route, asked: Asked) -> Answer:
     try:
         return await one.respond(service, asked)
     except msgspec.ValidationError as error:
-        raise unfit(error, is_text=asked.is_text) from error
+        raise unfit(error, one.request, is_text=asked.is_text) from error
 
 
 class _Admitted(msgspec.Struct, frozen=True):
@@ -183,16 +184,25 @@ async def _admitted(service: Service, one: Route, request: Request) -> _Admitted
     return _Admitted(scope, key, None if said is None else said.partition(" ")[2].strip())
 
 
-def unfit(error: msgspec.ValidationError, *, is_text: bool) -> RefusedError:
-    """What msgspec says names the field and the types, and quotes no value."""
+def unfit(error: msgspec.ValidationError, kind: type[msgspec.Struct], *, is_text: bool) -> RefusedError:
+    """What msgspec says names the field and the types; where a value is one of few, we name those."""
     reason, _, place = str(error).partition(" - at `$.")
     field = place.partition("`")[0].partition(".")[0].partition("[")[0]
+    if reason.startswith("Invalid enum value") and (choices := _choices(kind, field)):
+        reason = f"{field} is one of {', '.join(choices)}"
     if not field and "unknown field" in reason:
         return RefusedError(400 if is_text else 422, "unknown_field", reason)
     if not is_text:
         return RefusedError(422, "invalid_body", reason, details={"field": field} if field else None)
     code = f"invalid_{field}" if field.isidentifier() else "invalid_request"
     return RefusedError(400, code, reason, details={"field": field} if field else None)
+
+
+def _choices(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
+    """What a field of this name may be, where it is one of a few texts."""
+    types = (one.type for one in msgspec.structs.fields(kind) if one.encode_name == field)
+    inner = next(types, None)
+    return tuple(str(choice) for choice in get_args(inner)) if get_origin(inner) is Literal else ()
 
 
 def _told(answer: Answer) -> Response:
