@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from every_wire import MODELS, answering
 from holdfast import MemoryStore, Session, adopt_knowledge, pending_knowledge
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
@@ -12,12 +13,10 @@ from holdfast.engine.state import fold
 from holdfast.events.payloads import EpochOpened, RequestPrepared
 from holdfast.knowledge.folder import DIGEST
 from holdfast.knowledge.switches import DigestRefresh
-from holdfast.simulator.provider import SimulatedProvider
+from holdfast.runtime.options import Options
 from knowledge_folders import folder_of
 from long_talks import LongTalk
 from played_sessions import new_session, played
-
-MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
 
 
 @pytest.fixture
@@ -53,11 +52,9 @@ async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: P
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
-    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 3)
-    store = MemoryStore()
-    async with Session.create(
-        model=model, workspace=workspace, wire=provider, store=store, padding="never", clock=ManualClock()
-    ) as session:
+    provider, store = answering(model), MemoryStore()
+    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST, b"- another\n")
         await adopt_knowledge(session)
