@@ -224,6 +224,39 @@ def test_a_page_says_again_what_was_written_into_it(some: list[Item]) -> None:
             )
 
 
+ODD_TEXTS = (
+    "[ ] ",
+    "[x]",
+    "[X] done",
+    "a  b",
+    "a --> b",
+    "x <!-- k 0",
+    " lead",
+    "trail ",
+    "ü",
+    "a<b",
+    "y" * 299 + "z y",
+)
+
+
+@given(
+    st.sampled_from(("- ", "* ", "- [ ] ", "- [x] ", "* [X] ", "- [y] ")),
+    st.sampled_from(ODD_TEXTS) | words | st.text("ab <->[x]", max_size=12),
+    st.sampled_from(("0123456789ab", "0123456789AB", "short")),
+    st.sampled_from(("2026-11-01", "2026-11-01..2026-11-02", "2026-11-01..x", "1926-11-01")),
+    st.sampled_from(
+        ("S1/m3/user", "S1/m3/nobody", "S1/m03/tool", "S/1/m3/model", "S1/mx/user", "/m1/user", "S1/m1234567890/user")
+    ),
+)
+def test_a_usual_line_is_read_as_the_same_in_unusual_spelling_is(
+    dash: str, text: str, name: str, days: str, source: str
+) -> None:
+    usual = f"{dash}{text} <!-- k {name} {days} {source} -->"
+    # Another space within the comment means nothing, and is never written by us.
+    unusual = f"{dash}{text} <!-- k {name} {days}  {source} -->"
+    assert read_page("tasks", usual).items == read_page("tasks", unusual).items
+
+
 @given(texts)
 def test_no_text_leaves_its_line_or_opens_anything(text: str) -> None:
     told = as_told(text)
