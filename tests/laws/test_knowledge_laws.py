@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.canonical.blocks import Text
 from holdfast.canonical.pieces import common_length
 from holdfast.canonical.prompt import Passage
-from holdfast.knowledge.digest import DIGEST_BYTES_MAX, OPENING, SECTIONS, make_digest
+from holdfast.knowledge.digest import DIGEST_BYTES_MAX, NOTE_BYTES, OPENING, SECTIONS, make_digest
 from holdfast.knowledge.folder import LEDGER, QUARANTINE, KnowledgeFolder
 from holdfast.knowledge.harvest import Project, Spoken, apply_harvest, plan_harvest, read_pages
 from holdfast.knowledge.items import CATEGORIES, TEXT_CHARACTERS_MAX, Category, Item, Source, as_told, item_id, merged
@@ -293,6 +293,49 @@ def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: l
     where = after.text.find(heading) if heading is not None and heading in after.text else len(before.text)
     shared = common_length(before.text.encode(), after.text.encode())
     assert shared >= min(len(after.text[:where].encode()), len(before.text.split("\n(")[0].encode()))
+
+
+@st.composite
+def long_items(draw: st.DrawFn) -> Item:
+    """So long that some fill a section, each unlike all others, and free to be told."""
+    category: Category = draw(st.sampled_from(("playbooks", "facts", "tasks")))
+    text = f"{draw(st.uuids(version=4))} " + "word " * draw(st.integers(1, 40))
+    return Item(item_id(category, text), category, text.strip(), sources=(Source("S", 1, "user"),))
+
+
+def sections_of(text: str) -> dict[str, list[str]]:
+    """The lines of each section, by its heading."""
+    told, *parts = text.split("\n## ")
+    assert told in ("", OPENING.removesuffix("\n"), OPENING)
+    return {part.split("\n")[0]: [line for line in part.split("\n") if line.startswith("- ")] for part in parts}
+
+
+@settings(max_examples=100)
+@given(st.lists(long_items(), max_size=40), st.lists(long_items(), min_size=1, max_size=3))
+def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
+    some: list[Item], more: list[Item]
+) -> None:
+    before, after = make_digest(some).text, make_digest([*some, *more]).text
+    held, holds = sections_of(before), sections_of(after)
+    touched = {one.category for one in more}
+    for category, heading, share in SECTIONS:
+        old, new = held.get(heading, []), holds.get(heading, [])
+        if category not in touched:
+            assert new == old
+            continue
+        added = [f"- {one.text}" for one in more if one.category == category]
+        if new[: len(old)] == old:
+            assert new[len(old) :] == [line for line in added if line in new]
+            end = before.index(old[-1]) + len(old[-1]) if old else after.find(f"\n## {heading}\n")
+            assert not before or after[:end] == before[:end]
+        else:
+            size = sum(len(line) + 1 for line in (*old, *added)) + len(f"\n## {heading}\n")
+            assert size > int(share * (DIGEST_BYTES_MAX - len(OPENING) - NOTE_BYTES))
+            kept = [line for line in old if line in new]
+            assert kept == old[len(old) - len(kept) :]
+            assert len("".join(kept)) <= len("".join(old)) * 3 / 4
+        # Behind the first section that changed, everything moves.
+        return
 
 
 @given(st.lists(items(), max_size=40))
