@@ -15,12 +15,13 @@ from holdfast.canonical.pieces import common_length
 from holdfast.canonical.prompt import Passage
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, NOTE_BYTES, OPENING, SECTIONS, make_digest
 from holdfast.knowledge.folder import LEDGER, QUARANTINE, KnowledgeFolder
-from holdfast.knowledge.harvest import Project, Spoken, apply_harvest, plan_harvest, read_pages
+from holdfast.knowledge.harvest import Spoken, apply_harvest, plan_harvest, read_pages
 from holdfast.knowledge.items import CATEGORIES, TEXT_CHARACTERS_MAX, Category, Item, Source, as_told, item_id, merged
 from holdfast.knowledge.journal import read_journal
+from holdfast.knowledge.notes import Project
 from holdfast.knowledge.pages import all_items, page_text, read_page, with_items
 from holdfast.knowledge.shelf import items_in
-from knowledge_folders import Crash, CrashingDisk, Mode, contents, folder_of, spoken, worked
+from knowledge_folders import Crash, CrashingDisk, EditedDisk, Mode, contents, folder_of, spoken, worked
 
 SAYINGS = (
     "The API listens on port_9000 here.",
@@ -130,18 +131,46 @@ def test_harvesting_twice_is_harvesting_once(said: tuple[Spoken, ...]) -> None:
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=60)
-lines = st.lists(st.one_of(words, words.map(lambda text: f"- {text}"), st.sampled_from(("# Facts", ""))), max_size=8)
+raw_lines = st.one_of(words.map(str.encode), words.map(lambda text: f"- {text}".encode()), st.binary(max_size=9))
+raw_pages = st.lists(st.tuples(raw_lines, st.sampled_from((b"\n", b"\r\n", b"\r"))), max_size=8).map(
+    lambda lines: b"".join(line + end for line, end in lines)
+)
 
 
-@given(lines, sessions())
-def test_no_line_of_a_person_is_changed_by_a_harvest(own: list[str], said: tuple[Spoken, ...]) -> None:
+@given(raw_pages, st.sampled_from((b"", b"\xef\xbb\xbf")), st.booleans(), sessions())
+def test_no_byte_of_a_person_is_changed_by_a_harvest(
+    own: bytes, bom: bytes, ended: bool, said: tuple[Spoken, ...]
+) -> None:
+    page = bom + (own if ended else own.rstrip(b"\r\n"))
     with folder() as place:
         for category in CATEGORIES:
-            place.replace(f"{category}.md", "".join(f"{line}\n" for line in own).encode())
+            place.replace(f"{category}.md", page)
         apply_harvest(place, said)
         for category in CATEGORIES:
-            after = (place.read(f"{category}.md") or b"").decode().split("\n")
-            assert after[: len(own)] == own
+            after = place.read(f"{category}.md") or b""
+            assert after.startswith(page)
+            added = after[len(page) :]
+            usual = page[len(bom) :].splitlines(keepends=True)
+            end = usual[0][len(usual[0].rstrip(b"\r\n")) :] if usual else b"\n"
+            assert not added or added.endswith(end or b"\n")
+
+
+@settings(max_examples=25)
+@given(sessions(), sessions(), st.integers(1, 3))
+def test_what_a_person_writes_while_a_harvest_writes_is_kept(
+    before: tuple[Spoken, ...], after: tuple[Spoken, ...], times: int
+) -> None:
+    later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
+    with folder() as calm, folder() as place:
+        found = set()
+        for said in (before, later):
+            apply_harvest(calm, said, project=PROJECT)
+            disk = EditedDisk(place, times=times)
+            apply_harvest(disk, said, project=PROJECT)
+            found |= {(name, line) for name, lines in disk.edits.items() for line in lines}
+        for name, line in found:
+            assert line in (place.read(name) or b"")
+        assert {one.id for one in items_in(calm)} <= {one.id for one in items_in(place)}
 
 
 @given(sessions(), st.data())

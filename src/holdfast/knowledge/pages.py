@@ -64,12 +64,16 @@ def page_name(category: Category) -> str:
 
 def read_page(category: Category, text: str, *, scope: str = PROJECT, key: str = "") -> Page:
     """Never fails: what is no item is a line like any other."""
-    lines = tuple(text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else ())
+    lines = lines_of(text)
     items = []
     for number, line in enumerate(lines):
         if line.startswith(("- ", "* ")) and (item := _item(category, line, scope, key)) is not None:
             items.append((number, item))
     return Page(category, lines, tuple(items), scope, key)
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    return tuple(text.removesuffix("\n").split("\n")) if text else ()
 
 
 def page_text(page: Page) -> str:
