@@ -86,6 +86,25 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
     assert 0 < certificates[1].prefix_bytes < certificates[2].prefix_bytes
 
 
+@pytest.mark.parametrize("model", MODELS)
+async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(workspace: Path, model: str) -> None:
+    provider, store = answering(model), MemoryStore()
+    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
+        await session.send("x")
+        folder_of(workspace).replace(DIGEST, b"- another\n")
+        store.records.enable(session.id, enabled=False)
+        await session.send("y")
+        store.records.invalidate(session.id, at=0.0)
+        await session.send("z")
+        await session.send("and on")
+    told = [(b'"- one"' in one.body, b'"- another"' in one.body) for one in provider.requests]
+    assert told == [(True, False), (True, False), (False, True), (False, True)]
+    assert [one.epoch for one in epochs(store, session)] == [1, 2]
+    certificates = certify(store.read(session.id), session.id, shipped_models())
+    assert [made.violation for made in certificates] == [None] * 4
+
+
 async def test_nothing_is_expected_to_be_read_of_what_another_digest_has_moved(workspace: Path) -> None:
     store = MemoryStore()
     async with new_session(played("a", "b", "c", "d"), workspace=workspace, store=store) as session:
@@ -102,6 +121,7 @@ async def test_nothing_is_expected_to_be_read_of_what_another_digest_has_moved(w
     assert fourth > 0
 
 
+@pytest.mark.moves_prefix(reason="another digest is adopted")
 async def test_what_is_refused_behind_another_digest_was_never_taken(workspace: Path, agent: MakeAgent) -> None:
     refused = ProviderError("invalid_request", "no", status=400)
     one = agent(says("a"), says("b"), refused, says("c"), system_prompt="Be brief.", workspace=workspace)

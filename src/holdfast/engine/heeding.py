@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.canonical.encoding import digest
 from holdfast.catalog.rows import Model
+from holdfast.engine.adopting import adopt
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.state import State
 from holdfast.events.controls import Controls
@@ -14,7 +15,8 @@ from holdfast.providers.giving_up import ways_to_give_up
 async def heed(talk: Conversation) -> bool:
     """From now on what is set holds; whether it is something else than before.
 
-    A cache is given up with a turn's first call: within a turn, a new first text would cost the thinking in it.
+    A cache is given up with a turn's first call: within a turn, a new first text would cost the thinking in it. What
+    the head would say now is taken along then, for nothing of the old one is read again.
     """
     if talk.parts.controls is None:
         return False
@@ -22,7 +24,10 @@ async def heed(talk: Conversation) -> bool:
     wanted = control_of(told, talk.state, talk.given.model)
     if wanted is None:
         return False
+    given_up = wanted.generation != talk.state.control.generation
     await talk.record("system", wanted)
+    if given_up:
+        await adopt(talk)
     return True
 
 
