@@ -9,7 +9,7 @@ from holdfast.canonical.blocks import Text, ToolResult, ToolUse
 from holdfast.canonical.prompt import Passage
 from holdfast.clock import new_ulid
 from holdfast.events.log import Log
-from holdfast.knowledge.folder import Disk, KnowledgeFolder, knowledge_folder
+from holdfast.knowledge.folder import FILES, Disk, KnowledgeFolder, knowledge_folder
 from holdfast.knowledge.harvest import Spoken
 from holdfast.runtime.options import Options
 from played_sessions import new_session, played
@@ -89,6 +89,13 @@ class CrashingDisk:
         self._disk.replace(name, content)
         self._die_behind()
 
+    def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+        if self._dies_before():
+            raise Crash
+        done = self._disk.replace_unless_changed(name, content, before)
+        self._die_behind()
+        return done
+
     def append(self, name: str, content: bytes) -> None:
         if self._dies_before():
             if self._mode == "cut short":
@@ -110,6 +117,29 @@ class CrashingDisk:
     def _die_behind(self) -> None:
         if self.writes == self._at:
             raise Crash
+
+
+class EditedDisk:
+    """A disk on which somebody adds a line to a file between its reading and its writing, so many times each."""
+
+    def __init__(self, disk: KnowledgeFolder, *, times: int = 1) -> None:
+        self._disk = disk
+        self._times = times
+        self.edits: dict[str, list[bytes]] = {}
+        self.read = disk.read
+        self.names = disk.names
+        self.locked = disk.locked
+        self.replace = disk.replace
+        self.append = disk.append
+        self.remove = disk.remove
+
+    def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+        edits, now = self.edits.setdefault(name, []), self._disk.read(name)
+        # Notes on a file that has none yet have a name that nobody would think of.
+        if len(edits) < self._times and not (now is None and name.startswith(FILES)):
+            edits.append(f"- Mine is line {len(edits)} of {name}.\n".encode())
+            self._disk.replace(name, (now or b"") + edits[-1])
+        return self._disk.replace_unless_changed(name, content, before)
 
 
 def contents(folder: KnowledgeFolder, leave_out: Sequence[str] = ()) -> dict[str, bytes]:

@@ -4,20 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from agents import MakeAgent, says
+from every_wire import MODELS, answering
 from holdfast import MemoryStore, Session, adopt_knowledge, pending_knowledge
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.engine.certify import certify
 from holdfast.engine.state import fold
+from holdfast.errors import ProviderError
 from holdfast.events.payloads import EpochOpened, RequestPrepared
 from holdfast.knowledge.folder import DIGEST
 from holdfast.knowledge.switches import DigestRefresh
-from holdfast.simulator.provider import SimulatedProvider
+from holdfast.runtime.options import Options
 from knowledge_folders import folder_of
 from long_talks import LongTalk
 from played_sessions import new_session, played
-
-MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
 
 
 @pytest.fixture
@@ -53,11 +54,9 @@ async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: P
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
-    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 3)
-    store = MemoryStore()
-    async with Session.create(
-        model=model, workspace=workspace, wire=provider, store=store, padding="never", clock=ManualClock()
-    ) as session:
+    provider, store = answering(model), MemoryStore()
+    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST, b"- another\n")
         await adopt_knowledge(session)
@@ -85,6 +84,59 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
     certificates = list(certify(store.read(session.id), session.id, shipped_models()))
     assert [one.violation for one in certificates] == [None, None, None]
     assert 0 < certificates[1].prefix_bytes < certificates[2].prefix_bytes
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(workspace: Path, model: str) -> None:
+    provider, store = answering(model), MemoryStore()
+    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
+        await session.send("x")
+        folder_of(workspace).replace(DIGEST, b"- another\n")
+        store.records.enable(session.id, enabled=False)
+        await session.send("y")
+        store.records.invalidate(session.id, at=0.0)
+        await session.send("z")
+        await session.send("and on")
+    told = [(b'"- one"' in one.body, b'"- another"' in one.body) for one in provider.requests]
+    assert told == [(True, False), (True, False), (False, True), (False, True)]
+    assert [one.epoch for one in epochs(store, session)] == [1, 2]
+    certificates = certify(store.read(session.id), session.id, shipped_models())
+    assert [made.violation for made in certificates] == [None] * 4
+
+
+async def test_nothing_is_expected_to_be_read_of_what_another_digest_has_moved(workspace: Path) -> None:
+    store = MemoryStore()
+    async with new_session(played("a", "b", "c", "d"), workspace=workspace, store=store) as session:
+        await session.send("x")
+        await session.send("y")
+        folder_of(workspace).replace(DIGEST, b"- two\n")
+        await adopt_knowledge(session)
+        await session.send("z")
+        await session.send("and on")
+    prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
+    first, second, third, fourth = (one.plan.expected_read_tokens for one in prepared)
+    assert (first, third) == (0, 0)
+    assert second > 0
+    assert fourth > 0
+
+
+@pytest.mark.moves_prefix(reason="another digest is adopted")
+async def test_what_is_refused_behind_another_digest_was_never_taken(workspace: Path, agent: MakeAgent) -> None:
+    refused = ProviderError("invalid_request", "no", status=400)
+    one = agent(says("a"), says("b"), refused, says("c"), system_prompt="Be brief.", workspace=workspace)
+    async with one.session as session:
+        await session.send("x")
+        await session.send("y")
+        folder_of(workspace).replace(DIGEST, b"- two\n")
+        await adopt_knowledge(session)
+        taken = fold(one.events, session.id).links
+        with pytest.raises(ProviderError):
+            await session.send("what is refused")
+        assert fold(one.events, session.id).links == taken
+        await session.send("what is taken")
+    certificates = certify(one.events, session.id, shipped_models())
+    assert [made.violation for made in certificates] == [None] * 4
 
 
 async def test_a_compaction_takes_the_newer_digest_along(workspace: Path) -> None:

@@ -7,22 +7,22 @@ from typing import Unpack
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.canonical.pieces import common_length
+from every_wire import MODELS, answering, only_added
+from holdfast.canonical.encoding import canonical_json
 from holdfast.cli.main import command
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.engine.state import fold
 from holdfast.engine.views import sent_view
 from holdfast.knowledge.folder import DIGEST, DISABLED
 from holdfast.layers.assemble import assemble
+from holdfast.providers.adapter import PATH
+from holdfast.providers.registry import adapter_for
 from holdfast.runtime.context import spell_prompt
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
-from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 from knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
-
-MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
 
 
 @pytest.fixture
@@ -38,10 +38,11 @@ def run(*words: str) -> Result:
 
 async def bodies(folder: Path, /, *asks: str, **options: Unpack[Options]) -> list[bytes]:
     """What a session with these options sends."""
-    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * max(1, len(asks)))
     given: Options = {"model": MODELS[0], "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
-    parts: Options = {"store": MemoryStore(), "wire": provider, "clock": ManualClock(), "new_id": CountedIds()}
-    async with Session.create(**(given | parts | options)) as session:
+    parts: Options = {"store": MemoryStore(), "allow_uncached": True, "clock": ManualClock(), "new_id": CountedIds()}
+    chosen = given | parts | options
+    provider = answering(chosen["model"])
+    async with Session.create(**(chosen | {"wire": provider})) as session:
         for ask in asks:
             await session.send(ask)
     return [request.body for request in provider.requests]
@@ -54,14 +55,6 @@ async def cacheable(workspace: Path, *asks: str, model: str) -> bytes:
     (row,) = store.sessions()
     state = fold(store.read(row.id), row.id)
     return spell_prompt(assemble(sent_view(state)), model=model).cacheable
-
-
-def only_added(before: bytes, after: bytes) -> bytes:
-    """What stands in the second and not in the first, which is otherwise the same to the byte."""
-    front = common_length(before, after)
-    back = common_length(before[front:][::-1], after[front:][::-1])
-    assert front + back == len(before)
-    return after[front : len(after) - back]
 
 
 async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(tmp_path: Path, workspace: Path) -> None:
@@ -101,13 +94,25 @@ async def test_deleting_the_digest_takes_the_layer_away_and_changes_no_other_byt
 
 
 @pytest.mark.parametrize("model", MODELS)
+async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_provider(
+    model: str, workspace: Path
+) -> None:
+    folder_of(workspace).replace(DIGEST, b"- one\n")
+    (body,) = await bodies(workspace, "hello", model=model)
+    provider, _, name = model.partition(":")
+    asked = adapter_for(provider).read_request(body, {PATH: f"/v1beta/models/{name}:generateContent"}).prompt
+    said = [text.text for segment in asked.segments for text in segment.system]
+    assert said == ["Be brief.", "- one"]
+    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.passages)
+
+
+@pytest.mark.parametrize("model", MODELS)
 async def test_a_running_session_keeps_the_digest_it_began_with(model: str, workspace: Path) -> None:
     folder = folder_of(workspace)
     folder.replace(DIGEST, b"- one\n")
-    provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 3)
-    store = MemoryStore()
+    provider, store = answering(model), MemoryStore()
     common: Options = {"store": store, "wire": provider, "clock": ManualClock()}
-    chosen: Options = {"model": model, "workspace": workspace, "padding": "never"}
+    chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
     async with Session.create(**(common | chosen)) as session:
         await session.send("a")
         folder.replace(DIGEST, b"- one\n- two\n")

@@ -11,13 +11,13 @@ import pytest
 from holdfast.errors import UserError
 from holdfast.knowledge.finding import ITEMS_MAX, harvested, project_path
 from holdfast.knowledge.folder import DIGEST, LEDGER, QUARANTINE, KnowledgeFolder
-from holdfast.knowledge.harvest import Project, Spoken, apply_harvest, plan_harvest
+from holdfast.knowledge.harvest import Spoken, apply_harvest, plan_harvest
 from holdfast.knowledge.items import Category, Item
 from holdfast.knowledge.journal import read_journal
-from holdfast.knowledge.notes import content_hash
+from holdfast.knowledge.notes import Project, content_hash
 from holdfast.knowledge.shelf import item_named, items_in, remove_item, replace_item
 from holdfast.runtime.knowing import project_files
-from knowledge_folders import DECISION, FACT, QUESTION, RULE, contents, folder_of, spoken, worked
+from knowledge_folders import DECISION, FACT, QUESTION, RULE, EditedDisk, contents, folder_of, spoken, worked
 
 WRITE = ("write_file", '{"path": "src/app.py", "content": "x"}', "written")
 BROKEN = ("run", '{"command": "make"}', "error: linker `cc` not found\nexit code 2")
@@ -97,6 +97,84 @@ def test_a_line_that_a_person_wrote_is_known_and_told_and_not_written_twice(plac
     apply_harvest(place, [spoken("s1", RULE, "Ok.")])
     assert page(place, "decisions.md") == before
     assert f"- {RULE}\n" in digest_of(place)
+
+
+def test_an_edit_that_is_saved_while_the_new_page_is_on_its_way_is_kept(
+    place: KnowledgeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_harvest(place, [spoken("s1", RULE, "Ok.")])
+    edited = page(place, "decisions.md").replace(RULE, "Push where you like.") + "- And be quick.\n"
+    to_disk, file = os.fsync, place.path / "decisions.md"
+
+    def saved_meanwhile(opened: int) -> None:
+        to_disk(opened)
+        if any(name.startswith(".") and name != ".lock" for name in os.listdir(place.path)):
+            monkeypatch.undo()
+            file.write_text(edited)
+
+    monkeypatch.setattr("os.fsync", saved_meanwhile)
+    apply_harvest(place, [spoken("s2", f"{RULE} Never push on a Friday to release/2.x.", "Ok.")])
+    first, second, third = (one for one in items_in(place) if one.category == "decisions")
+    assert (first.text, second.text) == ("Push where you like.", "And be quick.")
+    assert [one.session for one in first.sources] == ["s1", "s2"]
+    assert third.text == "Never push on a Friday to release/2.x."
+    assert sorted(os.listdir(place.path)) == [".lock", "decisions.md", "digest.md", "ledger.jsonl"]
+
+
+def test_a_page_that_never_rests_is_left_alone_and_the_next_run_goes_on(place: KnowledgeFolder) -> None:
+    with pytest.raises(UserError, match=r"decisions\.md changes all the time"):
+        apply_harvest(EditedDisk(place, times=1_000), [spoken("s1", RULE, "Ok.")])
+    assert RULE not in page(place, "decisions.md")
+    assert "- Mine is line 0 of decisions.md.\n" in page(place, "decisions.md")
+    assert apply_harvest(place, []).sessions == 1
+    assert RULE in page(place, "decisions.md")
+
+
+def test_a_page_that_is_too_long_to_be_read_whole_is_not_cut_off(
+    place: KnowledgeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = b"".join(b"- Line %d.\n" % number for number in range(40))
+    place.replace("decisions.md", long)
+    monkeypatch.setattr("holdfast.knowledge.folder.FILE_BYTES_MAX", 100)
+    with pytest.raises(UserError, match="too long"):
+        apply_harvest(place, [spoken("s1", RULE, "Ok.")])
+    assert (place.path / "decisions.md").read_bytes() == long
+
+
+def test_a_change_of_an_item_leaves_every_other_line_as_it_is_to_the_byte(place: KnowledgeFolder) -> None:
+    own = b"\xef\xbb\xbf# Ours\r\n- One.\r\n\xff\n- Two.\r\n- Three.\r- Four."
+    place.replace("facts.md", own)
+    two, three = (one for one in items_in(place) if one.text in ("Two.", "Three."))
+    replace_item(place, msgspec.structs.replace(two, text="2"))
+    assert place.read("facts.md") == own.replace(b"- Two.", f"- 2 <!-- k {two.id} -->".encode())
+    remove_item(place, two.id)
+    assert place.read("facts.md") == own.replace(b"- Two.\r\n", b"")
+    remove_item(place, three.id)
+    assert place.read("facts.md") == own.replace(b"- Two.\r\n- Three.\r", b"")
+
+
+def test_an_item_that_a_person_removes_first_is_not_there_to_be_changed(place: KnowledgeFolder) -> None:
+    place.replace("facts.md", b"- One.\n- Two.\n")
+    (one, _) = items_in(place)
+
+    class Removing(EditedDisk):
+        def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+            place.replace(name, b"- Two.\n")
+            return place.replace_unless_changed(name, content, before)
+
+    with pytest.raises(UserError, match="there is no item"):
+        replace_item(Removing(place), msgspec.structs.replace(one, text="1"))
+    assert page(place, "facts.md") == "- Two.\n"
+
+
+def test_a_page_of_notes_that_a_person_made_their_own_is_added_to_and_not_written_over(place: KnowledgeFolder) -> None:
+    apply_harvest(place, [worked("s1", "Mend it.", WRITE)])
+    (name,) = place.names("files")
+    place.replace(f"files/{name}", b"My own words on this file.\r\n")
+    apply_harvest(place, [worked("s2", "Mend it again.", WRITE)])
+    assert page(place, f"files/{name}").startswith(
+        "My own words on this file.\r\n- Changed for: Mend it again. <!-- k "
+    )
 
 
 def test_an_item_from_a_tool_alone_waits_for_a_second_source(place: KnowledgeFolder) -> None:

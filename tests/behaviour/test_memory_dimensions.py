@@ -7,7 +7,7 @@ from typing import Unpack
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.canonical.pieces import common_length
+from every_wire import MODELS, answering, only_added
 from holdfast.cli.main import command
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.engine.state import fold
@@ -20,11 +20,8 @@ from holdfast.runtime.context import spell_prompt
 from holdfast.runtime.dimensions import curation_folder, rag_folder
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
-from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from knowledge_folders import FACT, folder_of, spoken, worked
-
-MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"]
 
 PYTHON = """\
 import os
@@ -66,12 +63,12 @@ class Talk:
     """Two turns of a session, and what may happen between them."""
 
     def __init__(self, folder: Path, model: str = MODELS[0], /, **options: Unpack[Options]) -> None:
-        self.provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 9)
+        self.provider = answering(model)
         self.store = MemoryStore()
         self.model = model
         given: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
         parts: Options = {"store": self.store, "wire": self.provider, "clock": ManualClock(), "new_id": CountedIds()}
-        self.options: Options = given | parts | options
+        self.options: Options = given | parts | {"allow_uncached": True} | options
 
     async def spoken(
         self, between: Callable[[], object] = lambda: None, *, asks: tuple[str, str] = ("a", "b")
@@ -90,13 +87,6 @@ class Talk:
         (row,) = self.store.sessions()
         state = fold(self.store.read(row.id), row.id)
         return spell_prompt(assemble(sent_view(state)), model=self.model).cacheable
-
-
-def only_added(before: bytes, after: bytes) -> bytes:
-    front = common_length(before, after)
-    back = common_length(before[front:][::-1], after[front:][::-1])
-    assert front + back == len(before), "something else changed, too"
-    return after[front : len(after) - back]
 
 
 @pytest.mark.parametrize("model", MODELS)

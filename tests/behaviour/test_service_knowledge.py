@@ -1,14 +1,18 @@
 """Knowledge over HTTP: what is known, changed by people, harvested on request, and what waits for a session."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.clock import ManualClock
+from holdfast.clock import ManualClock, new_ulid
+from holdfast.events.payloads import SessionStarted
 from holdfast.knowledge.folder import DIGEST
 from holdfast.stores.memory import MemoryStore
 from knowledge_folders import DECISION, FACT, RULE, folder_of, talked
+from log_examples import event
+from played_sessions import new_session, played, uses
 from served_service import Client, serving_store
 
 AN_ID = "0123456789ab"
@@ -202,6 +206,40 @@ async def test_adopting_costs_what_is_written_anew_from_the_digest_on(
     behind = layers[names.index("knowledge") :]
     assert waiting["tokens"] == sum(one["tokens"] for one in behind) > 0
     assert 0 < waiting["extra_usd"] < 1
+
+
+async def test_a_running_session_is_told_to_take_the_newer_digest(
+    client: Client, store: MemoryStore, workspace: Path
+) -> None:
+    await harvested(client, store, workspace)
+    reads = [uses("look")]
+    provider = played("a", "b", reads, "c", "d")
+
+    def look() -> str:
+        """Looks."""
+        client.ask("POST", f"/api/knowledge/pending/{session.id}/adopt")
+        return "nothing"
+
+    async with new_session(provider, workspace=workspace, store=store, new_id=new_ulid, tools=[look]) as session:
+        await session.send("x")
+        client.ask("DELETE", f"/api/knowledge/items/{listed(client)[RULE]}")
+        await session.send("y")
+        assert len(client.get("/api/knowledge/pending")["sessions"]) == 1
+        await session.send("z")
+        await session.send("and on")
+        assert client.get("/api/knowledge/pending")["sessions"] == []
+    told = [RULE.encode() in request.body for request in provider.requests]
+    # It is asked for in the middle of the third turn, and that turn is not to lose what was thought in it.
+    assert told == [True, True, True, True, False]
+    bodies = [re.sub(rb',"cache_control":\{[^}]*\}', b"", request.body) for request in provider.requests]
+    assert len({body.partition(b'"tools":')[2].partition(b"# Knowledge")[0] for body in bodies}) == 1
+
+
+def test_nobody_is_told_to_take_a_digest_who_is_not_there_or_cannot(client: Client, store: MemoryStore) -> None:
+    assert client.ask("POST", "/api/knowledge/pending/none-such/adopt").code == "session_not_found"
+    store.append([event("e1", SessionStarted("anthropic:claude-sonnet-5-5"), session="wrapped")]).result(10)
+    assert client.ask("POST", "/api/knowledge/pending/wrapped/adopt").code == "not_heeded"
+    assert store.records.session_controls() == {}
 
 
 async def test_what_the_pages_would_make_is_told_before_it_is_adopted(

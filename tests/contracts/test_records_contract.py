@@ -89,7 +89,11 @@ def test_what_is_said_of_a_session_holds_for_that_session(records: Records) -> N
     assert records.invalidate("s", at=6.0) == SessionControl(False, 2, 6.0)
     assert records.enable("s", enabled=True) == SessionControl(True, 2, 6.0)
     assert records.invalidate("t", at=7.0) == SessionControl(True, 1, 7.0)
-    assert records.session_controls() == {"s": SessionControl(True, 2, 6.0), "t": SessionControl(True, 1, 7.0)}
+    assert records.adopt("t") == SessionControl(True, 1, 7.0, 1)
+    assert records.adopt("t") == SessionControl(True, 1, 7.0, 2)
+    assert records.invalidate("t", at=8.0) == SessionControl(True, 2, 8.0, 2)
+    assert records.session_controls() == {"s": SessionControl(True, 2, 6.0), "t": SessionControl(True, 2, 8.0, 2)}
+    assert records.adopt("v") == SessionControl(adoptions=1)
     assert records.controls("u").session == SessionControl()
 
 

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from holdfast.canonical.blocks import Text
 from holdfast.canonical.pieces import common_length
 from holdfast.canonical.prompt import Passage
-from holdfast.knowledge.digest import DIGEST_BYTES_MAX, OPENING, SECTIONS, make_digest
+from holdfast.knowledge.digest import DIGEST_BYTES_MAX, NOTE_BYTES, OPENING, SECTIONS, make_digest
 from holdfast.knowledge.folder import LEDGER, QUARANTINE, KnowledgeFolder
-from holdfast.knowledge.harvest import Project, Spoken, apply_harvest, plan_harvest, read_pages
+from holdfast.knowledge.harvest import Spoken, apply_harvest, plan_harvest, read_pages
 from holdfast.knowledge.items import CATEGORIES, TEXT_CHARACTERS_MAX, Category, Item, Source, as_told, item_id, merged
 from holdfast.knowledge.journal import read_journal
+from holdfast.knowledge.notes import Project
 from holdfast.knowledge.pages import all_items, page_text, read_page, with_items
 from holdfast.knowledge.shelf import items_in
-from knowledge_folders import Crash, CrashingDisk, Mode, contents, folder_of, spoken, worked
+from knowledge_folders import Crash, CrashingDisk, EditedDisk, Mode, contents, folder_of, spoken, worked
 
 SAYINGS = (
     "The API listens on port_9000 here.",
@@ -130,18 +131,46 @@ def test_harvesting_twice_is_harvesting_once(said: tuple[Spoken, ...]) -> None:
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=60)
-lines = st.lists(st.one_of(words, words.map(lambda text: f"- {text}"), st.sampled_from(("# Facts", ""))), max_size=8)
+raw_lines = st.one_of(words.map(str.encode), words.map(lambda text: f"- {text}".encode()), st.binary(max_size=9))
+raw_pages = st.lists(st.tuples(raw_lines, st.sampled_from((b"\n", b"\r\n", b"\r"))), max_size=8).map(
+    lambda lines: b"".join(line + end for line, end in lines)
+)
 
 
-@given(lines, sessions())
-def test_no_line_of_a_person_is_changed_by_a_harvest(own: list[str], said: tuple[Spoken, ...]) -> None:
+@given(raw_pages, st.sampled_from((b"", b"\xef\xbb\xbf")), st.booleans(), sessions())
+def test_no_byte_of_a_person_is_changed_by_a_harvest(
+    own: bytes, bom: bytes, ended: bool, said: tuple[Spoken, ...]
+) -> None:
+    page = bom + (own if ended else own.rstrip(b"\r\n"))
     with folder() as place:
         for category in CATEGORIES:
-            place.replace(f"{category}.md", "".join(f"{line}\n" for line in own).encode())
+            place.replace(f"{category}.md", page)
         apply_harvest(place, said)
         for category in CATEGORIES:
-            after = (place.read(f"{category}.md") or b"").decode().split("\n")
-            assert after[: len(own)] == own
+            after = place.read(f"{category}.md") or b""
+            assert after.startswith(page)
+            added = after[len(page) :]
+            usual = page[len(bom) :].splitlines(keepends=True)
+            end = usual[0][len(usual[0].rstrip(b"\r\n")) :] if usual else b"\n"
+            assert not added or added.endswith(end or b"\n")
+
+
+@settings(max_examples=25)
+@given(sessions(), sessions(), st.integers(1, 3))
+def test_what_a_person_writes_while_a_harvest_writes_is_kept(
+    before: tuple[Spoken, ...], after: tuple[Spoken, ...], times: int
+) -> None:
+    later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
+    with folder() as calm, folder() as place:
+        found = set()
+        for said in (before, later):
+            apply_harvest(calm, said, project=PROJECT)
+            disk = EditedDisk(place, times=times)
+            apply_harvest(disk, said, project=PROJECT)
+            found |= {(name, line) for name, lines in disk.edits.items() for line in lines}
+        for name, line in found:
+            assert line in (place.read(name) or b"")
+        assert {one.id for one in items_in(calm)} <= {one.id for one in items_in(place)}
 
 
 @given(sessions(), st.data())
@@ -224,6 +253,39 @@ def test_a_page_says_again_what_was_written_into_it(some: list[Item]) -> None:
             )
 
 
+ODD_TEXTS = (
+    "[ ] ",
+    "[x]",
+    "[X] done",
+    "a  b",
+    "a --> b",
+    "x <!-- k 0",
+    " lead",
+    "trail ",
+    "ü",
+    "a<b",
+    "y" * 299 + "z y",
+)
+
+
+@given(
+    st.sampled_from(("- ", "* ", "- [ ] ", "- [x] ", "* [X] ", "- [y] ")),
+    st.sampled_from(ODD_TEXTS) | words | st.text("ab <->[x]", max_size=12),
+    st.sampled_from(("0123456789ab", "0123456789AB", "short")),
+    st.sampled_from(("2026-11-01", "2026-11-01..2026-11-02", "2026-11-01..x", "1926-11-01")),
+    st.sampled_from(
+        ("S1/m3/user", "S1/m3/nobody", "S1/m03/tool", "S/1/m3/model", "S1/mx/user", "/m1/user", "S1/m1234567890/user")
+    ),
+)
+def test_a_usual_line_is_read_as_the_same_in_unusual_spelling_is(
+    dash: str, text: str, name: str, days: str, source: str
+) -> None:
+    usual = f"{dash}{text} <!-- k {name} {days} {source} -->"
+    # Another space within the comment means nothing, and is never written by us.
+    unusual = f"{dash}{text} <!-- k {name} {days}  {source} -->"
+    assert read_page("tasks", usual).items == read_page("tasks", unusual).items
+
+
 @given(texts)
 def test_no_text_leaves_its_line_or_opens_anything(text: str) -> None:
     told = as_told(text)
@@ -260,6 +322,49 @@ def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: l
     where = after.text.find(heading) if heading is not None and heading in after.text else len(before.text)
     shared = common_length(before.text.encode(), after.text.encode())
     assert shared >= min(len(after.text[:where].encode()), len(before.text.split("\n(")[0].encode()))
+
+
+@st.composite
+def long_items(draw: st.DrawFn) -> Item:
+    """So long that some fill a section, each unlike all others, and free to be told."""
+    category: Category = draw(st.sampled_from(("playbooks", "facts", "tasks")))
+    text = f"{draw(st.uuids(version=4))} " + "word " * draw(st.integers(1, 40))
+    return Item(item_id(category, text), category, text.strip(), sources=(Source("S", 1, "user"),))
+
+
+def sections_of(text: str) -> dict[str, list[str]]:
+    """The lines of each section, by its heading."""
+    told, *parts = text.split("\n## ")
+    assert told in ("", OPENING.removesuffix("\n"), OPENING)
+    return {part.split("\n")[0]: [line for line in part.split("\n") if line.startswith("- ")] for part in parts}
+
+
+@settings(max_examples=100)
+@given(st.lists(long_items(), max_size=40), st.lists(long_items(), min_size=1, max_size=3))
+def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
+    some: list[Item], more: list[Item]
+) -> None:
+    before, after = make_digest(some).text, make_digest([*some, *more]).text
+    held, holds = sections_of(before), sections_of(after)
+    touched = {one.category for one in more}
+    for category, heading, share in SECTIONS:
+        old, new = held.get(heading, []), holds.get(heading, [])
+        if category not in touched:
+            assert new == old
+            continue
+        added = [f"- {one.text}" for one in more if one.category == category]
+        if new[: len(old)] == old:
+            assert new[len(old) :] == [line for line in added if line in new]
+            end = before.index(old[-1]) + len(old[-1]) if old else after.find(f"\n## {heading}\n")
+            assert not before or after[:end] == before[:end]
+        else:
+            size = sum(len(line) + 1 for line in (*old, *added)) + len(f"\n## {heading}\n")
+            assert size > int(share * (DIGEST_BYTES_MAX - len(OPENING) - NOTE_BYTES))
+            kept = [line for line in old if line in new]
+            assert kept == old[len(old) - len(kept) :]
+            assert len("".join(kept)) <= len("".join(old)) * 3 / 4
+        # Behind the first section that changed, everything moves.
+        return
 
 
 @given(st.lists(items(), max_size=40))

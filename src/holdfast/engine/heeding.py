@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.canonical.encoding import digest
 from holdfast.catalog.rows import Model
+from holdfast.engine.adopting import adopt
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.state import State
 from holdfast.events.controls import Controls
@@ -14,7 +15,8 @@ from holdfast.providers.giving_up import ways_to_give_up
 async def heed(talk: Conversation) -> bool:
     """From now on what is set holds; whether it is something else than before.
 
-    A cache is given up with a turn's first call: within a turn, a new first text would cost the thinking in it.
+    A cache is given up, and a newer head taken, with a turn's first call: within a turn, a new first text would cost
+    the thinking in it. Who gives up a cache takes the newer head along, for nothing of the old one is read again.
     """
     if talk.parts.controls is None:
         return False
@@ -22,7 +24,10 @@ async def heed(talk: Conversation) -> bool:
     wanted = control_of(told, talk.state, talk.given.model)
     if wanted is None:
         return False
+    before = talk.state.control
     await talk.record("system", wanted)
+    if (wanted.generation, wanted.adoptions) != (before.generation, before.adoptions):
+        await adopt(talk)
     return True
 
 
@@ -34,7 +39,8 @@ def head_owner(state: State) -> str:
 def control_of(told: Controls, state: State, model: Model) -> CacheControlled | None:
     """What is set, as an event; None where it is what holds already."""
     before, settings, session = state.control, told.settings, told.session
-    generation = before.generation if state.turn is not None and state.turn.llm_calls else session.generation
+    within_turn = state.turn is not None and state.turn.llm_calls > 0
+    generation = before.generation if within_turn else session.generation
     ways = ways_to_give_up(model) if generation else ()
     owner = head_owner(state)
     enabled = session.caching_enabled and settings.providers.get(model.provider, True)
@@ -46,6 +52,7 @@ def control_of(told: Controls, state: State, model: Model) -> CacheControlled | 
         generation=generation,
         nonce=nonce,
         cache_key=f"{owner}.{generation}" if "cache_key" in ways else "",
+        adoptions=before.adoptions if within_turn else session.adoptions,
     )
     reason = ""
     if before.enabled and not enabled:

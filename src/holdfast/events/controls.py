@@ -25,11 +25,13 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionControl(msgspec.Struct, frozen=True):
-    """What was said of one session: whether it may cache, and how often its cache was given up."""
+    """What was said of one session: whether it may cache, how often its cache was given up, and how often it was told
+    to take what its head would say now."""
 
     caching_enabled: bool = True
     generation: int = 0
     invalidated_at: float | None = None
+    adoptions: int = 0
 
 
 class Controls(msgspec.Struct, frozen=True):
@@ -54,3 +56,6 @@ class KeepsControls(Protocol):
 
     def invalidate(self, session_id: str, *, at: float) -> SessionControl:
         """Begin another generation; two who do so at once begin two."""
+
+    def adopt(self, session_id: str) -> SessionControl:
+        """Have the session take what its head would say now, with its next turn."""

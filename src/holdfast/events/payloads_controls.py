@@ -9,6 +9,7 @@ class CacheControlled(Payload, frozen=True, tag="cache.controlled"):
 
     `nonce` stands in front of the stable system prompt, and `cache_key` in the place of the session's id, once a cache
     was given up. `reason` says why what was cached is lost, where it is; `new_prefix` that the first bytes are others.
+    `adoptions` counts how often people have told the session to take a newer head.
     """
 
     enabled: bool = True
@@ -19,3 +20,4 @@ class CacheControlled(Payload, frozen=True, tag="cache.controlled"):
     cache_key: str = ""
     reason: str = ""
     new_prefix: bool = False
+    adoptions: int = 0

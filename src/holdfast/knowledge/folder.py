@@ -42,6 +42,9 @@ class Disk(Protocol):
 
     def replace(self, name: str, content: bytes) -> None: ...
 
+    def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+        """Whether it was done: not where the file no longer is what it was before."""
+
     def append(self, name: str, content: bytes) -> None: ...
 
     def remove(self, name: str) -> None:
@@ -90,6 +93,18 @@ class KnowledgeFolder:
     def replace(self, name: str, content: bytes) -> None:
         with self._writing(name) as (folder, last):
             write_atomically(folder, last, content)
+
+    def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+        with self._writing(name) as (folder, last):
+
+            def still() -> bool:
+                try:
+                    # One byte more than is ever read: what is longer was not read whole, and is not to be cut off.
+                    return read_regular(folder, last, FILE_BYTES_MAX + 1) == before
+                except FileNotFoundError:
+                    return before is None
+
+            return write_atomically(folder, last, content, still=still)
 
     def append(self, name: str, content: bytes) -> None:
         with self._writing(name) as (folder, last):

@@ -4,6 +4,7 @@ Everything that a run will add stands in the ledger before any page changes; a r
 that first, and doing it twice is doing it once.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from decimal import Decimal
@@ -17,10 +18,11 @@ from holdfast.knowledge.asking import AskModel, ask_for_items
 from holdfast.knowledge.digest import Change, Digest, change, make_digest
 from holdfast.knowledge.finding import Harvested, harvested
 from holdfast.knowledge.folder import DIGEST, DISABLED, Disk
-from holdfast.knowledge.items import CATEGORIES, PROJECT, Item
+from holdfast.knowledge.items import CATEGORIES, PROJECT, Category, Item
 from holdfast.knowledge.journal import Journal, Record, mend_journal, read_journal, write_records
-from holdfast.knowledge.notes import ContentOf, PathsWith, noted, read_notes
-from holdfast.knowledge.pages import Page, all_items, page_name, page_text, read_page, with_items
+from holdfast.knowledge.notes import NO_PROJECT, Project, noted, read_notes
+from holdfast.knowledge.pages import Page, all_items, page_name, read_page, with_items
+from holdfast.knowledge.rewriting import ATTEMPTS_MAX, change_file, in_use, rewritten
 from holdfast.sources.text import read_text
 
 logger = logging.getLogger(__name__)
@@ -76,16 +78,6 @@ class Outcome(msgspec.Struct, frozen=True):
     quarantined: int = 0
     failed: int = 0
     cost_usd: str = "0"
-
-
-class Project(msgspec.Struct, frozen=True):
-    """How files of the project are looked at, for the notes on them; by default there are none."""
-
-    content_of: ContentOf = lambda path: ""
-    paths_with: PathsWith = lambda hashes: {}
-
-
-NO_PROJECT = Project()
 
 
 def plan_harvest(disk: Disk, sessions: Iterable[Spoken]) -> HarvestPlan:
@@ -222,17 +214,26 @@ def _planned(journal: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[Source
 
 def _put_into_pages(disk: Disk, items: Sequence[Item], told_before: frozenset[str], project: Project) -> None:
     """Whatever of it is there already stays as it is, so that doing it twice is doing it once."""
-    for page in read_pages(disk):
-        fresh = _wanted(page.by_id, (one for one in items if one.category == page.category), told_before)
-        after = with_items(page, fresh) if fresh else page
-        if after.lines != page.lines:
-            disk.replace(page_name(page.category), page_text(after).encode("utf-8", "replace"))
-    notes = read_notes(disk)
-    there = {item.id for one in notes for _, item in one.page.items}
-    news = _wanted(there, (one for one in items if one.category == "files"), told_before)
-    for file in noted(notes, news, content_of=project.content_of, paths_with=project.paths_with):
-        if disk.read(file.name) != file.content:
-            disk.replace(file.name, file.content)
+    for category in CATEGORIES:
+        own = [one for one in items if one.category == category]
+        if own:
+            change_file(disk, page_name(category), functools.partial(_with_own, category, own, told_before))
+    for _ in range(ATTEMPTS_MAX):
+        notes = read_notes(disk)
+        there = {item.id for one in notes for _, item in one.page.items}
+        news = _wanted(there, (one for one in items if one.category == "files"), told_before)
+        files = noted(notes, news, project=project, read=disk.read)
+        late = [one for one in files if not disk.replace_unless_changed(one.name, one.content, one.before)]
+        if not late:
+            return
+    raise in_use(late[0].name)
+
+
+def _with_own(category: Category, own: Sequence[Item], told_before: frozenset[str], raw: bytes) -> bytes:
+    page = read_page(category, read_text(raw), scope=PROJECT)
+    fresh = _wanted(page.by_id, own, told_before)
+    after = with_items(page, fresh) if fresh else page
+    return rewritten(raw, after.lines) if after.lines != page.lines else raw
 
 
 def _finished(record: Record) -> Record:

@@ -30,7 +30,7 @@ _TAG = re.compile(r"<(?=[A-Za-z/!?|])")
 _PUNCTUATION = re.compile(r"[\s`*_\"'.,;:!?()\[\]]+")
 
 
-class Source(msgspec.Struct, frozen=True, order=True):
+class Source(msgspec.Struct, frozen=True, order=True, gc=False):
     """Which message of which session said it, and who spoke there."""
 
     session: str
@@ -38,7 +38,7 @@ class Source(msgspec.Struct, frozen=True, order=True):
     origin: Origin
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """`id` is that of the text it was first seen with, whatever a person has made of it since.
 
     Dates are days. What has no source was written by a person. `flagged` says what is wrong with the text, so that it
@@ -73,7 +73,11 @@ class Item(msgspec.Struct, frozen=True):
     @property
     def from_tools_alone(self) -> bool:
         """Whether nobody but a tool has said it, and that in one session only."""
-        return all(one.origin == "tool" and one.session == self.sources[0].session for one in self.sources)
+        first = self.sources[0] if self.sources else None
+        return first is None or (
+            first.origin == "tool"
+            and all(one.origin == "tool" and one.session == first.session for one in self.sources)
+        )
 
     @property
     def held_back(self) -> str:

@@ -5,7 +5,6 @@ An item is a line with a dash; what we know of it is a comment at its end. All o
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
 
 import msgspec
 
@@ -38,6 +37,11 @@ _BOXES = ("[ ] ", "[x] ", "[X] ")
 _ORIGINS: dict[str, Origin] = {"user": "user", "model": "model", "tool": "tool"}
 _DAYS = re.compile(r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?")
 _SAFE = re.compile(r"[^0-9A-Za-z_.-]")
+_USUAL = re.compile(
+    rf"[-*] (?:\[([ xX])\] )?+([!-;=-~][ -;=-~]{{,{TEXT_CHARACTERS_MAX - 1}}}) <!-- k ([0-9a-f]{{{ID_CHARACTERS}}}) "
+    r"(20\d\d-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))? ([0-9A-Za-z_.-]+)/m([0-9]{1,9})/(user|model|tool) -->"
+)
+"""Almost every line of a long page: plain text that was heard once."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -60,12 +64,16 @@ def page_name(category: Category) -> str:
 
 def read_page(category: Category, text: str, *, scope: str = PROJECT, key: str = "") -> Page:
     """Never fails: what is no item is a line like any other."""
-    lines = tuple(text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else ())
+    lines = lines_of(text)
     items = []
     for number, line in enumerate(lines):
         if line.startswith(("- ", "* ")) and (item := _item(category, line, scope, key)) is not None:
             items.append((number, item))
     return Page(category, lines, tuple(items), scope, key)
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    return tuple(text.removesuffix("\n").split("\n")) if text else ()
 
 
 def page_text(page: Page) -> str:
@@ -135,51 +143,50 @@ def _known(item: Item) -> str:
 
 
 def _item(category: Category, line: str, scope: str, key: str) -> Item | None:
-    # By hand and not by pattern: there may be ten thousand of them, and a digest is made while somebody waits.
+    # There may be ten thousand of them, and a digest is made while somebody waits: hence one look for the usual ones,
+    # and no names of fields, which would take as long as all the rest.
+    usual = _USUAL.fullmatch(line)
+    if usual is None:
+        return _unusual_item(category, line, scope, key)
+    box, text, name, first, last, session, number, origin = usual.groups()
+    if "  " in text or "-->" in text:
+        return _unusual_item(category, line, scope, key)
+    heard = (Source(session, int(number), _ORIGINS[origin]),)
+    done = box is not None and box != " "
+    return Item(name, category, text.rstrip(), done, first, last or first, heard, "active", "", scope, key)
+
+
+def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item | None:
+    """What is unknown in the comment is passed over."""
     body, comment, behind = line[2:].partition(_COMMENT)
-    said = behind.removesuffix("-->").split() if comment and behind.endswith("-->") else []
+    said = behind[:-3].split() if comment and behind.endswith("-->") else []
     box = body[:4] if body.startswith(_BOXES) else ""
     told = _told(body[len(box) :] if said or not comment else line[2 + len(box) :])
     if not told:
         return None
     name = said[0] if said and _is_id(said[0]) else item_id(category, told, key)
     done = box in ("[x] ", "[X] ")
-    return Item(name, category, told, done=done, scope=scope, key=key, **_comment(said[1:]))
-
-
-class _Comment(TypedDict, total=False):
-    first_seen: str
-    last_seen: str
-    sources: tuple[Source, ...]
-    status: Status
-    superseded_by: str
-    approved: bool
-    flagged: str
-
-
-def _comment(said: list[str]) -> _Comment:
-    """What is unknown in it is passed over."""
-    known: _Comment = {}
+    first = last = superseded_by = flagged = ""
     sources: list[Source] = []
-    for part in said:
-        place, slash, origin = part.rpartition("/")
-        if slash and origin in _ORIGINS:
-            session, _, number = place.rpartition("/m")
+    status: Status = "active"
+    approved = False
+    for part in said[1:]:
+        if part[:2] == "20" and _DAYS.fullmatch(part):
+            first, last = part[:10], part[-10:]
+        elif (origin := _ORIGINS.get(part.rpartition("/")[2])) is not None:
+            session, _, number = part[: -len(origin) - 1].rpartition("/m")
             if session and number.isascii() and number.isdigit() and len(number) < 10:
-                sources.append(Source(session, int(number), _ORIGINS[origin]))
-        elif part[:2] == "20" and _DAYS.fullmatch(part):
-            known["first_seen"], known["last_seen"] = part[:10], part[-10:]
+                sources.append(Source(session, int(number), origin))
         elif part == "approved":
-            known["approved"] = True
+            approved = True
         elif part == "retracted":
-            known["status"] = "retracted"
+            status = "retracted"
         elif part.startswith("superseded-by:"):
-            known["status"], known["superseded_by"] = "superseded", part.partition(":")[2]
+            status, superseded_by = "superseded", part.partition(":")[2]
         elif part.startswith("flagged:"):
-            known["flagged"] = part.partition(":")[2].replace("_", " ")
-    if sources:
-        known["sources"] = tuple(sorted(set(sources))) if len(sources) > 1 else (sources[0],)
-    return known
+            flagged = part.partition(":")[2].replace("_", " ")
+    heard = tuple(sources) if len(sources) < 2 else tuple(sorted(set(sources)))
+    return Item(name, category, told, done, first, last, heard, status, superseded_by, scope, key, approved, flagged)
 
 
 def _told(text: str) -> str:

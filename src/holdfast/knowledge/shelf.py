@@ -7,7 +7,9 @@ from holdfast.knowledge.folder import FILES, Disk
 from holdfast.knowledge.harvest import read_pages, rebuild_digest
 from holdfast.knowledge.items import Item
 from holdfast.knowledge.notes import read_notes
-from holdfast.knowledge.pages import Page, all_items, page_name, page_text, with_item, without_item
+from holdfast.knowledge.pages import Page, all_items, page_name, read_page, with_item, without_item
+from holdfast.knowledge.rewriting import change_file, rewritten
+from holdfast.sources.text import read_text
 
 
 def items_in(disk: Disk) -> tuple[Item, ...]:
@@ -35,7 +37,18 @@ def _change(disk: Disk, wanted: str, changed: Callable[[Page], Page]) -> None:
         named += [(f"{FILES}/{notes.name}", notes.page) for notes in read_notes(disk)]
         place = next(((name, page) for name, page in named if wanted in page.by_id), None)
         if place is None:
-            raise UserError(f"there is no item {wanted[:80]!r}; `holdfast knowledge list` shows all")
-        name, page = place
-        disk.replace(name, page_text(changed(page)).encode("utf-8", "replace"))
+            raise _unknown(wanted)
+        name, known = place
+
+        def written(raw: bytes) -> bytes:
+            page = read_page(known.category, read_text(raw), scope=known.scope, key=known.key)
+            if wanted not in page.by_id:
+                raise _unknown(wanted)
+            return rewritten(raw, changed(page).lines)
+
+        change_file(disk, name, written)
         rebuild_digest(disk)
+
+
+def _unknown(wanted: str) -> UserError:
+    return UserError(f"there is no item {wanted[:80]!r}; `holdfast knowledge list` shows all")

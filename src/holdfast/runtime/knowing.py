@@ -15,8 +15,8 @@ from holdfast.events.log import Log, SessionRow
 from holdfast.events.payloads import SessionEnded, SessionStarted, TurnStarted
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX
 from holdfast.knowledge.folder import DIGEST, DISABLED, Disk, knowledge_folder
-from holdfast.knowledge.harvest import Project, Spoken
-from holdfast.knowledge.notes import HASH_CHARACTERS
+from holdfast.knowledge.harvest import Spoken
+from holdfast.knowledge.notes import HASH_CHARACTERS, Project
 from holdfast.knowledge.switches import switched
 from holdfast.layers.builder import sendable
 from holdfast.runtime.config import Config

@@ -121,7 +121,7 @@ async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
     def change() -> Invalidated:
         state = _state(service, request.discussion_id)
         if state.heeds != "all":
-            raise _unheeded("give up its cache")
+            raise unheeded("give up its cache")
         at = service.clock()
         control = service.records.invalidate(state.owner, at=at)
         changed = what_changes(service, state)
@@ -174,12 +174,12 @@ def _effect(changed: tuple[Changed, ...]) -> str:
 def _switched(service: Service, session_id: str, *, enabled: bool) -> Discussion:
     state = _state(service, session_id)
     if state.heeds == "nothing":
-        raise _unheeded("be told whether to cache")
+        raise unheeded("be told whether to cache")
     service.records.enable(state.owner, enabled=enabled)
     return _discussion(service, session_id)
 
 
-def _unheeded(what: str) -> RefusedError:
+def unheeded(what: str) -> RefusedError:
     message = f"this session's client writes its own requests and cannot {what}; nothing was changed"
     return RefusedError(409, "not_heeded", message)
 

@@ -13,7 +13,8 @@ from holdfast.knowledge.folder import DIGEST, knowledge_folder
 from holdfast.knowledge.harvest import read_pages
 from holdfast.knowledge.pages import all_items
 from holdfast.runtime.knowing import LAYER
-from holdfast.service.failures import RefusedError
+from holdfast.service.caching import unheeded
+from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.knowledge import DigestChange, DigestQuestion, show_digest
 from holdfast.service.routes import Nothing, Route, route
 from holdfast.service.service import Service
@@ -43,6 +44,15 @@ class KnowledgePending(msgspec.Struct, frozen=True):
     next_text: str
     digest_change: DigestChange | None
     sessions: tuple[PendingSession, ...]
+
+
+class OneSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    session_id: str
+
+
+class AdoptionOrdered(msgspec.Struct, frozen=True):
+    session_id: str
+    effect: str = "from its next turn on the session is told the digest of that time, and writes anew what is behind it"
 
 
 async def show_pending(service: Service, request: Nothing) -> KnowledgePending:
@@ -101,6 +111,21 @@ def extra_usd(model: str, tokens: int, models: Models, *, on: datetime.date) -> 
     return usd(tokens * max(Decimal(0), price.cache_write_5m - price.cache_read) / 1_000_000)
 
 
+async def adopt(service: Service, request: OneSession) -> AdoptionOrdered:
+    """The session is where the digest is taken: it may run anywhere, and looks up what was asked for by itself."""
+
+    def order() -> AdoptionOrdered:
+        state = service.cache_states.of(request.session_id)
+        if not state.model:
+            raise not_found("session", request.session_id)
+        if state.heeds != "all":
+            raise unheeded("be told another digest")
+        service.records.adopt(state.owner)
+        return AdoptionOrdered(state.session_id)
+
+    return await asyncio.to_thread(order)
+
+
 ROUTES: tuple[Route, ...] = (
     route(
         "GET",
@@ -111,5 +136,15 @@ ROUTES: tuple[Route, ...] = (
         rule="admin",
         summary="What waits to be adopted, by new sessions and by those that run, and what that costs.",
         refusals=(409,),
+    ),
+    route(
+        "POST",
+        "/api/knowledge/pending/{session_id}/adopt",
+        adopt,
+        request=OneSession,
+        reply=AdoptionOrdered,
+        rule="admin",
+        summary="Have a session take the newest digest with its next turn.",
+        refusals=(404, 409),
     ),
 )

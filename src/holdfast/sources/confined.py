@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -133,8 +133,11 @@ def read_regular(folder: int, name: str, bytes_max: int) -> bytes:
         os.close(opened)
 
 
-def write_atomically(folder: int, name: str, content: bytes) -> None:
-    """All of the content or, whatever happens, what was there before; the mode of a file that was there is kept."""
+def write_atomically(folder: int, name: str, content: bytes, *, still: Callable[[], bool] = lambda: True) -> bool:
+    """All of the content or, whatever happens, what was there before; the mode of a file that was there is kept.
+
+    `still` is asked right before the new file takes the old one's place; where it says no, nothing is changed.
+    """
     mode = _mode_of(folder, name)
     temporary, opened = _create_beside(folder)
     try:
@@ -146,7 +149,11 @@ def write_atomically(folder: int, name: str, content: bytes) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
+        if not still():
+            os.unlink(temporary, dir_fd=folder)
+            return False
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        return True
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)

@@ -69,6 +69,12 @@ class MemoryRecords:
             self._controls[session_id] = replace(before, generation=before.generation + 1, invalidated_at=at)
             return self._controls[session_id]
 
+    def adopt(self, session_id: str) -> SessionControl:
+        with self._lock:
+            before = self._controls.get(session_id, SessionControl())
+            self._controls[session_id] = replace(before, adoptions=before.adoptions + 1)
+            return self._controls[session_id]
+
     def forget(self, session_id: str) -> None:
         """Nothing was ever said of this session."""
         self._controls.pop(session_id, None)

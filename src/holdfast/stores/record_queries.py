@@ -20,6 +20,7 @@ class RecordQueries(msgspec.Struct, frozen=True):
     set_settings: str
     enable: str
     invalidate: str
+    adopt: str
     forget_controls: str
     newest_place: str
     behind: str
@@ -29,7 +30,7 @@ def record_queries(mark: str, *, schema: str = "") -> RecordQueries:
     """The queries of an engine that writes `mark` for a parameter, and `schema` in front of a table."""
     keys, settings, controls = f"{schema}api_keys", f"{schema}settings", f"{schema}cache_controls"
     columns, marks = ", ".join(KEY_COLUMNS), ", ".join([mark] * len(KEY_COLUMNS))
-    said = "caching_enabled, generation, invalidated_at"
+    said = "caching_enabled, generation, invalidated_at, adoptions"
     set_now = f"SELECT value FROM {settings} WHERE name = 'cache'"
     return RecordQueries(
         add_key=f"INSERT INTO {keys} ({columns}) VALUES ({marks})",
@@ -42,11 +43,13 @@ def record_queries(mark: str, *, schema: str = "") -> RecordQueries:
         settings=set_now,
         set_settings=f"INSERT INTO {settings} (name, value) VALUES ('cache', {mark}) "
         "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        enable=f"INSERT INTO {controls} AS kept (session_id, {said}) VALUES ({mark}, {mark}, 0, NULL) "
+        enable=f"INSERT INTO {controls} AS kept (session_id, {said}) VALUES ({mark}, {mark}, 0, NULL, 0) "
         "ON CONFLICT (session_id) DO UPDATE SET caching_enabled = excluded.caching_enabled",
-        invalidate=f"INSERT INTO {controls} AS kept (session_id, {said}) VALUES ({mark}, 1, 1, {mark}) "
+        invalidate=f"INSERT INTO {controls} AS kept (session_id, {said}) VALUES ({mark}, 1, 1, {mark}, 0) "
         "ON CONFLICT (session_id) DO UPDATE SET generation = kept.generation + 1, "
         "invalidated_at = excluded.invalidated_at",
+        adopt=f"INSERT INTO {controls} AS kept (session_id, {said}) VALUES ({mark}, 1, 0, NULL, 1) "
+        "ON CONFLICT (session_id) DO UPDATE SET adoptions = kept.adoptions + 1",
         forget_controls=f"DELETE FROM {controls} WHERE session_id = {mark}",
         newest_place=f"SELECT coalesce(max(seq), 0) FROM {schema}events",
         behind=f"SELECT seq, {', '.join(COLUMNS)} FROM {schema}events WHERE seq > {mark} ORDER BY seq LIMIT {mark}",

@@ -77,6 +77,10 @@ class DatabaseRecords:
         self._changes.change(self._queries.invalidate, (session_id, at))
         return self.controls(session_id).session
 
+    def adopt(self, session_id: str) -> SessionControl:
+        self._changes.change(self._queries.adopt, (session_id,))
+        return self.controls(session_id).session
+
     def forget(self, session_id: str) -> None:
         """Nothing was ever said of this session."""
         self._changes.change(self._queries.forget_controls, (session_id,))
@@ -121,8 +125,9 @@ def _settings_of(value: object) -> CacheSettings:
 
 
 def _control_of(said: Sequence[object]) -> SessionControl:
-    enabled, generation, invalidated_at = said
+    enabled, generation, invalidated_at, adoptions = said
     if enabled is None:
         return SessionControl()
     at = invalidated_at if isinstance(invalidated_at, float | int) else None
-    return SessionControl(bool(enabled), generation if isinstance(generation, int) else 0, at)
+    counts = [one if isinstance(one, int) else 0 for one in (generation, adoptions)]
+    return SessionControl(bool(enabled), counts[0], at, counts[1])
