@@ -1,9 +1,11 @@
 """What a forwarded session cost and would have cost: each habit with its price, other plans, the least."""
 
+import asyncio
 import http.client
 import json
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +24,9 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.serving import served
+from played_sessions import new_session
 from served_gateway import ServedGateway, serving_gateway
+from served_service import serving_store
 
 GUIDE = "You read before you write, and you say what you did. " * 600
 MEMORY = Rule("memory", r"<memory>[^<]*</memory>")
@@ -66,6 +70,20 @@ def chat(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
         body["prompt_cache_key"] = "mine"
         body["messages"].append({"role": "system", "content": last})
     return "/openai/v1/chat/completions", body
+
+
+def openrouter(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    """As OpenAI's, with the marks of Anthropic; what changes stands behind the last of them."""
+    _, body = chat(turn, False)
+    system, last, _ = head(turn, well)
+    body["model"] = MODELS["openrouter"]
+    if well:
+        mark = {"cache_control": {"type": "ephemeral"}}
+        body["tools"] = sorted(body["tools"], key=lambda tool: str(tool["function"]["name"]))
+        body["messages"][0] = {"role": "system", "content": [{"type": "text", "text": system, **mark}]}
+        newest = {"type": "text", "text": body["messages"][-1]["content"], **mark}
+        body["messages"][-1]["content"] = [newest, {"type": "text", "text": last}]
+    return "/openrouter/v1/chat/completions", body
 
 
 def responses(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
@@ -120,10 +138,17 @@ def anthropic(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
 MODELS = {
     "anthropic": "claude-sonnet-5-5",
     "chat": "gpt-6.1-sol",
+    "openrouter": "anthropic/claude-sonnet-5.5",
     "responses": "gpt-6.1-sol",
     "gemini": "gemini-3.8-flash",
 }
-SPELLS: dict[str, Spell] = {"anthropic": anthropic, "chat": chat, "responses": responses, "gemini": gemini}
+SPELLS: dict[str, Spell] = {
+    "anthropic": anthropic,
+    "chat": chat,
+    "responses": responses,
+    "gemini": gemini,
+    "openrouter": openrouter,
+}
 
 
 def ask(gateway: ServedGateway, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
@@ -232,6 +257,37 @@ def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
     assert {row["label"] for row in days} == {"team-a"}
     assert all(row["key_id"] and row["cost_usd"] > 0 for row in days)
     assert "team-a" in run("gateway", "spend", "--db", path, "--since", "2026-01-01")
+
+
+def test_costs_and_changes_are_told_over_http(stored: tuple[str, str]) -> None:
+    path, session = stored
+    with closing(SqliteStore(path)) as store, serving_store(store) as client:
+        key, below = client.key("read"), f"/api/sessions/{session}/gateway"
+        costs = client.get(f"{below}/costs", key=key)
+        assert costs == json.loads(run("gateway", "costs", session, "--db", path, "--json"))
+        told = client.get(f"{below}/changes", key=key)
+        assert [call["number"] for call in told["calls"]] == [1, 2, 3]
+        assert {change["habit"] for change in told["calls"][1]["changes"]} >= {"volatile date", "tools out of order"}
+        assert all(call["improved"] for call in told["calls"])
+        assert not told["more"]
+        page = client.get(f"{below}/changes?after=1&limit=1", key=key)
+        assert (page["calls"], page["more"]) == (told["calls"][1:2], True)
+        for route in ("costs", "changes"):
+            assert client.ask("GET", f"/api/sessions/nobody/gateway/{route}", key=key).code == "session_not_found"
+
+
+def test_a_session_of_ones_own_has_no_costs_of_a_gateway_over_http() -> None:
+    store = MemoryStore()
+
+    async def say() -> None:
+        async with new_session(SimulatedProvider(clock=ManualClock()), store=store) as session:
+            await session.send("Hello.")
+
+    asyncio.run(say())
+    with serving_store(store) as client:
+        (session,) = (row.id for row in store.sessions())
+        assert client.ask("GET", f"/api/sessions/{session}/gateway/costs").code == "costs_not_found"
+        assert client.get(f"/api/sessions/{session}/gateway/changes")["calls"] == []
 
 
 def test_a_request_in_a_file_is_tried_out(tmp_path: Path) -> None:

@@ -163,6 +163,16 @@ def test_a_client_that_reads_nothing_makes_its_upstream_wait(upstream: Listening
             sender.join()
 
 
+def test_a_request_that_is_whole_wakes_its_upstream_once(upstream: Listening, gateway: ServedGateway) -> None:
+    with socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS) as connection:
+        for _ in range(5):
+            connection.sendall(head(2) + b"{}")
+            with upstream.taken() as taken:
+                assert taken.recv(65536).endswith(b"\r\n\r\n{}")
+                taken.sendall(OK)
+            assert read_message(connection)[1] == b"{}"
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["length", "chunks"])
 def test_a_request_that_is_cut_anywhere_is_cut_there_for_the_upstream(
     upstream: Listening, gateway: ServedGateway, known: bool

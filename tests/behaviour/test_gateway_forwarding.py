@@ -75,6 +75,23 @@ def test_what_has_come_of_a_reply_is_passed_on_before_the_rest_is_there(
         assert received_until(connection, b"0\r\n\r\n").endswith(b"4\r\nlast\r\n0\r\n\r\n")
 
 
+def test_a_head_is_passed_on_before_its_body_is_there_and_with_it_where_it_is(
+    upstream: RawUpstream, gateway: ServedGateway
+) -> None:
+    go_on = threading.Event()
+    upstream.parts = (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", go_on, b"HTTP/")
+    with connected(gateway) as connection:
+        connection.sendall(post())
+        assert received_until(connection, b"\r\n\r\n").endswith(b"\r\n\r\n")
+        go_on.set()
+        assert received_until(connection, b"HTTP/") == b"HTTP/"
+    upstream.parts = (OK,)
+    with connected(gateway) as connection:
+        for _ in range(20):
+            connection.sendall(post())
+            assert connection.recv(65536).endswith(b"\r\n\r\n{}")
+
+
 def test_what_has_come_of_a_request_is_passed_on_before_the_rest_is_there(gateway: ServedGateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -6,11 +6,26 @@ from decimal import Decimal
 
 import msgspec
 
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.gateway_record import at_once
+from holdfast.clock import new_ulid
+from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.gateway.exchange import Caller, Exchange
 from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
+from holdfast.gateway.observing import BUSY_NOTES, Observer
 from holdfast.gateway.relaying import Asked, Ended, Pinged, Relay, Retold, Setup, frames, write_frame
 from holdfast.gateway.routing import Target
+from holdfast.stores.memory import MemoryStore
+
+UNMARKED = msgspec.json.encode(
+    {
+        "model": "claude-sonnet-5-5",
+        "max_tokens": 9,
+        "system": "You read before you write. " * 900,
+        "messages": [{"role": "user", "content": "What does this do?"}],
+    }
+)
 
 
 def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
@@ -85,3 +100,20 @@ def test_another_process_is_told_all_that_is_recorded() -> None:
         ("ended", b"reply", 200, "whole"),
         ("pinged", b"answer", 9, "1h"),
     ]
+
+
+def _observed_behind(waiting: int) -> GatewayForwarded:
+    store = MemoryStore()
+    observer = Observer(store, models=shipped_models(), new_id=new_ulid, notes=at_once)
+    heard = Retold(observer.asked, observer.ended, observer.pinged)
+    target = Target("anthropic", "/v1/messages", "anthropic")
+    heard.hear(Asked(1, target, [], Caller("account"), 5.0, UNMARKED, None, (), waiting))
+    (session,) = store.sessions()
+    (found,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, GatewayForwarded))
+    return found
+
+
+def test_a_record_that_is_far_behind_looks_for_no_habits() -> None:
+    """Also where the queue is in the process that forwards, and the record is made in another."""
+    assert [change.habit for change in _observed_behind(BUSY_NOTES).changes] == ["marks missing"]
+    assert _observed_behind(BUSY_NOTES + 1).changes == ()

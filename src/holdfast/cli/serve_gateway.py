@@ -1,5 +1,6 @@
 """How the gateway is put in front of the service: the same keys, the same log, upstreams of its own."""
 
+import gc
 import logging
 import os
 import secrets
@@ -92,6 +93,8 @@ def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> 
                 drain=wishes.drain,
             )
 
+        # What is here by now stays; to look through it again and again for garbage would hold up calls.
+        gc.freeze()
         yield fronted
 
 

@@ -31,7 +31,8 @@ class Caller(msgspec.Struct, frozen=True):
 class Exchange:
     """Bodies are kept as they came, up to a size; headers without those that carry a credential.
 
-    `record` is the watcher's own; `original` is the request as it came, where another one was sent.
+    `record` is the watcher's own, `waiting` how many notes were in front of it elsewhere; `original` is the request as
+    it came, where another one was sent.
     """
 
     def __init__(self, target: Target, headers: Headers, caller: Caller, at: float) -> None:
@@ -45,6 +46,7 @@ class Exchange:
         self.end: End = "cancelled"
         self.changes: tuple[Change, ...] = ()
         self.record: object = None
+        self.waiting = 0
         self.original: bytes | None = None
         self._request = Kept(is_too_large=is_too_large(headers))
         self._reply = Kept()

@@ -148,7 +148,6 @@ class Gateway:
             await _come(exchange, carried, send, begun)
         finally:
             going.cancel()
-            await asyncio.wait((going,))
             carried.give_back()
         letter = ready.reading.letter if ready.reading else None
         if self._keeper is not None and letter is not None and exchange.status == 200 and exchange.end == "whole":
@@ -167,8 +166,8 @@ class Gateway:
                     continue
                 body = message.get("body", b"")
                 assert isinstance(body, bytes)
-                exchange.asked(body)
                 await carried.line.say(body)
+                exchange.asked(body)
                 more = bool(message.get("more_body", False))
                 if not more:
                     carried.line.said()

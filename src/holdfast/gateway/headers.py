@@ -20,13 +20,14 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+_NOT_SENT = _HOP_BY_HOP | {b"expect"}
 CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
 
 
 def request_headers(given: Iterable[tuple[bytes, bytes]], authority: bytes) -> Headers:
     """In the order in which they came; the host is the upstream's, and a body of unknown length stays one."""
     kept = list(given)
-    dropped = _HOP_BY_HOP | _named_hops(kept) | {b"expect"}
+    dropped = _NOT_SENT | _named_hops(kept)
     sent: Headers = []
     for name, value in kept:
         if name == b"host":

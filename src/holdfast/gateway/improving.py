@@ -19,9 +19,17 @@ from holdfast.engine.marking import openai as keys
 from holdfast.engine.marking.dialect import Request, Rewritten
 from holdfast.errors import UserError
 from holdfast.events.payloads_gateway import Change
+from holdfast.gateway import improving_openrouter as openrouter
 from holdfast.gateway.edits import BREAKPOINT, KEY, LIFETIMES, MARKS, Body, Edits, converted, in_parts, objects_in
 from holdfast.gateway.improving_gemini import mend_gemini
-from holdfast.gateway.improving_openai import RESPONSES_ROLES, mend_chat, mend_responses, session_of, told_at_end
+from holdfast.gateway.improving_openai import (
+    RESPONSES_ROLES,
+    mend_chat,
+    mend_responses,
+    session_of,
+    sort_tools,
+    told_at_end,
+)
 from holdfast.gateway.lifetimes import in_order
 from holdfast.gateway.volatile import Volatile
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
@@ -113,6 +121,28 @@ def _openai(body: Body, row: Model, edits: Edits, adapter: Adapter) -> Body:
     return body
 
 
+def _openrouter(body: Body, row: Model, edits: Edits, adapter: Adapter) -> Body:
+    if _ends_with_user(body):
+        mend_chat(body, edits)
+    else:
+        sort_tools(body, edits)
+    body["messages"] = in_parts(body["messages"], "text", openrouter.ROLES)
+    if row.cache.kind == "marks":
+        if edits.mends(LIFETIMES) and in_order(body):
+            edits.note(LIFETIMES, "marks")
+        if edits.mends(MARKS):
+            request = _request(adapter, body, row, "")
+            body, added = openrouter.with_marks(body, marks.missing_marks(request, request.wire.plan.marks), adapter)
+            if added:
+                edits.note(MARKS, f"{added} placed")
+    if row.cache.kind != "none" and edits.mends(KEY) and body.get(openrouter.SESSION) is None:
+        body[openrouter.SESSION] = openrouter.session_in(body)
+        edits.note(KEY, openrouter.SESSION)
+    if edits.moved:
+        _append(body, {"type": "text", "text": edits.moved})
+    return body
+
+
 def _gemini(body: Body, row: Model, edits: Edits, adapter: Adapter) -> Body:
     return mend_gemini(body, edits)
 
@@ -122,6 +152,7 @@ _WAYS: Mapping[str, Callable[[Body, Model, Edits, Adapter], Body]] = {
     "openai-chat": _openai,
     "openai": _openai,
     "gemini": _gemini,
+    "openrouter": _openrouter,
 }
 
 
@@ -139,8 +170,9 @@ def _said(wire: WireRequest) -> list[tuple[Role, Block]]:
 
 
 def _kept(wire: WireRequest) -> Parameters:
-    """All parameters but the key of a cache."""
-    extra = tuple(sorted(pair for pair in wire.parameters.extra if pair[0] != keys.KEY))
+    """All parameters but the key of a cache, and the session that keeps to one."""
+    ours = (keys.KEY, openrouter.SESSION)
+    extra = tuple(sorted(pair for pair in wire.parameters.extra if pair[0] not in ours))
     return msgspec.structs.replace(wire.parameters, extra=extra)
 
 

@@ -3,6 +3,7 @@
 from holdfast.canonical.blocks import Json
 from holdfast.canonical.encoding import digest, plain_json
 from holdfast.engine.marking.openai import MARK
+from holdfast.gateway.clues import OWN_IDS
 from holdfast.gateway.edits import Body, Edits, objects_in
 
 SYSTEM_ROLES = ("system", "developer")
@@ -13,13 +14,13 @@ _KEPT_BY_THE_PROVIDER = ("previous_response_id", "conversation", "background", "
 def mend_chat(body: Body, edits: Edits) -> str:
     """The role in which volatile text is told at the end."""
     body["messages"], role = _without_volatile(body.get("messages"), edits)
-    _sort_tools(body, edits)
+    sort_tools(body, edits)
     return role
 
 
 def mend_responses(body: Body, edits: Edits) -> str:
     """As above. Where the provider keeps what is said, nothing is moved: it would be kept where it was never said."""
-    _sort_tools(body, edits)
+    sort_tools(body, edits)
     if body.get("store") is not False or any(body.get(name) is not None for name in _KEPT_BY_THE_PROVIDER):
         return "developer"
     given = body.get("input")
@@ -39,7 +40,7 @@ def session_of(body: Body, prompt: str) -> str:
     """The same for all requests of one conversation: the first thing that was asked, and what it is called with."""
     said = body.get(prompt)
     users = (one for one in objects_in(said) if one.get("role") == "user")
-    return f"holdfast-{digest(plain_json([next(users, said), body.get('tools')]))[:32]}"
+    return f"{OWN_IDS}{digest(plain_json([next(users, said), body.get('tools')]))[:32]}"
 
 
 def told_at_end(messages: Json, last: Body, *, breakpoint_in: str | None) -> Json:
@@ -76,7 +77,7 @@ def _without_volatile(messages: Json | None, edits: Edits) -> tuple[Json, str]:
     return kept, role
 
 
-def _sort_tools(body: Body, edits: Edits) -> None:
+def sort_tools(body: Body, edits: Edits) -> None:
     ordered = edits.sorted_tools(body.get("tools"), _name_of)
     if ordered is not None:
         body["tools"] = ordered

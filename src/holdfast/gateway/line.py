@@ -25,9 +25,10 @@ class Line(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._reply: IncomingReply | None = None
-        self._arrived = asyncio.Event()
+        self._arriving: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._unsent = b""
         self._sent_whole = False
         self._chunked = False
         self._paused = False
@@ -46,7 +47,7 @@ class Line(asyncio.Protocol):
             self.abort()
             return
         reply.feed(data)
-        self._arrived.set()
+        self._arrived()
         if reply.waiting_bytes > WAITING_BYTES_MAX and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -68,32 +69,41 @@ class Line(asyncio.Protocol):
         self.closed = True
         if self._reply is not None:
             self._reply.closed()
-        self._arrived.set()
+        self._arrived()
+
+    def _arrived(self) -> None:
+        if self._arriving is not None and not self._arriving.done():
+            self._arriving.set_result(None)
 
     # Called by whoever forwards.
 
     def ask(self, method: str, target: bytes, headers: Headers) -> None:
-        """The head of a request; its body is chunked where no header tells its length."""
+        """The head of a request; its body is chunked where no header tells its length.
+
+        It goes out with what of the body is said before the loop's next turn is over, so that an upstream is woken
+        once; where that is nothing, alone.
+        """
         names = {name.lower() for name, _ in headers}
         self._chunked = b"transfer-encoding" in names
         self._reply = IncomingReply(method)
         self._sent_whole = False
-        self._arrived.clear()
         lines = [b"%s %s HTTP/1.1\r\n" % (method.encode("ascii"), target)]
         lines += [b"%s: %s\r\n" % header for header in headers]
-        self._write(b"".join((*lines, b"\r\n")))
+        self._unsent = b"".join((*lines, b"\r\n"))
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._flush)
 
     async def say(self, body: bytes) -> None:
-        """A part of the body; waits while the upstream takes no more."""
-        if not body:
-            return
-        self._write(b"%x\r\n%s\r\n" % (len(body), body) if self._chunked else body)
+        """A part of the body; waits first while the upstream takes no more."""
         await self._writable.wait()
+        if body:
+            self._write(b"%x\r\n%s\r\n" % (len(body), body) if self._chunked else body)
 
     def said(self) -> None:
         """The body is whole."""
         if self._chunked:
             self._write(b"0\r\n\r\n")
+        self._flush()
         self._sent_whole = True
 
     async def head(self) -> Head:
@@ -139,12 +149,17 @@ class Line(asyncio.Protocol):
             self._transport.abort()
 
     async def _more(self) -> None:
-        self._arrived.clear()
-        await self._arrived.wait()
+        self._arriving = asyncio.get_running_loop().create_future()
+        await self._arriving
+
+    def _flush(self) -> None:
+        if self._unsent:
+            self._write(b"")
 
     def _write(self, spelled: bytes) -> None:
+        unsent, self._unsent = self._unsent, b""
         if self._transport is not None and not self.closed:
-            self._transport.write(spelled)
+            self._transport.write(unsent + spelled if unsent else spelled)
 
     @property
     def _current(self) -> IncomingReply:

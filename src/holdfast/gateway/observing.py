@@ -26,7 +26,6 @@ from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
 from holdfast.gateway.remembering import remembered, wider_scope
 from holdfast.gateway.reply import Headers
-from holdfast.gateway.routing import Target
 from holdfast.gateway.shadow import Shadow, shape_of
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
@@ -143,7 +142,7 @@ class Observer:
             priced = as_sent(adapter, prepared.row, shadow, (wire, exchange.asked_at, prepared.tokens))
         else:
             asked = (adapter, wire, exchange.asked_at, prepared.tokens)
-            habits = self._habits(exchange.target, plain, shadow, asked)
+            habits = self._habits(exchange, plain, shadow, asked)
             changes, priced = habits.changes, habits.priced
         forwarded = GatewayForwarded(
             because=found.because,
@@ -162,13 +161,13 @@ class Observer:
             exchange.record = _UnderWay(found.key, adapter, witness.recorder, call, shadow)
 
     def _habits(
-        self, target: Target, body: bytes, shadow: Shadow, asked: tuple[Adapter, WireRequest, float, int]
+        self, exchange: Exchange, body: bytes, shadow: Shadow, asked: tuple[Adapter, WireRequest, float, int]
     ) -> Habits:
         """What improving would have changed; nothing while there is more to be recorded than time for it."""
-        if self._notes.waiting > BUSY_NOTES:
+        if max(self._notes.waiting, exchange.waiting) > BUSY_NOTES:
             return Habits()
         try:
-            return habits_of(self._improver, target, body, shadow=shadow, call=asked)
+            return habits_of(self._improver, exchange.target, body, shadow=shadow, call=asked)
         except Exception:  # noqa: BLE001 - what cannot be improved has no habits that we could name
             return Habits()
 

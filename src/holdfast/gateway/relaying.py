@@ -44,6 +44,7 @@ class Asked(msgspec.Struct, frozen=True, tag=True):
     body: bytes
     original: bytes | None
     changes: tuple[Change, ...]
+    waiting: int = 0
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -128,6 +129,7 @@ class Relay:
                 body=body,
                 original=exchange.original,
                 changes=exchange.changes,
+                waiting=self._notes.waiting,
             )
         )
         exchange.request_was_read()
@@ -193,7 +195,7 @@ class Retold:
             case Asked():
                 exchange = Exchange(told.target, told.headers, told.caller, told.at)
                 exchange.asked(told.body)
-                exchange.original, exchange.changes = told.original, told.changes
+                exchange.original, exchange.changes, exchange.waiting = told.original, told.changes, told.waiting
                 self._known[told.number] = exchange
                 while len(self._known) > REMEMBERED_MAX:
                     self._known.popitem(last=False)

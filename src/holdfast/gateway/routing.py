@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -18,6 +19,9 @@ URLS: Mapping[str, str] = {
     "openrouter": "https://openrouter.ai/api",
 }
 """What stands in front of `/v1` at each provider."""
+
+KNOWN_PATHS_MAX = 64
+"""Clients ask at few paths; each may be as long as a request's head."""
 
 _VERSION = r"/v1(?:beta)?"
 _GEMINI = (
@@ -62,6 +66,7 @@ class Upstream(msgspec.Struct, frozen=True):
         return (shown if plain else f"{shown}:{self.port}").encode("ascii")
 
 
+@lru_cache(KNOWN_PATHS_MAX)
 def target_of(path: str) -> Target | None:
     """None for what is not a provider's."""
     head, _, rest = path[1:].partition("/")

@@ -87,7 +87,7 @@ class _Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Request(scope).headers
+        headers = Headers(scope=scope)
         try:
             if len(headers.getlist("host")) > 1:
                 raise RefusedError(400, "invalid_host", "a request names one host")

@@ -1,5 +1,8 @@
 """How bytes that are no request are answered: in the shape that all errors have, and within limits."""
 
+import asyncio
+from typing import cast
+
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -9,9 +12,48 @@ HEAD_BYTES_MAX = 65_536
 """What a request may say in front of its body; nothing else would bound it."""
 
 
+_HEAD_STARTS = b"HTTP/1.1 "
+
+
+class HeadsJoined:
+    """A transport on which the head of an answer waits for what is written behind it in the same turn of the loop.
+
+    So whoever asked is woken once. All else is the transport's own.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def write(self, spelled: bytes) -> None:
+        if self._head or not spelled.startswith(_HEAD_STARTS):
+            head, self._head = self._head, b""
+            self._transport.write(head + spelled if head else spelled)
+        else:
+            self._head = spelled
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the server's own
+        super().connection_made(transport)
+        # It does what the server asks of a transport, and inherits nothing.
+        self.transport = cast("asyncio.Transport", HeadsJoined(transport))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

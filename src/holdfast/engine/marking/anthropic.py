@@ -23,13 +23,14 @@ def rewrite(arguments: Arguments, request: Request) -> Rewritten:
     if (PROMPT_NAMES | {MARK}) & extra_body(arguments).keys():
         return Rewritten(arguments, request.wire)
     own = request.wire.plan.marks
-    ours = _ours(request, own)
+    ours = missing_marks(request, own)
     marks = tuple(sorted((*own, *ours), key=lambda mark: mark.piece))
     changed = _marked(arguments, {mark.piece: mark.ttl for mark in ours}, request)
     return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(marks)))
 
 
-def _ours(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
+def missing_marks(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
+    """The marks of the plan that are not there, as many as there are places left."""
     automatic = request.body.get(MARK)
     taken = _count(request.body) + (automatic is not None)
     left = max(0, request.model.cache.marks_max - taken)
