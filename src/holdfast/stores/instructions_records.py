@@ -262,7 +262,7 @@ class DatabaseInstructions:
             f"AND NOT EXISTS (SELECT 1 FROM {schema}instruction_wakes w "
             "WHERE w.jti = ? || m.agent_id AND w.expires_at >= ?) "
             f"AND EXISTS (SELECT 1 FROM {self._tables.audit.name} a WHERE a.agent_id = m.agent_id "
-            "AND a.created_at >= ? AND a.audit_closed IS NOT NULL) ORDER BY m.agent_id",
+            "AND a.created_at >= ? AND a.audit_closed IS NOT NULL AND a.event_type = 'recall') ORDER BY m.agent_id",
             _lease_name(lease_prefix),
             at,
             since,
