@@ -9,9 +9,11 @@ import pytest
 
 from agents import MakeAgent, moved_prefixes, says
 from holdfast import Library, MemoryStore, UserError
-from holdfast.canonical.blocks import ToolUse
+from holdfast.canonical.blocks import ToolUse, user
 from holdfast.compaction.values import PROTECTED_TOOLS
-from holdfast.events.payloads import EpochOpened, LlmCallCompleted
+from holdfast.engine.tools import ToolError
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import EpochOpened, LlmCallCompleted, MessageAppended
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.migration.folder import write_folder
 from played_sessions import new_session, played, uses
@@ -86,9 +88,54 @@ async def test_a_recall_that_fails_is_told_to_the_model(agent: MakeAgent, librar
 def test_a_session_can_say_which_manifest_it_accepts(library: Library) -> None:
     uri, sha256 = "instruction:local/main/manifest/v1", library.manifest_sha256()
     assert library.for_session(manifest_uri=uri, sha256=sha256).text == library.for_session().text
-    for wrong in ({"manifest_uri": "instruction:local/main/manifest/v2"}, {"sha256": "0" * 64}):
-        with pytest.raises(InstructionError, match="not the one that is accepted"):
-            library.for_session(**wrong)
+    with pytest.raises(InstructionError, match="not the one that is accepted"):
+        library.for_session(manifest_uri="instruction:local/main/manifest/v2")
+    with pytest.raises(InstructionError, match="not the one that is accepted"):
+        library.for_session(sha256="0" * 64)
+
+
+async def test_in_shadow_all_instructions_stand_in_the_prompt_and_recalls_go_on_record(library: Library) -> None:
+    usage = uses("submit_usage", used_chunks=["testing"])
+    provider, store = played([usage], "Tested.", "Bye."), MemoryStore()
+    async with new_session(provider, instructions=library.for_session(shadow=True), store=store) as session:
+        await session.send("Write or run tests.")
+        await session.send("Write release notes.")
+        events = list(store.read(session.id))
+    (epoch,) = (one.payload for one in events if isinstance(one.payload, EpochOpened))
+    (project,) = (said.text for said in epoch.system if said.layer == "project")
+    assert "Never push to main." in project
+    assert "Run the whole suite before every commit" in project
+    assert "List what changed for users" in project
+    assert [tool.name for tool in session.tools] == ["submit_usage"]
+    assert moved_prefixes(events) == []
+    report = library.shadow_report()
+    assert (report.turns, report.told, report.coverage) == (2, 1, 1.0)
+    assert library.metrics().recalls == 0
+
+
+async def test_usage_before_there_was_a_message_or_twice_changes_nothing(library: Library) -> None:
+    instructed = library.for_session(shadow=True)
+    (usage,) = instructed.tools
+    with pytest.raises(ToolError, match="there is no message yet"):
+        usage.run(used_chunks=["testing"])
+    async with new_session(played("ok"), instructions=instructed) as session:
+        await session.send("Write or run tests.")
+    assert usage.run(used_chunks=[]) == "on record"
+    assert usage.run(used_chunks=["release-notes"]) == "on record"
+    assert library.shadow_report().missed_units == {}
+
+
+def test_what_was_said_in_another_session_or_by_a_tool_is_no_turn(library: Library) -> None:
+    hear = library.for_session(shadow=True).listener
+    assert hear is not None
+    said = MessageAppended(user("write or run tests"))
+    hear(Event("1", 0.0, "one", "tool", said))
+    assert library.shadow_report().turns == 0
+    hear(Event("2", 0.0, "one", "user", said))
+    assert library.shadow_report().turns == 1
+    hear(Event("3", 0.0, "other", "user", said))
+    hear(Event("4", 0.0, "one", "user", MessageAppended(user(" "))))
+    assert library.shadow_report().turns == 1
 
 
 def test_instructions_are_what_a_library_gives() -> None:

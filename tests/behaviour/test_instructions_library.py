@@ -295,3 +295,41 @@ def test_a_manifest_that_cannot_be_read_is_named(shop: Shop, told: str) -> None:
     (shop.folder / "manifest.json").write_text(told)
     with pytest.raises(UserError, match=r"manifest\.json"):
         shop.library.check(shop.folder)
+
+
+def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pass(shop: Shop) -> None:
+    long = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
+    shop.write(texts=long)
+    shop.library.publish(shop.folder)
+    ended = shop.run("shadow")
+    assert ended.exit_code == 1
+    assert "coverage: not known (at least 95%)\ntokens: not known, 0 of 0 a turn (below 50%)" in ended.output
+    for _ in range(10):
+        told = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
+        assert shop.run("usage", told["audit_token"], "--used", "checkout-procedure").exit_code == 0
+    passed = shop.run("shadow")
+    assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have done")
+    wrong = shop.library.recall("approve a purchase", shadow=True, max_chunks=1)
+    shop.library.submit_usage(wrong.audit_token, used=("code-review",))
+    failed = shop.run("shadow")
+    assert failed.exit_code == 1
+    assert (
+        "regressions: 1 (none allowed)\n  'approve a purchase' without code-review\nmissed: code-review, 1 time\n"
+        in (failed.output)
+    )
+    assert "not yet: turns that would have gone wrong: 1\n" in failed.output
+    told = json.loads(shop.run("shadow", "--json").output)
+    assert (told["passed"], told["report"]["told"]) == (False, 11)
+    shop.clock.advance(3 * DAY)
+    assert json.loads(shop.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
+
+
+def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    shop.run("recall", "claim a ticket", "--shadow", "--run", "r1", "--max-chunks", "1")
+    told = json.loads(
+        shop.run("recall", "announce a new version", "--shadow", "--run", "r1", "--max-chunks", "1", "--json").output
+    )
+    shop.run("usage", told["audit_token"], "--used", "checkout-procedure")
+    assert shop.library.shadow_report().coverage == 1.0

@@ -5,6 +5,7 @@ import hashlib
 import pytest
 
 from holdfast.instructions.calibrating import PREFIX, calibrate_due, without_personal
+from holdfast.instructions.values import Probe
 from holdfast.service.measuring import LEASE, LEASE_MS, measure_alone
 from instruction_places import AGENT, Place
 
@@ -55,14 +56,26 @@ def test_one_in_ten_of_the_real_intents_becomes_a_probe_once_a_week(furnished: P
     at.clock.advance(6 * DAY_SECONDS)
     assert calibrate_due(at.library) == ()
     at.clock.advance(DAY_SECONDS + 1)
+    assert calibrate_due(at.library) == ()
+    ask_and_close(at, "claim a ticket", 1)
     assert calibrate_due(at.library) == (AGENT,)
 
 
 def test_what_nobody_said_was_used_is_no_probe(furnished: Place) -> None:
     for _ in range(30):
         furnished.recall("claim a ticket")
-    calibrate_due(furnished.library)
+    assert calibrate_due(furnished.library) == ()
     assert furnished.library.records.probes(AGENT) == ()
+
+
+def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place) -> None:
+    records = furnished.library.records
+    probe = Probe("real-1", AGENT, "claim a ticket", ("checkout-procedure",))
+    assert records.take_lease("calibrate:x", until=100, at=50)
+    assert not records.put_sample((probe,), lease="calibrate:x", until=110, at=60)
+    assert records.probes(AGENT) == ()
+    assert records.put_sample((probe,), lease="calibrate:x", until=210, at=101)
+    assert records.probes(AGENT) == (probe,)
 
 
 def test_one_replica_measures_at_a_time_and_one_that_died_is_waited_for(furnished: Place) -> None:

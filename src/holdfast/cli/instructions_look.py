@@ -37,6 +37,8 @@ def index(agent: str, db: str | None, as_json: bool) -> None:
 @click.option("--budget", "token_budget", type=click.IntRange(1, 100_000), help="Most tokens to load.")
 @click.option("--hint", "hints", multiple=True, metavar="UNIT", help="A unit to load first.")
 @click.option("--explain", is_flag=True, help="Say why each was loaded, and why others were not.")
+@click.option("--shadow", is_flag=True, help="Put it on record as a turn that had all instructions.")
+@click.option("--run", "run_id", metavar="ID", help="The run that the turn belongs to; else one of its own.")
 @json_option
 def recall(
     *,
@@ -47,12 +49,20 @@ def recall(
     token_budget: int | None,
     hints: tuple[str, ...],
     explain: bool,
+    shadow: bool,
+    run_id: str | None,
     as_json: bool,
 ) -> None:
     """Load what fits INTENT, as an agent would; it goes on record."""
     with opened(db) as library:
         answered = library.recall(
-            intent, agent=agent, max_chunks=max_chunks, token_budget=token_budget, manifest_hint=hints
+            intent,
+            agent=agent,
+            max_chunks=max_chunks,
+            token_budget=token_budget,
+            manifest_hint=hints,
+            heartbeat_id=run_id,
+            shadow=shadow,
         )
     if as_json:
         print_json(answered)

@@ -7,6 +7,7 @@ from holdfast.instructions.callers import Caller
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, no_manifest
 from holdfast.instructions.recall import Picked, Question, Recalled, Shelf, names_of
+from holdfast.instructions.shadowing import weighed
 from holdfast.instructions.values import Agent, AuditRecord, ChunkSource, Loaded
 
 TOKEN_MS_MAX = 24 * 3_600_000
@@ -34,9 +35,19 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 def ask(
-    library: Library, agent: Agent, shelf: Shelf, question: Question, *, caller: Caller, heartbeat_id: str | None
+    library: Library,
+    agent: Agent,
+    shelf: Shelf,
+    question: Question,
+    *,
+    caller: Caller,
+    heartbeat_id: str | None,
+    shadow: bool = False,
 ) -> Answered:
-    """Raises InstructionError `recall_backend_unavailable`. A record that cannot be written blocks nothing."""
+    """Raises InstructionError `recall_backend_unavailable`. A record that cannot be written blocks nothing.
+
+    `shadow`: all instructions are in force meanwhile, and nobody is handed what is recalled.
+    """
     now = library.now()
     start = library.records.heartbeat_start(agent.id, heartbeat_id) if heartbeat_id else None
     if start is not None:
@@ -56,6 +67,7 @@ def ask(
         loaded_chunks=loaded(recalled.chunks),
         audit_token=token,
         created_at=now,
+        event_type="shadow" if shadow else "recall",
         detail={
             "principal": caller.scope,
             "key_id": caller.key_id,
@@ -64,6 +76,7 @@ def ask(
             "lifted": sorted(shelf.lifted),
             "as_of": start if start is not None else now,
             "question": msgspec.to_builtins(question),
+            **(msgspec.structs.asdict(weighed(agent, shelf)) if shadow else {}),
         },
     )
     put_on_record(library, record)
@@ -118,7 +131,7 @@ def _is_owner(library: Library, record: AuditRecord, caller: Caller) -> bool:
 def replay(library: Library, agent: Agent, record: AuditRecord) -> Replayed:
     """Ask what was asked, of what there was then."""
     as_of, told, lifted = (record.detail.get(name) for name in ("as_of", "question", "lifted"))
-    if record.event_type != "recall" or not isinstance(as_of, int):
+    if record.event_type not in ("recall", "shadow") or not isinstance(as_of, int):
         raise InstructionError("replay_not_possible", "only a recall can be asked again")
     question = msgspec.convert(told, Question)
     names = tuple(str(name) for name in lifted) if isinstance(lifted, list | tuple) else ()

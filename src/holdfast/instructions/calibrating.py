@@ -6,7 +6,8 @@ import re
 from holdfast.canonical.redaction import redacted
 from holdfast.instructions.library import Library
 from holdfast.instructions.measures import WINDOW_MS
-from holdfast.instructions.values import Agent, AuditRecord, Manifest, Probe
+from holdfast.instructions.resting import Rest, no_rest
+from holdfast.instructions.values import AuditRecord, Manifest, Probe
 from holdfast.retrieval.words import terms
 
 SAMPLED_OF = 10
@@ -15,6 +16,7 @@ TERMS_MIN = 2
 CHARACTERS_MAX = 400
 CHARACTERS_READ = 2_000
 PREFIX = "real-"
+LEASES = "calibrate:"
 
 _PERSONAL = (
     (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "[email]"),
@@ -44,31 +46,32 @@ def without_personal(intent: str) -> str:
     return told[:CHARACTERS_MAX]
 
 
-def calibrate_due(library: Library) -> tuple[str, ...]:
+def calibrate_due(library: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
     """Each agent once in seven days, whichever replica comes first; the agents that were calibrated."""
     now = library.now()
     done = []
-    for agent in library.records.agents():
-        manifest = library.records.manifest(agent.id)
-        if manifest is not None and library.records.take_lease(f"calibrate:{agent.id}", until=now + WINDOW_MS, at=now):
-            for probe in sampled_probes(library, agent, manifest):
-                library.records.put_probe(probe)
-            done.append(agent.id)
+    for agent_id in library.records.agents_to_sample(LEASES, since=now - WINDOW_MS, at=now):
+        manifest = library.records.manifest(agent_id)
+        probes = sampled_probes(library, manifest) if manifest else ()
+        if library.records.put_sample(probes, lease=f"{LEASES}{agent_id}", until=now + WINDOW_MS, at=now):
+            done.append(agent_id)
+        if not rest():
+            break
     return tuple(done)
 
 
-def sampled_probes(library: Library, agent: Agent, manifest: Manifest) -> tuple[Probe, ...]:
+def sampled_probes(library: Library, manifest: Manifest) -> tuple[Probe, ...]:
     """Of the recalls of a week that say what was used, one in ten; the same records give the same probes."""
     listed = {entry.name for entry in manifest.body}
     probes: dict[str, Probe] = {}
-    for record in library.records.audits(agent.id, since=library.now() - WINDOW_MS):
+    for record in library.records.audits(manifest.agent_id, since=library.now() - WINDOW_MS):
         used = tuple(name for name in record.used_chunks if name in listed)
         intent = without_personal(record.intent)
         words = re.sub(r"\[\w+\]", " ", intent)
         if not (_is_sampled(record) and used) or len(terms(words)) < TERMS_MIN:
             continue
         probe_id = PREFIX + hashlib.sha256(intent.lower().encode("utf-8", "replace")).hexdigest()[:16]
-        probes.setdefault(probe_id, Probe(probe_id, agent.id, intent, used))
+        probes.setdefault(probe_id, Probe(probe_id, manifest.agent_id, intent, used))
     return tuple(probes.values())[:SAMPLES_MAX]
 
 

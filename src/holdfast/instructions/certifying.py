@@ -6,10 +6,12 @@ from holdfast.errors import UserError
 from holdfast.instructions.asking import put_on_record
 from holdfast.instructions.coverage import measure_all
 from holdfast.instructions.library import Library
+from holdfast.instructions.resting import Rest, no_rest
 from holdfast.instructions.values import Agent, AuditRecord, CoverageRun, Manifest
 from holdfast.retrieval.meaning import EncoderName
 
 DAY_MS = 86_400_000
+OWED_MS = 6 * DAY_MS
 NO_ENCODER = "none"
 
 
@@ -37,21 +39,24 @@ def run_coverage(
     )
 
 
-def run_due(library: Library) -> tuple[str, ...]:
+def run_due(library: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
     """Measure each agent whose last run is a day old or stale, or whose skipped gate is to be made up for."""
     ran = []
-    for agent in library.records.agents():
-        manifest = library.records.manifest(agent.id)
-        last = library.records.coverage(agent.id)
-        if manifest is None:
+    now = library.now()
+    for agent_id in library.records.agents_to_measure(finished_before=now - DAY_MS, recert_before=now + OWED_MS):
+        agent, manifest = library.records.agent(agent_id), library.records.manifest(agent_id)
+        last = library.records.coverage(agent_id)
+        if agent is None or manifest is None:
             continue
-        is_old = last is None or last.stale or library.now() - last.finished_at >= DAY_MS
-        is_owed = last is not None and last.recert_due is not None and last.recert_due - 6 * DAY_MS <= library.now()
+        is_old = last is None or last.stale or now - last.finished_at >= DAY_MS
+        is_owed = last is not None and last.recert_due is not None and last.recert_due - OWED_MS <= now
         if is_old or is_owed:
             library.records.add_coverage(
                 certified(library, agent, manifest) if is_owed else run_coverage(library, agent, manifest, kind="daily")
             )
             ran.append(agent.id)
+            if not rest():
+                break
     return tuple(ran)
 
 

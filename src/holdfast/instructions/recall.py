@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -88,7 +89,7 @@ class Shelf:
         self.lifted = frozenset(lifted)
         self.index = Index((unit_of(entry, contents.get(entry.name)) for entry in manifest.body), meaning=meaning)
 
-    @property
+    @cached_property
     def snapshot_id(self) -> str:
         """The same for the same manifest, texts, model and lifts."""
         made_of = f"{self.manifest.id} {self.index.digest} {' '.join(sorted(self.lifted))}"

@@ -95,6 +95,15 @@ class InstructionRecords(Protocol):
 
     def put_probe(self, probe: Probe) -> None: ...
 
+    def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
+        """Take the lease and keep the probes; False, and nothing done, where somebody holds it."""
+
+    def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
+        """Ids of agents with a manifest that closed a recall since then, and whose lease nobody holds."""
+
+    def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
+        """Ids of agents whose manifest has no run that is fresh since then, or one to be made up for before then."""
+
     def signers(self) -> tuple[Signer, ...]: ...
 
     def add_signer(self, signer: Signer) -> None: ...

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.instructions.asking import Answered
 from holdfast.instructions.index_lines import index_text
+from holdfast.instructions.recall import Shelf
 from holdfast.instructions.stub import stub_body
 from holdfast.instructions.values import Agent, Manifest
 
@@ -24,6 +25,17 @@ def recalled_text(answered: Answered) -> str:
 def standing_text(agent: Agent, manifest: Manifest, profile: str) -> str:
     """Stub and index; the same bytes as long as both say the same."""
     return f"{stub_body(agent, manifest, profile)}\n{HEADING}{index_text(manifest.body)}"
+
+
+def eager_text(agent: Agent, shelf: Shelf) -> str:
+    """All rules and all texts, in the order of the manifest; the same bytes as long as they say the same."""
+    rules = "".join(f"- {rule}\n" for rule in agent.always_rules)
+    texts = (
+        f"## {entry.name}\n\n{shelf.contents[entry.name].text.strip()}\n"
+        for entry in shelf.manifest.body
+        if entry.name in shelf.contents
+    )
+    return "\n".join(part for part in (rules, *texts) if part)
 
 
 def manifest_sha256(manifest: Manifest) -> str:

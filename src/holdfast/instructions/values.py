@@ -7,7 +7,7 @@ import msgspec
 MigrationMode = Literal["file", "coexistence", "stigmem"]
 UnitStatus = Literal["active", "pending", "quarantined"]
 ApprovalKind = Literal["guarantee_load", "force_prepend", "task_types", "skip_gate"]
-EventType = Literal["recall", "preload", "preload_error", "coverage_bypass", "recert"]
+EventType = Literal["recall", "preload", "preload_error", "coverage_bypass", "recert", "shadow"]
 ChunkSource = Literal["stigmem", "fallback_path", "task_type_preload"]
 
 WAKE_REASONS = (

@@ -102,6 +102,13 @@ def models_of(config: Config) -> Models:
     return with_overrides(shipped_models(), config.models)
 
 
+def bus_of(options: Options) -> Bus:
+    bus = Bus()
+    if "instructions" in options and (listener := options["instructions"].listener) is not None:
+        bus.subscribe(listener)
+    return bus
+
+
 def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: bool) -> Pieces:
     """All parts of a new session, or of a stored one whose state is given."""
     config = config_of(options, workspace=state.workspace_path)

@@ -3,10 +3,12 @@
 import msgspec
 
 from holdfast.engine.tools import Tool
+from holdfast.events.bus import Listener
 
 
 class Instructed(msgspec.Struct, frozen=True):
-    """The text is pinned for an epoch; what a tool answers is history."""
+    """The text is pinned for an epoch; what a tool answers is history. `listener` hears the events of the session."""
 
     text: str
     tools: tuple[Tool, ...]
+    listener: Listener | None = None

@@ -117,10 +117,13 @@ class InstructionClient:
         token_budget: int | None = None,
         manifest_hint: Sequence[str] = (),
         heartbeat_id: str | None = None,
+        shadow: bool = False,
     ) -> RecalledChunks:
+        """With `shadow` it is on record as a turn for which all instructions were in force."""
         wished = {"max_chunks": max_chunks, "token_budget": token_budget, "heartbeat_id": heartbeat_id}
         body: dict[str, object] = {"intent": intent, "manifest_hint": tuple(manifest_hint)}
         body |= {name: value for name, value in wished.items() if value is not None}
+        body |= {"shadow": True} if shadow else {}
         return _read(self._ask("POST", f"{self._agent}/recall-instruction", body), RecalledChunks)
 
     def submit_usage(self, audit_token: str, *, used: Sequence[str] = (), missed: Sequence[str] = ()) -> None:

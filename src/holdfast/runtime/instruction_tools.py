@@ -11,6 +11,7 @@ from holdfast.instructions.asking import Answered
 from holdfast.instructions.stub import RECALL_TOOL_INPUT, RECALL_TOOL_SCHEMA
 from holdfast.instructions.told import recalled_text
 
+NAMES: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
 CONTENT_CHARACTERS_MAX = 1_000_000
 """A recall keeps to its budget of tokens; it is never cut by characters."""
 
@@ -34,10 +35,9 @@ def instruction_tools(recall: Callable[..., Answered], submit_usage: Callable[..
             raise ToolError(str(error)) from error
         return "on record"
 
-    names: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
     usage: dict[str, Json] = {
         "type": "object",
-        "properties": {"audit_token": {"type": "string"}, "used_chunks": names, "missed_chunks": names},
+        "properties": {"audit_token": {"type": "string"}, "used_chunks": NAMES, "missed_chunks": NAMES},
         "required": ["audit_token"],
     }
     made = (

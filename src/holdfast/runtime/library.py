@@ -39,12 +39,14 @@ from holdfast.instructions.publishing import Published
 from holdfast.instructions.recall import Question, Shelf
 from holdfast.instructions.records import HasInstructions
 from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.shadowing import ShadowReport, shadow_report
 from holdfast.instructions.signatures import deployment_key
 from holdfast.instructions.stub import known_profile
-from holdfast.instructions.told import manifest_sha256, standing_text
+from holdfast.instructions.told import eager_text, manifest_sha256, standing_text
 from holdfast.instructions.values import Agent, Entry
 from holdfast.retrieval.meaning import ENCODERS, EncoderName, meaning_stage, missing_packages
 from holdfast.runtime.heartbeats import Beat, Begun, Preload
+from holdfast.runtime.in_shadow import in_shadow
 from holdfast.runtime.instructed import Instructed
 from holdfast.runtime.instruction_tools import instruction_tools
 from holdfast.stores.open import open_store
@@ -151,8 +153,12 @@ class Library:
         token_budget: int | None = None,
         manifest_hint: Sequence[str] = (),
         heartbeat_id: str | None = None,
+        shadow: bool = False,
     ) -> Answered:
-        """What fits the intent, and the token by which is said what was used. Raises InstructionError."""
+        """What fits the intent, and the token by which is said what was used. Raises InstructionError.
+
+        With `shadow` it is on record as a turn for which all instructions were in force; `shadow_report` judges them.
+        """
         if not intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         known, shelf = self._shelf(agent)
@@ -162,7 +168,7 @@ class Library:
         if token_budget is not None:
             question = msgspec.structs.replace(question, token_budget=token_budget)
         caller = Caller(f"agent:{known.id}", "embedded")
-        return ask(self._kept, known, shelf, question, caller=caller, heartbeat_id=heartbeat_id)
+        return ask(self._kept, known, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
 
     def submit_usage(self, audit_token: str, *, used: Sequence[str] = (), missed: Sequence[str] = ()) -> None:
         close(self._kept, audit_token, self._admin, used=tuple(used), missed=tuple(missed))
@@ -189,8 +195,12 @@ class Library:
         profile: str = "generic",
         manifest_uri: str | None = None,
         sha256: str | None = None,
+        shadow: bool = False,
     ) -> Instructed:
-        """What a session is given as its `instructions`. A manifest other than the one that was named is refused."""
+        """What a session is given as its `instructions`. A manifest other than the one that was named is refused.
+
+        With `shadow` all instructions stand in the prompt; what would be recalled for each message goes on record.
+        """
         known, shelf = self._shelf(agent)
         manifest = shelf.manifest
         if manifest_uri not in (None, manifest.fact_uri) or sha256 not in (None, manifest_sha256(manifest)):
@@ -198,6 +208,8 @@ class Library:
                 "manifest_refused",
                 f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, and not the one that is accepted",
             )
+        if shadow:
+            return in_shadow(eager_text(known, shelf), partial(self.recall, agent=agent), self.submit_usage)
         text = standing_text(known, manifest, known_profile(profile))
         return Instructed(text, instruction_tools(partial(self.recall, agent=agent), self.submit_usage))
 
@@ -236,6 +248,12 @@ class Library:
         known, shelf = self._shelf(agent)
         records = self._kept.records.audits(known.id, since=self._kept.now() - days * DAY_MS)
         return measured(records, shelf.manifest.body, k=k)
+
+    def shadow_report(self, agent: str = MAIN, *, days: int = 30) -> ShadowReport:
+        """Whether lazy recall would have done in the turns in shadow that the current manifest has seen."""
+        known, shelf = self._shelf(agent)
+        records = self._kept.records.audits(known.id, since=self._kept.now() - days * DAY_MS)
+        return shadow_report(records, shelf.manifest)
 
     def _shelf(self, agent: str) -> tuple[Agent, Shelf]:
         return self._kept.shelf(agent, self._kept.records.agent(agent))

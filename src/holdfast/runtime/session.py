@@ -28,7 +28,7 @@ from holdfast.engine.teaching import teach
 from holdfast.engine.turn import Answer, run_turn
 from holdfast.engine.warming import Prewarming, prewarm
 from holdfast.errors import AbortedError, StoreError, UserError
-from holdfast.events.bus import Bus, Listener
+from holdfast.events.bus import Listener
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import SessionEnded
@@ -36,7 +36,7 @@ from holdfast.events.payloads_recovery import Trigger
 from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
 from holdfast.recovery.ledger import Incident
 from holdfast.runtime.compacting import compact_open
-from holdfast.runtime.compose import Pieces, compose, first_events, models_of
+from holdfast.runtime.compose import Pieces, bus_of, compose, first_events, models_of
 from holdfast.runtime.given import content_of, open_log
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
@@ -60,7 +60,7 @@ class Session:
         self._options = checked(options)
         self._resume = resume
         self._state: State | None = None
-        self._bus = Bus()
+        self._bus = bus_of(self._options)
         self._pieces: Pieces | None = None
         self._talk: Conversation | None = None
         self._turn: asyncio.Task[Answer] | None = None

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Literal, get_args, get_origin
 
 import msgspec
@@ -218,7 +219,12 @@ def _response(status: int, body: bytes, *, content_type: str = JSON, more: Mappi
 
 def _headers() -> dict[str, str]:
     """The date is told here and not by the server: what is forwarded has one already."""
-    return {"date": formatdate(usegmt=True), **HEADERS}
+    return {"date": _date(int(time.time())), **HEADERS}
+
+
+@lru_cache(maxsize=1)
+def _date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
 
 
 def _refusal(refused: RefusedError, more: Mapping[str, str] | None = None) -> Response:

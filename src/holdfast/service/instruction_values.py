@@ -109,6 +109,7 @@ class RecallAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
     explain: bool = False
     floor: bool | None = None
+    shadow: bool = False
 
 
 class Weighting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -141,7 +141,13 @@ def recall_instruction(library: Library, caller: Caller, request: RecallAsk) -> 
         use_floor=library.settings.use_floor if request.floor is None else request.floor,
     )
     return _recalled(
-        library, caller, request.agent_id, question, heartbeat_id=request.heartbeat_id, explain=request.explain
+        library,
+        caller,
+        request.agent_id,
+        question,
+        heartbeat_id=request.heartbeat_id,
+        explain=request.explain,
+        shadow=request.shadow,
     )
 
 
@@ -169,7 +175,14 @@ def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> Reca
 
 
 def _recalled(
-    library: Library, caller: Caller, said: str, question: Question, *, heartbeat_id: str | None, explain: bool
+    library: Library,
+    caller: Caller,
+    said: str,
+    question: Question,
+    *,
+    heartbeat_id: str | None,
+    explain: bool,
+    shadow: bool = False,
 ) -> RecallTold:
     try:
         agent = library.records.agent(said)
@@ -177,7 +190,7 @@ def _recalled(
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         agent, shelf = library.shelf(said, agent)
-        answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id)
+        answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
     except StoreError as error:
         raise InstructionError("recall_backend_unavailable", "the store cannot be used now; try again") from error
     return _recall_told(answered, explain=explain)
@@ -240,17 +253,12 @@ def _line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageLine:
 
 def _entry_told(entry: Entry) -> dict[str, object]:
     """All fields of the contract, those that were left out too."""
-    triggers = entry.load_triggers
     told: dict[str, object] = {
         "name": entry.name,
         "description": entry.description,
         "required_by_task_types": entry.required_by_task_types,
         "guarantee_load": entry.guarantee_load,
-        "load_triggers": {
-            "intents": triggers.intents,
-            "keywords": triggers.keywords,
-            "task_types": triggers.task_types,
-        },
+        "load_triggers": msgspec.structs.asdict(entry.load_triggers),
         "fact_uri": entry.fact_uri,
         "path": entry.path,
         "token_estimate": entry.token_estimate,

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import threading
+import time
 
 from holdfast.errors import HoldfastError
 from holdfast.instructions.calibrating import calibrate_due
 from holdfast.instructions.certifying import run_due
 from holdfast.instructions.library import Library
+from holdfast.instructions.resting import Rest, Turns, no_rest
 
 LOOK_SECONDS = 3_600.0
 LEASE_MS = 30 * 60_000
@@ -17,9 +20,21 @@ logger = logging.getLogger(__name__)
 
 
 async def measure_when_due(library: Library, stop: asyncio.Event, *, look_seconds: float = LOOK_SECONDS) -> None:
+    """Until told to stop; what is then being measured is measured to its end, and no more."""
+    ended = threading.Event()
+    looking = asyncio.ensure_future(_look_again_and_again(library, stop, ended, look_seconds))
+    await stop.wait()
+    ended.set()
+    await looking
+
+
+async def _look_again_and_again(
+    library: Library, stop: asyncio.Event, ended: threading.Event, look_seconds: float
+) -> None:
     while not stop.is_set():
         try:
-            await asyncio.to_thread(measure_alone, library)
+            turns = Turns(ended.wait, time.monotonic)
+            await asyncio.to_thread(measure_alone, library, rest=turns.rest)
         except HoldfastError as error:
             # The next look may find the store well again.
             logger.warning("coverage could not be measured: %s", type(error).__name__)
@@ -27,14 +42,14 @@ async def measure_when_due(library: Library, stop: asyncio.Event, *, look_second
             await asyncio.wait_for(stop.wait(), look_seconds)
 
 
-def measure_alone(library: Library) -> tuple[str, ...]:
+def measure_alone(library: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
     """The agents that were measured; none where another replica is at it. A replica that dies lets go after a while."""
     now = library.now()
     until = now + LEASE_MS
     if not library.records.take_lease(LEASE, until=until, at=now):
         return ()
     try:
-        calibrate_due(library)
-        return run_due(library)
+        calibrate_due(library, rest=rest)
+        return run_due(library, rest=rest)
     finally:
         library.records.end_lease(LEASE, until=until)

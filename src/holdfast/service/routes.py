@@ -79,8 +79,10 @@ class Route(msgspec.Struct, frozen=True):
     @property
     def needs_body(self) -> bool:
         """What says something, or must; only a POST that has a default for everything may come without a body."""
+        if self.body_optional:
+            return False
         fields = (field for field in msgspec.structs.fields(self.request) if field.encode_name in self.other_names)
-        return not self.body_optional and any(self.method == "PUT" or field.required for field in fields)
+        return any(self.method == "PUT" or field.required for field in fields)
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

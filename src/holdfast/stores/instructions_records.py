@@ -249,10 +249,34 @@ class DatabaseInstructions:
         return self._rows(self._tables.probes, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
 
     def put_probe(self, probe: Probe) -> None:
-        table = self._tables.probes
-        changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
-        self._changes.change(
-            f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.cells(probe)
+        said = self._probe(probe)
+        self._changes.change(said.statement, said.cells)
+
+    def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
+        return self._changes.change_all([*self._lease(lease, until, at), *map(self._probe, probes)])
+
+    def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
+        schema = self._tables.schema
+        return self._ids(
+            f"SELECT m.agent_id FROM {self._tables.manifests.name} m WHERE m.superseded_at IS NULL "
+            f"AND NOT EXISTS (SELECT 1 FROM {schema}instruction_wakes w "
+            "WHERE w.jti = ? || m.agent_id AND w.expires_at >= ?) "
+            f"AND EXISTS (SELECT 1 FROM {self._tables.audit.name} a WHERE a.agent_id = m.agent_id "
+            "AND a.created_at >= ? AND a.audit_closed IS NOT NULL AND a.event_type = 'recall') ORDER BY m.agent_id",
+            _lease_name(lease_prefix),
+            at,
+            since,
+        )
+
+    def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
+        of_manifest = "c.agent_id = m.agent_id AND c.manifest_version = m.version"
+        run = f"SELECT 1 FROM {self._tables.coverage.name} c WHERE {of_manifest}"
+        return self._ids(
+            f"SELECT m.agent_id FROM {self._tables.manifests.name} m WHERE m.superseded_at IS NULL "
+            f"AND (NOT EXISTS ({run} AND c.finished_at > ? AND c.stale = 0) "
+            f"OR EXISTS ({run} AND c.recert_due <= ?)) ORDER BY m.agent_id",
+            finished_before,
+            recert_before,
         )
 
     def signers(self) -> tuple[Signer, ...]:
@@ -263,22 +287,15 @@ class DatabaseInstructions:
         self._changes.change(f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.cells(signer))
 
     def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
-        table = f"{self._tables.schema}instruction_wakes"
-        return self._changes.change_all(
-            [
-                self._said(f"DELETE FROM {table} WHERE expires_at < ?", (at,)),
-                self._said(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
-            ]
-        )
+        return self._changes.change_all(self._wake(jti, expires_at, at))
 
     def take_lease(self, name: str, *, until: int, at: int) -> bool:
-        # What is used up and what is held are the same to the table: a name that stands in it until a time.
-        return self.use_wake(f"lease:{name}", expires_at=until, at=at)
+        return self._changes.change_all(self._lease(name, until, at))
 
     def end_lease(self, name: str, *, until: int) -> None:
         table = f"{self._tables.schema}instruction_wakes"
         self._changes.change_all(
-            [self._said(f"DELETE FROM {table} WHERE jti = ? AND expires_at = ?", (f"lease:{name}", until))]
+            [self._said(f"DELETE FROM {table} WHERE jti = ? AND expires_at = ?", (_lease_name(name), until))]
         )
 
     def encoder(self) -> str | None:
@@ -296,6 +313,25 @@ class DatabaseInstructions:
     def _rows(self, table: Table[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
         found = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
         return tuple(map(table.row, found))
+
+    def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
+        return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.mark), cells))
+
+    def _probe(self, probe: Probe) -> Step:
+        table = self._tables.probes
+        changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
+        return Step(f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.cells(probe))
+
+    def _lease(self, name: str, until: int, at: int) -> list[Step]:
+        # What is used up and what is held are the same to the table: a name that stands in it until a time.
+        return self._wake(_lease_name(name), until, at)
+
+    def _wake(self, jti: str, expires_at: int, at: int) -> list[Step]:
+        table = f"{self._tables.schema}instruction_wakes"
+        return [
+            self._said(f"DELETE FROM {table} WHERE expires_at < ?", (at,)),
+            self._said(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
+        ]
 
     def _said(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> Step:
         return Step(statement.replace("?", self._tables.mark), cells, rows_min)
@@ -329,3 +365,7 @@ class DatabaseInstructions:
 
     def _forget_stubs(self, agent_id: str) -> Step:
         return self._said(f"DELETE FROM {self._tables.stubs.name} WHERE agent_id = ?", (agent_id,))
+
+
+def _lease_name(name: str) -> str:
+    return f"lease:{name}"

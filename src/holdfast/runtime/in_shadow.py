@@ -1,0 +1,53 @@
+"""A session with all its instructions, beside which it goes on record what would be recalled for each message."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from holdfast.canonical.blocks import Text
+from holdfast.engine.tools import ToolError, tool
+from holdfast.errors import HoldfastError
+from holdfast.events.envelope import Event
+from holdfast.events.payloads import MessageAppended
+from holdfast.instructions.asking import Answered
+from holdfast.runtime.instructed import Instructed
+from holdfast.runtime.instruction_tools import NAMES
+
+
+def in_shadow(text: str, recall: Callable[..., Answered], submit_usage: Callable[..., None]) -> Instructed:
+    """For one session: the tool by which a turn says what it used means the last message."""
+    shadow = _Shadow(recall, submit_usage)
+    usage = tool(
+        shadow.report,
+        name="submit_usage",
+        description="Say which of the sections of your instructions you applied in answering.",
+        input_schema={"type": "object", "properties": {"used_chunks": NAMES}, "required": ["used_chunks"]},
+        side_effects="read",
+    )
+    return Instructed(text, (msgspec.structs.replace(usage, asks=False),), shadow.hear)
+
+
+class _Shadow:
+    def __init__(self, recall: Callable[..., Answered], submit_usage: Callable[..., None]) -> None:
+        self._recall = recall
+        self._submit = submit_usage
+        self._session_id: str | None = None
+        self._token: str | None = None
+
+    def hear(self, event: Event) -> None:
+        if not isinstance(event.payload, MessageAppended) or event.actor != "user":
+            return
+        self._session_id = self._session_id or event.session_id
+        said = "\n".join(block.text for block in event.payload.message.content if isinstance(block, Text))
+        # Sessions that work for this one are no turns of it.
+        if event.session_id == self._session_id and said.strip():
+            self._token = self._recall(said, heartbeat_id=event.session_id, shadow=True).audit_token
+
+    def report(self, used_chunks: Sequence[str]) -> str:
+        if self._token is None:
+            raise ToolError("there is no message yet for which a unit could have been used")
+        try:
+            self._submit(self._token, used=tuple(used_chunks))
+        except HoldfastError as error:
+            raise ToolError(str(error)) from error
+        return "on record"
