@@ -10,15 +10,11 @@ import msgspec
 from holdfast.events.payloads_gateway import Change, GatewayForwarded
 from holdfast.replay.forwarded import Counterfactual, counterfactual
 from holdfast.service.failures import RefusedError, not_found
-from holdfast.service.routes import Route, route
+from holdfast.service.routes import OneSession, Route, route
 from holdfast.service.service import Service
 
 CALLS_MAX = 1_000
 NUMBER_MAX = 10**9
-
-
-class OneSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    session_id: str
 
 
 class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from holdfast.runtime.knowing import LAYER
 from holdfast.service.caching import unheeded
 from holdfast.service.failures import RefusedError, not_found
 from holdfast.service.knowledge import DigestChange, DigestQuestion, show_digest
-from holdfast.service.routes import Nothing, Route, route
+from holdfast.service.routes import Nothing, OneSession, Route, route
 from holdfast.service.service import Service
 from holdfast.service.session_routes import Calls, CallsRequest, list_calls
 from holdfast.service.sums import usd
@@ -44,10 +44,6 @@ class KnowledgePending(msgspec.Struct, frozen=True):
     next_text: str
     digest_change: DigestChange | None
     sessions: tuple[PendingSession, ...]
-
-
-class OneSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    session_id: str
 
 
 class AdoptionOrdered(msgspec.Struct, frozen=True):

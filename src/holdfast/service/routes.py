@@ -85,6 +85,10 @@ class Route(msgspec.Struct, frozen=True):
         return any(self.method == "PUT" or field.required for field in fields)
 
 
+class OneSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    session_id: str
+
+
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request that says no more than its path."""
 
