@@ -23,6 +23,7 @@ from holdfast.runtime.session import Session
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 from knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
+from played_sessions import new_session, played
 
 
 @pytest.fixture
@@ -123,6 +124,28 @@ async def test_a_running_session_keeps_the_digest_it_began_with(model: str, work
     for request in provider.requests:
         assert b"- one" in request.body
         assert b"- two" not in request.body
+
+
+async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one(
+    tmp_path: Path, workspace: Path
+) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, None, FACT)
+    log.close()
+    where = ("--workspace", str(workspace), "--db", db)
+    assert "0 sessions to harvest" in run("knowledge", "harvest", *where).stdout
+    done = run("knowledge", "harvest", "--apply", "--no-workspace", "--db", db)
+    assert "1 session harvested into $HOLDFAST_HOME/knowledge: 3 items" in done.stdout
+    assert FACT in run("knowledge", "list", "--no-workspace").stdout
+    assert FACT in run("knowledge", "digest", "--no-workspace").stdout
+    assert FACT not in run("knowledge", "digest", "--workspace", str(workspace)).stdout
+    provider = played("Yes.", "Yes.")
+    async with new_session(provider) as session:
+        await session.send("hello")
+    async with new_session(provider, workspace=workspace) as session:
+        await session.send("hello")
+    assert [FACT.encode() in request.body for request in provider.requests] == [True, False]
 
 
 async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(

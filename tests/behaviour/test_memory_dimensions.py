@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from every_wire import MODELS, answering, only_added
+from holdfast.canonical.pieces import common_length
 from holdfast.cli.main import command
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.engine.state import fold
@@ -16,7 +17,7 @@ from holdfast.knowledge.folder import DIGEST
 from holdfast.knowledge.harvest import apply_harvest
 from holdfast.knowledge.passages import update_index
 from holdfast.layers.assemble import assemble
-from holdfast.runtime.context import spell_prompt
+from holdfast.runtime.context import spell_prompt, stable_prefix_length
 from holdfast.runtime.dimensions import curation_folder, rag_folder
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
@@ -160,6 +161,59 @@ async def test_a_question_adds_the_passages_that_fit_it_with_where_they_stand(wo
     (workspace / ".holdfast" / "rag" / "index.jsonl").unlink()
     assert await Talk(workspace, model).spoken(asks=asks) == without
     assert await Talk(workspace, model, rag=True).spoken(asks=asks) == without
+
+
+async def of_the_seed(folder: Path, model: str, between: Callable[[], object]) -> list[tuple[bytes, bytes]]:
+    """What is stable and what is not of two requests under the seed profile; the second asks for the harbour."""
+    talk = Talk(folder, model, profile="seed", skills=False)
+    parts = []
+    async with Session.create(**talk.options) as session:
+        for ask in ("hello", "When does the harbour gate open?"):
+            await session.send(ask)
+            prompt = assemble(sent_view(fold(talk.store.read(session.id), session.id)))
+            whole, end = spell_prompt(prompt, model=model).cacheable, stable_prefix_length(prompt, model=model)
+            parts.append((whole[:end], whole[end:]))
+            between()
+    return parts
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_seeds_curation_and_retrieval_are_behind_the_stable_prefix(workspace: Path, model: str) -> None:
+    run("curation", "use", "reader", "--workspace", str(workspace))
+    update_index(rag_folder(workspace), workspace)
+    file = workspace / "src" / "app.py"
+    place = folder_of(workspace)
+    place.replace("disabled", b"")
+
+    def changed() -> None:
+        file.write_text(PYTHON.replace("split()", "splitlines()"))
+        arguments = '{"path": "src/app.py", "content": "x"}'
+        apply_harvest(place, [worked("s", "Mend the reader.", ("write_file", arguments, "ok"))])
+
+    (first, told), (second, then) = await of_the_seed(workspace, model, changed)
+    assert first == second
+    # The file that was edited, what is known of it, and what fits the question: said with the turn that asks.
+    for text in (b"text.splitlines()", b"Changed for: Mend the reader.", b"opens twice a day"):
+        assert (text in first, text in told, text in then) == (False, False, True)
+    (same, _), (again, switched) = await of_the_seed(
+        workspace, model, lambda: run("curation", "use", "main", "--workspace", str(workspace))
+    )
+    assert same == again == first
+    assert b"Files chosen for this work (main)" in switched
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_seeds_digest_is_in_the_stable_prefix_and_is_another_one_with_the_next_turn(
+    workspace: Path, model: str
+) -> None:
+    place = folder_of(workspace)
+    apply_harvest(place, [spoken("s1", FACT, "Ok.")])
+    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    (first, _), (second, rest) = await of_the_seed(workspace, model, lambda: apply_harvest(place, [more]))
+    assert (b"on Fridays" in first, b"on Fridays" in second, b"on Fridays" in rest) == (False, True, False)
+    front = common_length(first, second)
+    assert FACT.encode() not in first[:front]
+    assert b"# Knowledge from earlier work" in first[:front]
 
 
 async def test_retrieval_follows_flag_configuration_and_presence_in_this_order(

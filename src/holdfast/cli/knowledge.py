@@ -7,6 +7,7 @@ import click
 from holdfast.cli.counts import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from holdfast.catalog.rows import Model
@@ -26,13 +27,29 @@ def command() -> None:
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _db = click.option("--db", help="The store: a path or a URL. Default: the configured one.")
-_workspace = click.option(
-    "--workspace",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default="this folder",
-    help="Whose knowledge it is, and whose sessions are harvested.",
-)
+_NO_WORKSPACE = "holdfast.no_workspace"
+
+
+def _remember(context: click.Context, option: click.Parameter, chosen: bool) -> None:
+    context.meta[_NO_WORKSPACE] = chosen
+
+
+def _workspace(function: "Callable[..., None]") -> "Callable[..., None]":
+    """Whose knowledge it is: `_folder` knows which of the two was said."""
+    function = click.option(
+        "--no-workspace",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember,
+        help="That of sessions without a workspace, below $HOLDFAST_HOME.",
+    )(function)
+    return click.option(
+        "--workspace",
+        type=click.Path(exists=True, file_okay=False),
+        default=".",
+        show_default="this folder",
+        help="Whose knowledge it is, and whose sessions are harvested.",
+    )(function)
 
 
 @command.command("harvest")
@@ -159,14 +176,14 @@ def turn_on(workspace: str) -> None:
     click.echo(f"Knowledge is on: {counted(made.items, 'item')} in the digest.")
 
 
-def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path]":
+def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
     import os
     from pathlib import Path
 
     from holdfast.knowledge.folder import knowledge_folder
     from holdfast.sources.home import holdfast_home
 
-    root = Path(workspace)
+    root = None if click.get_current_context().meta[_NO_WORKSPACE] else Path(workspace)
     return knowledge_folder(root, holdfast_home(os.environ)), root
 
 

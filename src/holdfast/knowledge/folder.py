@@ -57,10 +57,10 @@ class Disk(Protocol):
 class KnowledgeFolder:
     """A workspace is not trusted: a link in it that leads out is not followed."""
 
-    def __init__(self, root: Path, steps: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, steps: tuple[str, ...], shown: str = "") -> None:
         self._root = Path(os.path.realpath(root))
         self._steps = steps
-        self.shown = "/".join(steps)
+        self.shown = shown or "/".join(steps)
 
     @property
     def path(self) -> Path:
@@ -153,5 +153,5 @@ class KnowledgeFolder:
 def knowledge_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
     """The workspace's own; without a workspace, the user's."""
     if workspace is None:
-        return KnowledgeFolder(home, ("knowledge",))
+        return KnowledgeFolder(home, ("knowledge",), "$HOLDFAST_HOME/knowledge")
     return KnowledgeFolder(workspace, (".holdfast", "knowledge"))
