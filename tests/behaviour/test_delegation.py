@@ -37,6 +37,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
+from settling import settled, use_one_thread
 
 HEAD = "You look after the harbour, its cranes and its lights. " * 400
 ROUTED = "openrouter:anthropic/claude-sonnet-5.5"
@@ -178,7 +179,8 @@ async def test_a_child_spends_its_parents_money_and_no_more(agent: MakeAgent) ->
 
 
 async def test_children_at_once_do_not_promise_the_same_money_twice() -> None:
-    wire = Tasks({"a": "A.", "b": "B."})
+    use_one_thread()
+    wire = Tasks({"a": "A.", "b": "B."}, last=True)
     store = MemoryStore()
     # Enough for one call that costs the most it can, beside what the parent has spent.
     async with Session.create(
@@ -329,11 +331,15 @@ async def test_what_was_allowed_for_the_session_is_allowed_for_its_children(agen
 
 
 class Tasks:
-    """A model that delegates every word of a question, and answers each task; it can keep the tasks waiting."""
+    """A model that delegates every word of a question, and answers each task.
 
-    def __init__(self, answers: dict[str, str], *, wait_for: int = 0) -> None:
+    It can keep the tasks waiting until there are so many, or, where it is `last`, until nothing else goes on.
+    """
+
+    def __init__(self, answers: dict[str, str], *, wait_for: int = 0, last: bool = False) -> None:
         self._answers = answers
         self._wait_for = wait_for
+        self._last = last
         self._open = asyncio.Event()
         self.working = self.working_max = 0
 
@@ -350,6 +356,8 @@ class Tasks:
             if self.working >= self._wait_for:
                 self._open.set()
             await self._open.wait()
+            if self._last:
+                await settled()
             self.working -= 1
             reply = says(self._answers[question])
         async for chunk in ReplayWire([reply]).send(endpoint, body):
