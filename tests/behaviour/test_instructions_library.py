@@ -19,12 +19,20 @@ from instruction_places import UNITS
 DAY = 86_400
 
 
+class TickingClock(ManualClock):
+    """Time goes on while something is done."""
+
+    def __call__(self) -> float:
+        self.advance(0.01)
+        return self.now
+
+
 class Shop:
     """A library over a file, a folder to publish from, and a clock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: ManualClock | None = None) -> None:
         self.path = path
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.folder = path / "folder"
         self.folder.mkdir()
         settings = InstructionSettings(root=path / "files", encoder="wordllama")
@@ -201,6 +209,18 @@ def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
     assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == UNITS["code-review"][2]
     with pytest.raises(InstructionError, match="no older manifest"):
         shop.library.rollback("v3")
+
+
+def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, clock=TickingClock())
+    half, none = (f"Read {much} of the diff of a pull request before you review it." for much in ("half", "none"))
+    with shop.library:
+        for texts in ({}, {"code-review": half}, {"code-review": none}):
+            shop.write(texts=texts)
+            shop.library.publish(shop.folder)
+        for version, text in (("v2", half), ("v1", UNITS["code-review"][2]), ("v3", none)):
+            shop.library.rollback(version)
+            assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == text
 
 
 def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: Shop) -> None:

@@ -38,6 +38,7 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", f"{A}/approvals"): ADMINS,
     ("GET", f"{A}/instruction-audit"): ADMINS,
     ("GET", f"{A}/instruction-measures"): ADMINS,
+    ("GET", f"{A}/instruction-shadow"): ADMINS,
     ("POST", f"{A}/instruction-replay"): ADMINS,
     ("GET", f"{A}/instruction-probes"): ADMINS,
     ("PUT", f"{A}/instruction-probes"): ADMINS,

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import msgspec
+
 from holdfast.instructions.calibrating import calibrate_due
 from holdfast.instructions.shadowing import ShadowReport, shadow_report
+from holdfast.instructions.values import AuditRecord
 from holdfast.runtime.instruction_client import InstructionClient
 from instruction_places import AGENT, UNITS, Place
 
@@ -73,3 +76,41 @@ def test_a_client_records_the_turns_of_a_run(furnished: Place) -> None:
     report = report_of(furnished)
     assert (report.turns, report.coverage) == (2, 1.0)
     assert set(given.names) <= set(UNITS)
+
+
+def test_the_report_over_http_is_that_of_the_store(furnished: Place) -> None:
+    for _ in range(2):
+        turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
+    told = furnished.of_agent("GET", "/instruction-shadow").json
+    assert told["passed"] is False
+    assert msgspec.convert(told["report"], ShadowReport) == report_of(furnished)
+    assert told["report"]["turns"] == 2
+    furnished.clock.advance(3 * 86_400)
+    assert furnished.of_agent("GET", "/instruction-shadow?days=2").json["report"]["turns"] == 0
+    assert furnished.of_agent("GET", "/instruction-shadow?days=0").code == "invalid_body"
+
+
+def test_without_a_manifest_there_is_nothing_to_judge(at: Place) -> None:
+    assert at.of_agent("GET", "/instruction-shadow").code == "manifest_not_found"
+    assert at.of_agent("PUT", "", {"role": "CTO"}).status == 200
+    answered = at.of_agent("GET", "/instruction-shadow")
+    assert (answered.status, answered.code) == (404, "manifest_not_found")
+
+
+def test_a_damaged_record_is_told_without_a_framework_error(furnished: Place) -> None:
+    furnished.library.records.add_audit(
+        AuditRecord(
+            id="audevent_x",
+            agent_id=AGENT,
+            heartbeat_id="run_x",
+            session_start=0,
+            intent="claim a ticket",
+            loaded_chunks=(),
+            audit_token="audi_x",
+            created_at=furnished.library.now(),
+            event_type="shadow",
+            detail={"manifest_version": "v1"},
+        )
+    )
+    answered = furnished.of_agent("GET", "/instruction-shadow")
+    assert (answered.status, answered.code) == (503, "store_unavailable")

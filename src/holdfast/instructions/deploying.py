@@ -52,7 +52,7 @@ def publish_folder(
     failing = [one for one in failures if not (skip_coverage_gate and one.code == "manifest_coverage_failure")]
     if failing:
         raise InstructionError(failing[0].code, failing[0].message)
-    agent = _agent(library, folder)
+    agent, began = _agent(library, folder), library.now()
     current = library.records.manifest(agent.id)
     placing = _Placing(library, agent, caller)
     entries = tuple(placing.placed(entry, folder.texts.get(entry.name)) for entry in folder.manifest.entries)
@@ -69,6 +69,7 @@ def publish_folder(
         draft=draft,
         skip_coverage_gate=skip_coverage_gate,
         approvals=folder.manifest.approvals,
+        began_at=began,
     )
     return Deployed(version, placing.changes, publish(library, publication, caller))
 
@@ -107,7 +108,7 @@ def roll_back(library: Library, said: str, version: str, caller: Caller) -> Depl
     old = library.records.manifest_of(agent.id, version)
     if old is None or old.id == current.id:
         raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to go back to")
-    ended = (old.superseded_at or library.now()) - 1
+    began, ended = library.now(), _end_of(library, old)
     placing = _Placing(library, agent, caller)
     entries = []
     for entry in old.body:
@@ -117,8 +118,16 @@ def roll_back(library: Library, said: str, version: str, caller: Caller) -> Depl
         entries.append(placing.placed(entry, text))
     placing.without(current, entries)
     draft = Draft(next_version(current.version), tuple(entries), old.migration_mode)
-    done = publish(library, Publication(agent_id=agent.id, draft=draft), caller)
+    done = publish(library, Publication(agent_id=agent.id, draft=draft, began_at=began), caller)
     return Deployed(draft.version, placing.changes, done)
+
+
+def _end_of(library: Library, old: Manifest) -> int:
+    """The last moment before the texts of the manifest that replaced it were written."""
+    replaced = old.superseded_at or library.now()
+    after = library.records.manifest_at(old.agent_id, replaced)
+    began = after.provenance.began_at if after is not None else None
+    return max(old.created_at, (replaced if began is None else began) - 1)
 
 
 def next_version(version: str) -> str:

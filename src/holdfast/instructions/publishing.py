@@ -54,6 +54,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     draft: Draft
     skip_coverage_gate: bool = False
     approvals: tuple[GivenApproval, ...] = ()
+    began_at: int | None = None
 
 
 def publish(library: Library, publication: Publication, caller: Caller) -> Published:
@@ -81,6 +82,7 @@ def publish(library: Library, publication: Publication, caller: Caller) -> Publi
         tuple(one.id for one in approvals),
         publication.skip_coverage_gate,
         cosigners if publication.skip_coverage_gate else (),
+        publication.began_at,
     )
     for _ in range(ATTEMPTS_MAX):
         done = _attempt(library, publication, agent, added=added, tokens=tokens, provenance=provenance)

@@ -79,12 +79,16 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who published, by which approvals, and what the gate would have said where it was skipped."""
+    """Who published, by which approvals, and what the gate would have said where it was skipped.
+
+    `began_at` is when the first of the texts that were published along with it could have been written.
+    """
 
     published_by: str
     approvals: tuple[str, ...] = ()
     skipped_gate: bool = False
     cosigned_by: tuple[str, ...] = ()
+    began_at: int | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from holdfast.instructions.library import Library, new_agent, no_manifest
 from holdfast.instructions.measures import Measures, measured
 from holdfast.instructions.publication import GivenApproval
 from holdfast.instructions.publishing import counted
+from holdfast.instructions.shadowing import shadow_report
 from holdfast.instructions.signatures import KEY_BYTES, decoded
 from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Agent, Approval, AuditRecord, CoverageRun, Probe, Signer
@@ -32,6 +33,8 @@ from holdfast.service.instruction_values import (
     ProbeTold,
     ProbeWrite,
     ReplayAsk,
+    ShadowQuery,
+    ShadowTold,
     SignerTold,
     SignerWrite,
 )
@@ -114,6 +117,16 @@ def show_measures(library: Library, caller: Caller, request: MeasureQuery) -> Me
     manifest = library.records.manifest(agent.id)
     records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
     return measured(records, manifest.body if manifest else (), k=request.k)
+
+
+def judge_shadow(library: Library, caller: Caller, request: ShadowQuery) -> ShadowTold:
+    agent = _known(library, request.agent_id)
+    manifest = library.records.manifest(agent.id)
+    if manifest is None:
+        raise no_manifest(request.agent_id)
+    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+    report = shadow_report(records, manifest)
+    return ShadowTold(report.passed, report)
 
 
 def replay_record(library: Library, caller: Caller, request: ReplayAsk) -> Replayed:
@@ -285,6 +298,15 @@ ROUTES: tuple[Route, ...] = (
         reply=Measures,
         rule="admin",
         summary="Recall, hits and misses of the last days.",
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-shadow",
+        judge_shadow,
+        request=ShadowQuery,
+        reply=ShadowTold,
+        rule="admin",
+        summary="Whether lazy recall would have done in turns that had all instructions.",
     ),
     instruction_route(
         "POST",

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.instructions.publication import GivenApproval
+from holdfast.instructions.shadowing import ShadowReport
 from holdfast.instructions.values import Entry, MigrationMode
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -309,6 +310,16 @@ class MeasureQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent_id: str
     k: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
     days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 7
+
+
+class ShadowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 30
+
+
+class ShadowTold(msgspec.Struct, frozen=True):
+    passed: bool
+    report: ShadowReport
 
 
 class ReplayAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
