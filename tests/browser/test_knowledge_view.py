@@ -11,6 +11,7 @@ from holdfast.knowledge.items import Item, Source, item_id
 from holdfast.knowledge.pages import page_text, read_page, with_items
 from holdfast.stores.memory import MemoryStore
 from knowledge_folders import DECISION, FACT, RULE, talked
+from played_sessions import new_session, played
 from served_service import Client, serving_store
 
 HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
@@ -69,6 +70,21 @@ def test_a_session_with_an_older_digest_is_told_with_what_adopting_costs(page: P
     assert waiting["name"] in row
     assert f"{waiting['tokens']:,}" in row
     assert f"${waiting['extra_usd']:.4f}" in row
+
+
+async def test_a_session_is_told_to_adopt_by_its_button(page: Page, harvested: Project) -> None:
+    async with new_session(
+        played("Yes.", "Yes."), store=harvested.store, workspace=harvested.folder, knowledge=True
+    ) as session:
+        await session.send("Hello.")
+        assert harvested.client.ask("DELETE", f"/api/knowledge/items/{harvested.item(RULE)['id']}").status == 200
+        page.url = harvested.client.url
+        page.open("knowledge")
+        page.click(f"[data-pending='{session.id}'] [data-does=adopt]")
+        page.until(lambda: "from its next turn on" in page.text("#notice"))
+        await session.send("And now?")
+    assert harvested.client.get("/api/knowledge/pending")["sessions"] == []
+    page.leave()
 
 
 def test_one_kind_is_chosen_by_its_link(page: Page, sampled: Client) -> None:

@@ -60,9 +60,22 @@ const waiting = (rows) => table({
     { heading: "Session", plain: (row) => row.name ?? row.session_id, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `pending ${row.session_id}` }, row.name ?? row.session_id) },
     number("Pending items", (row) => row.pending_items, "Lines that stand in one of the two digests only"),
     number("Tokens to write", (row) => row.tokens, "The digest and all that stands behind it in the newest prompt"),
-    money("Cost of adopting", (row) => row.extra_usd, "What writing them costs more than reading them; a running session adopts it when its program says so, or with a compaction"),
+    money("Cost of adopting", (row) => row.extra_usd, "What writing them costs more than reading them; a session also adopts it when its program says so, and with a compaction"),
+    { heading: "Adopt", show: (row) => button("Adopt", () => adopt(row), {
+      title: "Its next turn is told the newest digest, and writes anew what is behind it", "data-does": "adopt",
+      "data-key": `adopt ${row.session_id}`, "aria-label": `Adopt: ${row.name ?? row.session_id}`,
+    }) },
   ],
 });
+
+async function adopt(row) {
+  try {
+    const told = await post(`/api/knowledge/pending/${part(row.session_id)}/adopt`);
+    notice(`Asked for: ${told.effect}.`);
+  } catch (error) {
+    notice(error.message, "bad");
+  }
+}
 
 function planned(told) {
   const change = told.digest_change;
