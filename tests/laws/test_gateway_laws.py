@@ -21,7 +21,12 @@ from served_gateway import (
 )
 
 PATH = "/anthropic/v1/messages"
-many = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# 300 each where all is checked, 6,000 where there is time.
+many = settings(
+    max_examples=6 * settings().max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 names = st.from_regex(r"x-[a-z][a-z0-9-]{0,20}", fullmatch=True).filter(lambda name: not name.startswith("x-holdfast-"))
 values = st.from_regex(r"[!-~]([ -~]{0,60}[!-~])?", fullmatch=True)
