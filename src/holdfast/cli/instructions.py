@@ -21,6 +21,7 @@ COMMANDS = {
     "recall": ("look", "Show what an intent loads, and why."),
     "usage": ("look", "Say which units of a recall were used, and which were missed."),
     "probe": ("look", "Ask what the triggers say, in other words; end with 1 where a unit is not found."),
+    "coverage": ("coverage", "Show how well units are found, and how that differs from another version."),
     "replay": ("look", "Ask again what a record has asked, of what there was then."),
     "metrics": ("look", "Show recall, hits and misses of the last days."),
     "shadow": ("shadow", "Say whether lazy recall would have done in turns that had all instructions."),

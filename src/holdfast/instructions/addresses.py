@@ -29,6 +29,11 @@ class Address(msgspec.Struct, frozen=True):
         return f"instruction:{self.deployment}/{self.owner}/{self.name}/{self.version}"
 
 
+def is_of_many(owner: str) -> bool:
+    """Whether what is kept under this name may be listed by every agent."""
+    return owner == SHARED or owner.startswith(f"{SKILL}/")
+
+
 def read_address(uri: str) -> Address:
     """Takes the segment `agent/` and leaves it out. Raises InstructionError `uri_invalid`."""
     scheme, _, rest = uri[: URI_CHARACTERS_MAX + 1].partition(":")

@@ -31,11 +31,7 @@ def scaled_k(units: int) -> int:
 
 def measure(shelf: Shelf, entry: Entry, *, scaled_is_binding: bool = False, use_floor: bool = True) -> UnitCoverage:
     """Only intents are paraphrased; guarantee, hints and lifts do not count."""
-    found = [
-        (query, ranked(shelf, query, use_floor=use_floor))
-        for intent in entry.load_triggers.intents
-        for query in paraphrases(intent, PARAPHRASES)
-    ]
+    found = [(query, ranked(shelf, query, use_floor=use_floor)) for query in asked_of(entry)]
     units = len(shelf.manifest.body)
     chance = min(1.0, GATE_K / units)
     asked = probes(entry.load_triggers.intents, entry.description, count=PROBES)
@@ -68,6 +64,11 @@ def measure(shelf: Shelf, entry: Entry, *, scaled_is_binding: bool = False, use_
         probe_count=len(asked),
         failures=tuple(failed),
     )
+
+
+def asked_of(entry: Entry) -> tuple[str, ...]:
+    """What the gate asks for a unit."""
+    return tuple(query for intent in entry.load_triggers.intents for query in paraphrases(intent, PARAPHRASES))
 
 
 def measure_all(shelf: Shelf, *, scaled_is_binding: bool = False, use_floor: bool = True) -> tuple[UnitCoverage, ...]:

@@ -7,11 +7,10 @@ import msgspec
 
 from holdfast.instructions.addresses import (
     RESERVED_OWNERS,
-    SHARED,
-    SKILL,
     Address,
     check_version,
     is_newer,
+    is_of_many,
     read_address,
 )
 from holdfast.instructions.counting import count_cl100k
@@ -105,7 +104,7 @@ def _check_owner(entry: Entry, *, deployment: str, agent_names: Collection[str])
         address = read_address(entry.fact_uri or "")
     except InstructionError as error:
         raise _invalid(entry, str(error)) from error
-    shared = address.owner == SHARED or address.owner.startswith(f"{SKILL}/")
+    shared = is_of_many(address.owner)
     if address.deployment != deployment or not (shared or address.owner in agent_names):
         raise _invalid(entry, "its fact_uri is that of another agent or deployment")
     if address.name != entry.name and not shared:

@@ -47,6 +47,9 @@ class InstructionRecords(Protocol):
     def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
         """The one of a version, whether it still holds or not."""
 
+    def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
+        """All current manifests with an entry for this unit, and perhaps some with one that is spelled alike."""
+
     def has_manifest_version(self, agent_id: str, version: str) -> bool: ...
 
     def guaranteed_count(self) -> int:

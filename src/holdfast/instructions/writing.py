@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 
-from holdfast.instructions.addresses import SHARED, SKILL, is_newer, read_address
+from holdfast.instructions.addresses import is_newer, is_of_many, read_address
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.coverage import measure
@@ -55,7 +55,7 @@ def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUni
         digest = hashlib.sha256(given.content.encode()).hexdigest()
     except UnicodeEncodeError as error:
         raise InstructionError("unit_invalid", "content is text that can be written as UTF-8") from error
-    shared = address.owner == SHARED or address.owner.startswith(f"{SKILL}/")
+    shared = is_of_many(address.owner)
     agent = None if shared else library.records.agent(address.owner)
     registers = None if shared or agent else new_agent(library, address.owner)
     owner = agent.id if agent else address.owner
@@ -69,8 +69,8 @@ def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUni
     if newest is not None and newest.status != "quarantined" and not is_newer(unit.version, newest.version):
         raise _conflict(f"version {unit.version} does not follow {newest.version}")
     manifest = library.records.manifest(agent.id) if agent else None
-    entry = _listed(manifest, agent, unit)
-    if unit.status == "active" and entry is not None and needed_kinds(entry) and newest is not None:
+    listed = _listings(library, agent, manifest, unit)
+    if unit.status == "active" and newest is not None and any(needed_kinds(entry) for _, entry in listed):
         unit = msgspec.structs.replace(unit, status="pending")
     coverage = _covered(library, agent, manifest, unit)
     if not library.records.add_unit(unit, registers):
@@ -96,14 +96,22 @@ def activate_approved(library: Library, agent: Agent, unit_name: str) -> tuple[s
     entry = next((one for one in manifest.body if one.name == unit_name), None) if manifest else None
     if entry is None:
         return ()
-    owner, name = owner_of(entry, agent)
-    given = {(one.kind, one.version) for one in library.records.approvals(agent.id) if one.unit == unit_name}
     activated = []
-    for unit in library.records.versions_of(owner, name):
-        approved = all((kind, unit.version) in given for kind in needed_kinds(entry))
-        if unit.status == "pending" and approved and library.records.activate_unit(unit, at=library.now()):
+    for unit in library.records.versions_of(*owner_of(entry, agent)):
+        if unit.status != "pending":
+            continue
+        approved = all(
+            _is_approved(library, other, listed, unit) for other, listed in _listings(library, agent, manifest, unit)
+        )
+        if approved and library.records.activate_unit(unit, at=library.now()):
             activated.append(unit.uri)
     return tuple(activated)
+
+
+def _is_approved(library: Library, agent: Agent, entry: Entry, unit: UnitVersion) -> bool:
+    approvals = library.records.approvals(agent.id)
+    given = {one.kind for one in approvals if (one.unit, one.version) == (entry.name, unit.version)}
+    return given.issuperset(needed_kinds(entry))
 
 
 def _made(library: Library, given: GivenUnit, caller: Caller, *, owner: str, digest: str) -> UnitVersion:
@@ -146,6 +154,24 @@ def _trust(given: GivenUnit, caller: Caller, signer: str | None) -> float:
     if author != caller.author:
         return TRUST_CLAIMED
     return TRUST_NAMED if caller.entity else TRUST_UNNAMED
+
+
+def _listings(
+    library: Library, agent: Agent | None, manifest: Manifest | None, unit: UnitVersion
+) -> tuple[tuple[Agent, Entry], ...]:
+    """Whose entries mean the unit: those of its agent, or those of all agents where it is kept for many."""
+    if is_of_many(unit.agent_id):
+        manifests = library.records.manifests_listing(unit.agent_id, unit.name)
+        listing = [(library.records.agent(one.agent_id), one) for one in manifests]
+    else:
+        listing = [(agent, manifest)] if manifest is not None else []
+    return tuple(
+        (other, entry)
+        for other, one in listing
+        if other is not None
+        for entry in one.body
+        if owner_of(entry, other) == (unit.agent_id, unit.name)
+    )
 
 
 def _listed(manifest: Manifest | None, agent: Agent | None, unit: UnitVersion) -> Entry | None:

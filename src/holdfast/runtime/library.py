@@ -17,6 +17,7 @@ from holdfast.instructions.asking import Answered, Replayed, ask, close, replay
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.certifying import activate_encoder
 from holdfast.instructions.checking import Checked
+from holdfast.instructions.comparing import CoverageDiff, Measured, compare_versions, covered
 from holdfast.instructions.deploying import (
     Change,
     Deployed,
@@ -236,6 +237,14 @@ class Library:
     def probe(self, agent: str = MAIN, *, k: int = 3) -> Probed:
         known, shelf = self._shelf(agent)
         return probe(shelf, self._kept.records.probes(known.id), k=k, use_floor=self._kept.settings.use_floor)
+
+    def coverage(self, agent: str = MAIN) -> tuple[Measured, ...]:
+        """How well the units are found now, as the gate of a publication measures it."""
+        return covered(self._shelf(agent)[1], self._kept.settings)
+
+    def coverage_diff(self, version: str, *, agent: str = MAIN) -> CoverageDiff:
+        """What is different from the manifest of a version."""
+        return compare_versions(self._kept, agent, version)
 
     def replay(self, audit_token: str) -> Replayed:
         record = self._kept.records.audit(audit_token)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.instructions.addresses import SHARED, SKILL
+from holdfast.instructions.addresses import is_of_many
 from holdfast.instructions.values import (
     Agent,
     Approval,
@@ -26,6 +26,8 @@ from holdfast.stores.steps import Step
 from holdfast.stores.together import Together
 
 Row = TypeVar("Row", bound=msgspec.Struct)
+
+_LISTS = "body LIKE ?"
 
 
 class InstructionTables(msgspec.Struct, frozen=True):
@@ -150,6 +152,10 @@ class DatabaseInstructions:
     def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
         found = self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version)
         return next(iter(found), None)
+
+    def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
+        held = f"WHERE superseded_at IS NULL AND {_LISTS} ORDER BY agent_id"
+        return self._rows(self._tables.manifests, held, _any_version(owner, name))
 
     def has_manifest_version(self, agent_id: str, version: str) -> bool:
         return self.manifest_of(agent_id, version) is not None
@@ -347,10 +353,13 @@ class DatabaseInstructions:
             f"UPDATE {self._tables.units.name} SET valid_until = ? "
             "WHERE agent_id = ? AND name = ? AND uri <> ? AND status = 'active' AND valid_until IS NULL"
         )
-        stale = f"UPDATE {self._tables.coverage.name} SET stale = 1 WHERE agent_id = ?"
+        stale = f"UPDATE {self._tables.coverage.name} SET stale = 1 WHERE"
+        listing = f"SELECT agent_id FROM {self._tables.manifests.name} WHERE superseded_at IS NULL AND {_LISTS}"
         return [
             self._said(ended, (at, unit.agent_id, unit.name, unit.uri)),
-            self._said(stale, (unit.agent_id,)),
+            self._said(f"{stale} agent_id IN ({listing})", (_any_version(unit.agent_id, unit.name),))
+            if is_of_many(unit.agent_id)
+            else self._said(f"{stale} agent_id = ?", (unit.agent_id,)),
             self._bump(unit.agent_id),
         ]
 
@@ -359,12 +368,16 @@ class DatabaseInstructions:
 
     def _bump(self, owner: str) -> Step:
         """What many share changes for all of them."""
-        for_all = owner == SHARED or owner.startswith(f"{SKILL}/")
         raised = f"UPDATE {self._tables.agents.name} SET revision = revision + 1"
-        return Step(raised, ()) if for_all else self._said(f"{raised} WHERE id = ?", (owner,))
+        return Step(raised, ()) if is_of_many(owner) else self._said(f"{raised} WHERE id = ?", (owner,))
 
     def _forget_stubs(self, agent_id: str) -> Step:
         return self._said(f"DELETE FROM {self._tables.stubs.name} WHERE agent_id = ?", (agent_id,))
+
+
+def _any_version(owner: str, name: str) -> str:
+    """What the body of a manifest is like that lists the unit, with the segment `agent/` or without it."""
+    return f"%/{owner}/{name}/%"
 
 
 def _lease_name(name: str) -> str:

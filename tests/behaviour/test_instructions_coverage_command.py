@@ -1,0 +1,111 @@
+"""`holdfast instructions coverage`: the gate once more, and what another version of the manifest did better."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UserError
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.writing import GivenUnit, write_unit
+from instruction_places import UNITS
+from instruction_shops import Shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path)
+    with shop.library:
+        shop.write(mode="stigmem")
+        shop.library.publish(shop.folder)
+        yield shop
+
+
+def crowd(shop: Shop) -> None:
+    """Another version: all others claim what the release notes are for, and one unit is left out."""
+    told = shop.manifest()
+    told["entries"] = [entry for entry in told["entries"] if entry["name"] != "budget-rules"]
+    for entry in told["entries"]:
+        if entry["name"] != "release-notes":
+            entry["load_triggers"]["intents"] = [*UNITS[entry["name"]][1], "write release notes"]
+    shop.write_manifest(told)
+    shop.clock.advance(60)
+    shop.library.publish(shop.folder, skip_coverage_gate=True)
+
+
+def test_every_unit_is_told_with_what_finds_another(shop: Shop) -> None:
+    ended = shop.run("coverage")
+    assert (ended.exit_code, "ok   code-review: 100% of 10 paraphrases\n" in ended.output) == (0, True)
+    crowd(shop)
+    ended = shop.run("coverage")
+    assert ended.exit_code == 1
+    assert "FAIL checkout-procedure: 73% of 15 paraphrases\n" in ended.output
+    assert "\n       'draft release messages' finds release-notes\n" in ended.output
+    told = json.loads(shop.run("coverage", "--json").output)
+    assert told["passed"] is False
+    failing = {one["unit"] for one in told["units"] if not one["passed"]}
+    assert failing == {"security-posture", "checkout-procedure"}
+
+
+def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: Shop) -> None:
+    crowd(shop)
+    ended = shop.run("coverage", "--against", "v1")
+    lines = ended.output.splitlines()
+    assert ended.exit_code == 1
+    assert lines[0].startswith("v1 as it was published, and v2 as it is now (wordllama-")
+    worse = lines.index("worse   checkout-procedure: 100% -> 73%")
+    assert "  ! 'draft release messages' is new and finds release-notes" in lines[worse:]
+    assert lines[-2:] == ["gone    budget-rules: was 100%", "1 unit as before"]
+    told = json.loads(shop.run("coverage", "--against", "v1", "--json").output)
+    assert (told["passed"], told["diff"]["later_version"]) == (False, "v2")
+    assert {one["unit"]: one["verdict"] for one in told["diff"]["units"]}["release-notes"] == "same"
+
+
+def test_what_is_better_or_new_passes(shop: Shop) -> None:
+    crowd(shop)
+    shop.write(mode="stigmem")
+    shop.clock.advance(60)
+    shop.library.publish(shop.folder)
+    ended = shop.run("coverage", "--against", "v2")
+    assert ended.exit_code == 0
+    assert "better  checkout-procedure: 73% -> 100%\n" in ended.output
+    assert "new     budget-rules: 100%\n" in ended.output
+
+
+def test_queries_that_changed_sides_are_told_with_what_they_find(shop: Shop) -> None:
+    shop.write(mode="stigmem", texts={"security-posture": f"{UNITS['security-posture'][2]} That is not allwoed."})
+    shop.clock.advance(60)
+    shop.library.publish(shop.folder)
+    ended = shop.run("coverage", "--against", "v1")
+    told = ["better  security-posture: 90% -> 100%", "  + 'what am I not allwoed to do' finds it now"]
+    assert (ended.exit_code, ended.output.splitlines()[1:]) == (0, [*told, "4 units as before"])
+    shop.clock.advance(60)
+    shop.library.rollback("v1")
+    ended = shop.run("coverage", "--against", "v2")
+    told = ["worse   security-posture: 100% -> 90%", "  - 'what am I not allwoed to do' finds nothing now"]
+    assert (ended.exit_code, ended.output.splitlines()[1:]) == (1, [*told, "4 units as before"])
+
+
+def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> None:
+    assert shop.run("coverage", "--against", "v1").output.splitlines()[1:] == ["5 units as before"]
+    text = f"{UNITS['security-posture'][2]} That is not allwoed."
+    shop.clock.advance(60)
+    given = GivenUnit("instruction:local/main/security-posture/v2", text)
+    write_unit(shop.library._kept, given, Caller("admin", "embedded", "acme:user/ann"))
+    (change,) = (one for one in shop.library.coverage_diff("v1").units if one.verdict != "same")
+    assert (change.unit, change.found) == ("security-posture", ("what am I not allwoed to do",))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--against", "v9"), "never had a manifest 'v9'"),
+        (("--against", "v1", "--agent", "nobody"), "has no instruction manifest"),
+        (("--agent", "nobody"), "has no instruction manifest"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+    ended = shop.run("coverage", *words)
+    assert isinstance(ended.exception, UserError)
+    assert reason in str(ended.exception)
