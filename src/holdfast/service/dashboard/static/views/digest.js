@@ -61,7 +61,7 @@ const waiting = (rows) => table({
     number("Pending items", (row) => row.pending_items, "Lines that stand in one of the two digests only"),
     number("Tokens to write", (row) => row.tokens, "The digest and all that stands behind it in the newest prompt"),
     money("Cost of adopting", (row) => row.extra_usd, "What writing them costs more than reading them; a session also adopts it when its program says so, and with a compaction"),
-    { heading: "Adopt", show: (row) => button("Adopt", () => adopt(row), {
+    { heading: "Control", show: (row) => button("Adopt", () => adopt(row), {
       title: "Its next turn is told the newest digest, and writes anew what is behind it", "data-does": "adopt",
       "data-key": `adopt ${row.session_id}`, "aria-label": `Adopt: ${row.name ?? row.session_id}`,
     }) },
