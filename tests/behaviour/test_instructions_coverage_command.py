@@ -53,7 +53,8 @@ def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: Sh
     ended = shop.run("coverage", "--against", "v1")
     lines = ended.output.splitlines()
     assert ended.exit_code == 1
-    assert lines[0].startswith("v1 as it was published, and v2 as it is now (wordllama-")
+    assert lines[0] == "v1 as it was published, and v2 as it is now"
+    assert lines[1].startswith("encoder: wordllama-")
     worse = lines.index("worse   checkout-procedure: 100% -> 73%")
     assert "  ! 'draft release messages' is new and finds release-notes" in lines[worse:]
     assert lines[-2:] == ["gone    budget-rules: was 100%", "1 unit as before"]
@@ -79,16 +80,16 @@ def test_queries_that_changed_sides_are_told_with_what_they_find(shop: Shop) -> 
     shop.library.publish(shop.folder)
     ended = shop.run("coverage", "--against", "v1")
     told = ["better  security-posture: 90% -> 100%", "  + 'what am I not allwoed to do' finds it now"]
-    assert (ended.exit_code, ended.output.splitlines()[1:]) == (0, [*told, "4 units as before"])
+    assert (ended.exit_code, ended.output.splitlines()[2:]) == (0, [*told, "4 units as before"])
     shop.clock.advance(60)
     shop.library.rollback("v1")
     ended = shop.run("coverage", "--against", "v2")
     told = ["worse   security-posture: 100% -> 90%", "  - 'what am I not allwoed to do' finds nothing now"]
-    assert (ended.exit_code, ended.output.splitlines()[1:]) == (1, [*told, "4 units as before"])
+    assert (ended.exit_code, ended.output.splitlines()[2:]) == (1, [*told, "4 units as before"])
 
 
 def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> None:
-    assert shop.run("coverage", "--against", "v1").output.splitlines()[1:] == ["5 units as before"]
+    assert shop.run("coverage", "--against", "v1").output.splitlines()[2:] == ["5 units as before"]
     text = f"{UNITS['security-posture'][2]} That is not allwoed."
     shop.clock.advance(60)
     given = GivenUnit("instruction:local/main/security-posture/v2", text)

@@ -51,10 +51,8 @@ def _show(found: "Sequence[Measured]") -> None:
 
 
 def _show_diff(diff: "CoverageDiff") -> None:
-    click.echo(
-        f"{diff.earlier_version} as it was published, and {diff.later_version} as it is now "
-        f"({diff.embedding_model_version})"
-    )
+    click.echo(f"{diff.earlier_version} as it was published, and {diff.later_version} as it is now")
+    click.echo(f"encoder: {diff.embedding_model_version}")
     same = 0
     for one in diff.units:
         if one.verdict == "same" and not (one.found or one.lost or one.failing):
