@@ -79,13 +79,13 @@ def test_a_head_is_passed_on_before_its_body_is_there_and_with_it_where_it_is(
     upstream: RawUpstream, gateway: ServedGateway
 ) -> None:
     go_on = threading.Event()
-    upstream.parts = (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", go_on, b"HTTP/")
+    upstream.parts = (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\n", go_on, b"HTTP/")
     with connected(gateway) as connection:
         connection.sendall(post())
         assert received_until(connection, b"\r\n\r\n").endswith(b"\r\n\r\n")
         go_on.set()
         assert received_until(connection, b"HTTP/") == b"HTTP/"
-    upstream.parts = (OK,)
+    upstream.parts = (CLOSING,)
     with connected(gateway) as connection:
         for _ in range(20):
             connection.sendall(post())
