@@ -32,7 +32,7 @@ test: .venv/.dev  ## Run the tests
 check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
 

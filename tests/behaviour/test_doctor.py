@@ -1,5 +1,6 @@
 """`holdfast doctor`: what makes a prompt differ from run to run, in a function and in a request file."""
 
+import contextlib
 import json
 import os
 import textwrap
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from holdfast.cli.main import command
 from holdfast.errors import UserError
 from holdfast.ledger.requests import read_sent
 from holdfast.ledger.volatility import volatile_strings
@@ -197,9 +200,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def doctor(folder: Path, function: str, *more: str, **environ: str) -> tuple[int, dict[str, Any]]:
-    result = start("doctor", f"prompts:{function}", "--json", *more, cwd=folder, **environ)
+    with contextlib.chdir(folder):
+        result = CliRunner().invoke(command, ["doctor", f"prompts:{function}", "--json", *more], env=environ)
     assert result.stderr == ""
-    return result.returncode, json.loads(result.stdout)
+    return result.exit_code, json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def page(browser: Page) -> Iterator[Page]:
     browser.complaints()
     browser.requested()
     yield browser
+    # A page that is left open goes on asking a service that is gone, beside all tests to come.
+    browser.leave()
     elsewhere = [url for url in browser.requested() if not url.startswith((browser.url, "about:"))]
     assert elsewhere == [], "a request left the origin"
     assert [line for line in browser.complaints() if not browser.expected(line)] == []
