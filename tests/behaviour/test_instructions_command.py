@@ -1,5 +1,8 @@
 """`holdfast serve --instructions`: what it needs, and what it refuses to start with."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,14 @@ def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path) -> None:
     )
     assert isinstance(ended.exception, UserError)
     assert "SQLite file or in PostgreSQL" in str(ended.exception)
+
+
+@pytest.mark.parametrize("name", ["recall", "coverage"])
+def test_without_its_package_a_command_says_how_to_get_it(name: str) -> None:
+    program = (
+        "import sys; sys.modules['cryptography'] = None\nfrom holdfast.cli.main import main\n"
+        f"sys.argv[1:] = ['instructions', {name!r}, '--agent', 'a', *{['hello'] if name == 'recall' else []}]\nmain()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
+    assert ended.returncode == 1
+    assert ended.stderr == "holdfast: instructions need their package: pip install 'holdfast[instructions]'\n"

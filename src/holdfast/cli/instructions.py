@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.errors import UserError
+
 if TYPE_CHECKING:
     from holdfast.events.log import Log
     from holdfast.instructions.library import Library
@@ -29,6 +31,9 @@ COMMANDS = {
 }
 """Name, module and one line of help; `holdfast.cli.instructions_<module>` holds a click command of that name."""
 
+SIGNING = "cryptography"
+"""By which units are signed; it is no part of a plain installation."""
+
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -41,6 +46,14 @@ class _Commands(click.Group):
         found = getattr(module, cmd_name)
         assert isinstance(found, click.Command)
         return found
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != SIGNING:
+                raise
+            raise UserError("instructions need their package: pip install 'holdfast[instructions]'") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -57,7 +70,6 @@ def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Librar
     import os
 
     from holdfast.clock import new_ulid, system_clock
-    from holdfast.errors import UserError
     from holdfast.runtime.instruction_settings import load_instructions
 
     configured = load_instructions(os.environ)
