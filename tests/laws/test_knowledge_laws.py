@@ -153,6 +153,8 @@ def test_no_byte_of_a_person_is_changed_by_a_harvest(
             usual = page[len(bom) :].splitlines(keepends=True)
             end = usual[0][len(usual[0].rstrip(b"\r\n")) :] if usual else b"\n"
             assert not added or added.endswith(end or b"\n")
+            is_open = bool(usual) and not usual[-1].endswith((b"\n", b"\r"))
+            assert not (added and is_open) or added.startswith(end or b"\n")
 
 
 @settings(max_examples=25)
