@@ -5,6 +5,7 @@ recall costs the server's processor is told too, where the system says it (Linux
 """
 
 import http.client
+import itertools
 import json
 import os
 import secrets
@@ -56,9 +57,13 @@ def run() -> Iterator[tuple[str, str]]:
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
         with _served(folder, path) as (url, server):
             yield "gate of 8 units, 95 paraphrases", f"{1000 * _furnish(url, admin):.0f} ms, publishing included"
-            yield "recall", _told(_latencies(url, agent))
-            yield f"recalls a second, {CLIENTS} clients", _rate(url, agent, server)
+            stolen = _stolen_seconds()
+            yield "recall, each time in other words", _told(_latencies(url, agent))
+            yield f"recalls a second, {CLIENTS} clients, each time in other words", _rate(url, agent, server)
+            yield f"recalls a second, {CLIENTS} clients, always the same", _rate(url, agent, server, same=True)
             yield "load of the machine meanwhile, processors", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}"
+            if stolen is not None:
+                yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen:.2f} s"
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
         with closing(open_store(crowded)) as store:
@@ -146,21 +151,25 @@ def _furnish(url: str, admin: str) -> float:
         return time.perf_counter() - started
 
 
+def _worded(number: int) -> str:
+    """No two alike, so that nothing is remembered of the one before."""
+    intents = [intent for some in INTENTS.values() for intent in some]
+    return f"I need to {intents[number % len(intents)]} for number {number}"
+
+
 def _latencies(url: str, key: str) -> list[float]:
     taken = []
-    intents = [intent for some in INTENTS.values() for intent in some]
     with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
         for number in range(WARM_UP + RECALLS):
             started = time.perf_counter()
-            body = {"intent": f"I need to {intents[number % len(intents)]}"}
-            _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", body)
+            _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": _worded(number)})
             taken.append(time.perf_counter() - started)
     return taken[WARM_UP:]
 
 
-def _rate(url: str, key: str, server: int) -> str:
+def _rate(url: str, key: str, server: int, *, same: bool = False) -> str:
     before = _processor_seconds(server)
-    count = _recalled(url, key)
+    count = _recalled(url, key, same=same)
     after = _processor_seconds(server)
     told = f"{count / SECONDS:.0f}"
     if before is None or after is None:
@@ -176,15 +185,23 @@ def _processor_seconds(process: int) -> float | None:
     return (int(own) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _recalled(url: str, key: str) -> int:
+def _stolen_seconds() -> float | None:
+    """What other machines on the same host took of this one's processors, where the system says it."""
+    stat = Path("/proc/stat")
+    return int(stat.read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK") if stat.is_file() else None
+
+
+def _recalled(url: str, key: str, *, same: bool) -> int:
     counts: list[int] = []
+    numbers = itertools.count(1_000_000)
     until = time.perf_counter() + SECONDS
 
     def ask() -> None:
         count = 0
         with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
             while time.perf_counter() < until:
-                _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": "claim a ticket"})
+                body = {"intent": "claim a ticket" if same else _worded(next(numbers))}
+                _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", body)
                 count += 1
         counts.append(count)
 

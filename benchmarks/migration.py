@@ -15,7 +15,7 @@ from holdfast.instructions.migration.proposal import Proposal, Wanted, propose
 from holdfast.instructions.migration.sections import SourceFile
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.values import Agent
-from holdfast.retrieval.meaning import EncoderName, meaning_stage, missing_packages
+from holdfast.retrieval.meaning import default_encoder, meaning_stage
 from holdfast.sources.text import read_text
 
 LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with instructions.tar.gz")
@@ -48,7 +48,7 @@ def _read(archive: Path) -> list[SourceFile]:
 
 
 def _told(groups: Sequence[Sequence[SourceFile]]) -> str:
-    encoder: EncoderName | None = None if missing_packages("wordllama") else "wordllama"
+    encoder = default_encoder()
     settings = InstructionSettings(encoder=encoder)
     lost = failing = units = without = 0
     started = time.perf_counter()

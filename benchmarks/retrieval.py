@@ -27,7 +27,7 @@ HOW_CHOSEN = (
     "the floor on all sets but clinc150; the share in joined on all sets"
 )
 LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with retrieval.tar.gz")
-BARS = {"wordllama": (0.60, 0.75), "minilm": (0.66, 0.79), "joined": (0.66, 0.79)}
+BARS = {"paired": (0.60, 0.75), "minilm": (0.66, 0.79), "joined": (0.66, 0.79)}
 JUDGED = "metatool_single"
 REFUSED = "clinc150"
 WORDS, MEANING, OURS = Weights(1, 0, 0), Weights(0, 1, 0), Weights()
@@ -61,7 +61,7 @@ def run() -> Iterator[tuple[str, str]]:
     sets = _read(archive)
     yield "how things were chosen", HOW_CHOSEN
     yield from _without_vectors(sets)
-    if missing := missing_packages("wordllama"):
+    if missing := missing_packages("paired"):
         yield "with vectors", f"left out, not installed: {', '.join(missing)}"
         return
     yield from _with_vectors(sets)
@@ -72,16 +72,22 @@ def run() -> Iterator[tuple[str, str]]:
 
 
 def _without_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
-    means = [_hits(Index(one.units), one.answerable, OURS) for one in sets]
+    means = [_hits(Index(one.units), one.answerable, OURS)[0] for one in sets]
     yield "words and links alone, mean hit@1 hit@3", _pair(_mean(means))
 
 
 def _with_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
-    yield "set", "units queries | words | meaning | ours | chosen on the others (hit@1 hit@3)"
+    yield "set", "units queries | words | wordllama | ours | chosen on the others (hit@1 hit@3)"
     rows: list[list[tuple[float, float]]] = []
-    indexes = {one.name: Index(one.units, meaning=meaning_stage()) for one in sets}
+    indexes = {one.name: Index(one.units, meaning=meaning_stage("paired")) for one in sets}
+    single = {one.name: Index(one.units, meaning=meaning_stage("wordllama")) for one in sets}
     sampled = {
-        one.name: {share: _hits(indexes[one.name], _sample(one.answerable), _weights(share))[1] for share in SHARES}
+        one.name: {
+            share: hits[1]
+            for share, hits in zip(
+                SHARES, _hits(indexes[one.name], _sample(one.answerable), *map(_weights, SHARES)), strict=True
+            )
+        }
         for one in sets
     }
     picks = []
@@ -89,15 +95,17 @@ def _with_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
         others = [by_share for name, by_share in sampled.items() if name.split("_")[0] != one.name.split("_")[0]]
         share = max(SHARES, key=lambda share: sum(by_share[share] for by_share in others))
         picks.append(share)
-        row = [_hits(indexes[one.name], one.answerable, weights) for weights in (WORDS, MEANING, OURS, _weights(share))]
+        (alone,) = _hits(single[one.name], one.answerable, MEANING)
+        words, ours, chosen = _hits(indexes[one.name], one.answerable, WORDS, OURS, _weights(share))
+        row = [words, alone, ours, chosen]
         rows.append(row)
         yield one.name, f"{len(one.units)} {len(one.queries)} | " + " | ".join(map(_pair, row))
     means = [_mean([row[column] for row in rows]) for column in range(4)]
     yield "mean", " | ".join(map(_pair, means))
     yield "share of words chosen on the others", " ".join(map(str, picks))
     best = max(means[0][1], means[1][1])
-    yield "mean hit@3 above words alone and meaning alone", f"{means[2][1]:.3f} > {best:.3f}: {means[2][1] > best}"
-    yield _judged("wordllama", rows[[one.name for one in sets].index(JUDGED)][2])
+    yield "mean hit@3 above words alone and wordllama alone", f"{means[2][1]:.3f} > {best:.3f}: {means[2][1] > best}"
+    yield _judged("paired", rows[[one.name for one in sets].index(JUDGED)][2])
     yield from _refusals(next(one for one in sets if one.name == REFUSED), indexes[REFUSED])
     yield from _kept(sets, indexes)
 
@@ -107,7 +115,7 @@ def _slow_encoder(sets: Sequence[Set], encoder: EncoderName) -> Iterator[tuple[s
         if one.name in (JUDGED, REFUSED):
             index = Index(one.units, meaning=meaning_stage(encoder))
             if one.name == JUDGED:
-                yield _judged(encoder, _hits(index, one.answerable, OURS))
+                yield _judged(encoder, _hits(index, one.answerable, OURS)[0])
             else:
                 yield from _refusals(one, index)
 
@@ -155,8 +163,10 @@ def _speed(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
     rounds = SEARCHED // len(heads) + 1
     units = [msgspec.structs.replace(unit, id=f"{unit.id}/{at}") for at in range(rounds) for unit in heads][:SEARCHED]
     queries = [asked.intent for one in sets for asked in one.queries][::40]
-    for name, encoder in (("words and links", False), ("wordllama", True)):
-        index, built = _timed(lambda: Index(units, meaning=meaning_stage() if encoder else None))  # noqa: B023
+    encoders: tuple[EncoderName | None, ...] = (None, "wordllama", "paired")
+    for encoder in encoders:
+        name = encoder or "words and links"
+        index, built = _timed(lambda: Index(units, meaning=meaning_stage(encoder) if encoder else None))  # noqa: B023
         took = sorted(_timed(lambda: index.search(query))[1] for query in queries)  # noqa: B023
         _, change = _timed(lambda: index.add([msgspec.structs.replace(units[0], description="Something else")]))  # noqa: B023
         p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
@@ -173,10 +183,13 @@ def _timed(action: Callable[[], Result]) -> tuple[Result, float]:
     return result, (time.thread_time() - start) * 1000
 
 
-def _hits(index: Index, asked: Sequence[Asked], weights: Weights) -> tuple[float, float]:
-    """How often one of the right units is first, and among the first three."""
-    answers = [(index.search(one.intent, limit=3, floor=0, weights=weights), one.relevant) for one in asked]
-    return _share(answers, 1), _share(answers, 3)
+def _hits(index: Index, asked: Sequence[Asked], *weightings: Weights) -> list[tuple[float, float]]:
+    """How often one of the right units is first, and among the first three, by each of the weightings."""
+    answers = [
+        [(index.search(one.intent, limit=3, floor=0, weights=weights), one.relevant) for weights in weightings]
+        for one in asked
+    ]
+    return [(_share(some, 1), _share(some, 3)) for some in zip(*answers, strict=True)]
 
 
 def _share(answers: Sequence[tuple[Answer, tuple[str, ...]]], first: int) -> float:

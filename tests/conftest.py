@@ -12,6 +12,8 @@ from holdfast.runtime.options import Options
 from holdfast.testing.marks import judge
 from postgres_server import new_database
 
+# Many tests run side by side: threads that wait for each other's part of a sum would only take their time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))

@@ -29,7 +29,10 @@ class Shop:
         self.clock = clock or ManualClock()
         self.folder = path / "folder"
         self.folder.mkdir()
+        # The light one, here and in the commands: the other takes a second to load.
         settings = InstructionSettings(root=path / "files", encoder="wordllama")
+        (path / "home").mkdir()
+        (path / "home" / "config.toml").write_text('[instructions]\nencoder = "wordllama"\n')
         self.library = Library(path / "kept.db", settings=settings, entity="acme:user/ann", clock=self.clock)
 
     def write(self, *, mode: str = "coexistence", texts: dict[str, str] | None = None, **more: object) -> None:

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from holdfast.errors import UserError
+from holdfast.retrieval import wordllama
 from holdfast.retrieval.fusion import Weights
-from holdfast.retrieval.index import FLOOR_LEXICAL, FLOOR_SEMANTIC, Answer, Index
+from holdfast.retrieval.index import FLOOR_LEXICAL, Answer, Index
 from holdfast.retrieval.meaning import ENCODERS, NO_MODEL, EncoderName, meaning_stage, missing_packages
 from holdfast.retrieval.units import PASSAGE_WORDS, PASSAGES_MAX, Unit, passages, spelled_out
 from holdfast.retrieval.words import terms
@@ -131,7 +132,7 @@ def test_what_is_dropped_leaves_its_place_to_others() -> None:
 
 def test_the_floor_is_that_of_the_stages_there_are() -> None:
     assert Index().floor == FLOOR_LEXICAL
-    assert Index(meaning=meaning_stage()).floor == FLOOR_SEMANTIC
+    assert Index(meaning=meaning_stage()).floor == wordllama.FLOOR
 
 
 def test_a_blank_query_finds_nothing() -> None:
@@ -147,12 +148,17 @@ def test_without_vectors_the_answer_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("encoder", "named"),
-    [("wordllama", ["wordllama"]), ("minilm", ["minilm"]), ("joined", ["minilm", "wordllama"])],
+    [
+        ("wordllama", ["wordllama"]),
+        ("paired", ["wordllama", "use-multilingual"]),
+        ("minilm", ["minilm"]),
+        ("joined", ["minilm", "wordllama", "use-multilingual", "granite"]),
+    ],
 )
 def test_the_answer_names_the_model_and_its_version(encoder: EncoderName, named: list[str]) -> None:
     index = Index(OFFICE, meaning=meaning_stage(encoder))
     version = index.search("forms").embedding_model_version.lower()
-    assert [name for name in ("minilm", "wordllama") if name in version] == list(named)
+    assert [name for name in ("minilm", "wordllama", "use-multilingual", "granite") if name in version] == named
     assert ids(index.search("will it rain tomorrow"))[0] == "weather"
     assert index.digest != Index(OFFICE).digest
 
@@ -177,7 +183,7 @@ def test_weights_decide_which_stage_wins() -> None:
 
 
 def test_an_unknown_encoder_names_those_there_are() -> None:
-    with pytest.raises(UserError, match="unknown encoder 'glove'; known encoders: wordllama, minilm, joined"):
+    with pytest.raises(UserError, match="unknown encoder 'glove'; known encoders: wordllama, paired, minilm, joined"):
         meaning_stage("glove")  # type: ignore[arg-type]
 
 
@@ -207,7 +213,7 @@ def test_a_missing_extra_is_named_and_the_rest_works_without_it() -> None:
 
 
 def test_nothing_is_missing_where_the_tests_run() -> None:
-    assert [missing_packages(encoder) for encoder in ENCODERS] == [(), (), ()]
+    assert [missing_packages(encoder) for encoder in ENCODERS] == [(), (), (), ()]
 
 
 def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +224,7 @@ def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypa
         "from holdfast.retrieval.meaning import meaning_stage\n"
         "from holdfast.retrieval.units import Unit\n"
         "many = [Unit(str(n), f'unit {n}', f'{n * 7919 % 1000} pages of forms') for n in range(300)]\n"
-        "index = Index([*OFFICE, *many], meaning=meaning_stage())\n"
+        "index = Index([*OFFICE, *many], meaning=meaning_stage('paired'))\n"
         "answers = [index.search(query, floor=0, limit=300) for query in ('fill forms', 'rain')]\n"
         "sys.stdout.buffer.write(msgspec.json.encode(answers))\n"
     )

@@ -1,5 +1,8 @@
 """Why vectors give the same similarities on every machine."""
 
+import zlib
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +11,18 @@ from tokenizers import Tokenizer
 
 from holdfast.retrieval import wordllama
 from holdfast.retrieval.carried import carried_file
-from holdfast.retrieval.joined import FIRST_SHARE, JoinedEncoder
-from holdfast.retrieval.vectors import VECTOR_LENGTH, VectorStage, directions, whole_numbers
+from holdfast.retrieval.sides import SideBySide
+from holdfast.retrieval.units import Unit
+from holdfast.retrieval.vectors import (
+    NAME_SHARE,
+    VECTOR_LENGTH,
+    Remembering,
+    VectorStage,
+    by_sentences,
+    by_words,
+    directions,
+    whole_numbers,
+)
 from holdfast.retrieval.words import words
 
 texts = st.text(max_size=60) | st.lists(st.sampled_from(["rain", "Käse", "PDF", "x_y", "漢字", "!"])).map(" ".join)
@@ -20,7 +33,7 @@ def drawn(seed: int, rows: int, columns: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed).normal(size=(rows, columns))
 
 
-@given(st.integers(0, 2**32), st.sampled_from((256, 384, 640)))
+@given(st.integers(0, 2**32), st.sampled_from((256, 384, 512)))
 def test_no_sum_of_products_leaves_what_float32_holds_exactly(seed: int, dimensions: int) -> None:
     rows = whole_numbers(drawn(seed, 4, dimensions))
     products = np.abs(rows[:, None, :].astype(np.int64) * rows[None, :, :].astype(np.int64)).sum(axis=2)
@@ -47,28 +60,65 @@ def test_words_have_the_tokens_that_they_have_in_their_text(text: str) -> None:
     assert encoder.encode([text]).any() == bool(tokens)
 
 
-@given(st.integers(0, 2**32))
-def test_the_similarity_of_joined_vectors_is_the_weighted_mean_of_both(seed: int) -> None:
-    class Drawn:
-        dimensions = 20
-        model_version = "drawn"
+class Drawn:
+    """For each text a vector of its own, whatever was asked before."""
 
-        def __init__(self, seed: int) -> None:
-            self.rows = drawn(seed, 2, self.dimensions)
+    dimensions = 20
 
-        def encode(self, texts: object) -> NDArray[np.float64]:
-            return self.rows
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.model_version = f"drawn-{seed}"
+        self.asked: list[str] = []
 
-    first, second = Drawn(seed), Drawn(seed + 1)
-    one, other = directions(JoinedEncoder(first, second).encode(["a", "b"]))
-    apart = [float(np.dot(*directions(encoder.rows))) for encoder in (first, second)]
-    assert np.isclose(one @ other, FIRST_SHARE * apart[0] + (1 - FIRST_SHARE) * apart[1])
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        self.asked += texts
+        return np.stack([drawn(self.seed + zlib.crc32(text.encode()), 1, self.dimensions)[0] for text in texts])
+
+
+def near(stage: VectorStage | SideBySide, unit: Unit, query: str) -> float:
+    stage.add(0, unit)
+    return stage.match(query, slots=1)[0]
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_side_by_side_a_unit_is_as_near_as_the_weighted_mean_of_what_each_says(seed: int, share: float) -> None:
+    unit = Unit("a", "rain", "wind and weather", content="page after page")
+    parts = [(share, Drawn(seed), by_words), (1 - share, Drawn(seed + 1), by_sentences)]
+    apart = [part * near(VectorStage(encoder, reading), unit, "storm") for part, encoder, reading in parts]
+    stages = [(part, VectorStage(encoder, reading)) for part, encoder, reading in parts]
+    both = SideBySide(stages, floor=0.1, words_share=0.5)
+    assert np.isclose(near(both, unit, "storm"), sum(apart))
+    assert both.model_version == f"drawn-{seed}+drawn-{seed + 1}"
+    both.remove(0)
+    assert both.match("storm", slots=1) == [0.0]
+
+
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
+def test_sentences_are_read_with_a_share_for_the_name(seed: int, named: bool, described: bool, long: bool) -> None:
+    encoder = Drawn(seed)
+    unit = Unit("a", "rainFall" * named, "wind" * described, ("a storm",) * described, "page " * 100 * long)
+    name, description = directions(encoder.encode(["rain Fall", "wind a storm"]))
+    own = description * described + name * (NAME_SHARE if described else 1) * named
+    if not (named or described):
+        (own,) = encoder.encode([""])
+    rows = directions(by_sentences(encoder, unit))
+    assert np.allclose(rows[0], directions(own[None])[0])
+    assert len(rows) == 1 + 2 * long
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(["rain", "wind", "storm"]), max_size=8))
+def test_what_was_read_is_not_read_again(seed: int, texts: list[str]) -> None:
+    encoder = Drawn(seed)
+    rows = Remembering(encoder).encode(texts)
+    assert encoder.asked == list(dict.fromkeys(texts))
+    assert rows.shape == (len(texts), 20)
+    assert all((row == Drawn(seed).encode([text])[0]).all() for row, text in zip(rows, texts, strict=True))
 
 
 def test_many_passages_make_the_matrix_grow_and_what_was_removed_is_never_near() -> None:
-    stage = VectorStage(wordllama.encoder())
+    stage = VectorStage(wordllama.encoder(), by_words)
     for slot in range(100):
-        stage.add(slot, ["rain and wind", f"page {slot}"])
+        stage.add(slot, Unit(str(slot), "rain and wind", f"page {slot}"))
     for slot in range(99):
         stage.remove(slot)
     near = stage.match("rain and wind", slots=100)

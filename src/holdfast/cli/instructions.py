@@ -110,10 +110,10 @@ def _passing(log: "Log") -> "Library | None":
     from holdfast.instructions.records import HasInstructions
     from holdfast.instructions.settings import InstructionSettings
     from holdfast.instructions.signatures import KEY_BYTES, DeploymentKey
-    from holdfast.retrieval.meaning import missing_packages
+    from holdfast.retrieval.meaning import default_encoder
 
     if not isinstance(log, HasInstructions):
         return None
-    settings = InstructionSettings(encoder=None if missing_packages("wordllama") else "wordllama")
+    settings = InstructionSettings(encoder=default_encoder())
     key = DeploymentKey(os.urandom(KEY_BYTES))
     return Library(log.instructions, settings, key=key, clock=system_clock, new_id=new_ulid, warn=lambda line: None)

@@ -1,6 +1,7 @@
 """`holdfast serve`: the HTTP service over a store."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,8 @@ def command(
     The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
     goes through: a client with a base URL setting needs no other change.
     """
+    # Many are answered at a time: vectors are computed by one thread each, unless someone has said otherwise.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from holdfast.cli.stores import configured_models, open_records
     from holdfast.errors import UserError
 

@@ -25,6 +25,12 @@ class Weights(msgspec.Struct, frozen=True):
         if abs(sum(values) - 1) > SUM_TOLERANCE:
             raise UserError(f"the weights lexical, semantic and graph must sum to 1, not to {sum(values):.3f}")
 
+    def with_words_at(self, share: float) -> "Weights":
+        """Words keep a share of their weight and meaning has the rest, where both were to say something."""
+        if not (self.lexical and self.semantic):
+            return self
+        return Weights(self.lexical * share, self.semantic + self.lexical * (1 - share), self.graph)
+
     def without_semantic(self) -> "Weights":
         """The same proportion of the other two; words alone if both are nothing."""
         rest = self.lexical + self.graph

@@ -11,13 +11,12 @@ from holdfast.retrieval.fusion import DECIMALS, Weights, spread
 from holdfast.retrieval.graph import GraphStage
 from holdfast.retrieval.lexical import LexicalStage
 from holdfast.retrieval.meaning import NO_MODEL, MeaningStage
-from holdfast.retrieval.units import Unit, passages, whole_text
+from holdfast.retrieval.units import Unit, whole_text
 from holdfast.retrieval.words import counted_terms
 
 LIMIT = 10
 QUERY_CHARACTERS_MAX = 8_000
 FLOOR_LEXICAL = 0.035
-FLOOR_SEMANTIC = 0.135
 """Forty-nine of fifty right answers are more relevant, on nine sets of queries that all have an answer."""
 _DIGEST_MODULUS = 1 << 256
 
@@ -98,7 +97,7 @@ class Index:
     @property
     def floor(self) -> float:
         """The relevance below which a unit is filler, as calibrated for the stages that there are."""
-        return FLOOR_LEXICAL if self._meaning is None else FLOOR_SEMANTIC
+        return FLOOR_LEXICAL if self._meaning is None else self._meaning.floor
 
     @property
     def digest(self) -> str:
@@ -128,7 +127,7 @@ class Index:
             self._lexical.add(slot, whole_text(unit))
             self._graph.add(slot, unit)
             if self._meaning is not None:
-                self._meaning.add(slot, passages(unit))
+                self._meaning.add(slot, unit)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Ids that are not there are left alone."""
@@ -170,7 +169,10 @@ class Index:
 
     def _fits(self, query: str, weights: Weights | None) -> _Fits:
         weights = weights if weights is not None else Weights()
-        weights = weights if self._meaning is not None else weights.without_semantic()
+        if self._meaning is None:
+            weights = weights.without_semantic()
+        else:
+            weights = weights.with_words_at(self._meaning.words_share)
         query = query[:QUERY_CHARACTERS_MAX]
         slots = list(self._slots.values())
         terms = counted_terms(query)

@@ -1,29 +1,19 @@
-"""Vectors of MiniLM and of wordllama side by side: their similarity is the weighted mean of both."""
+"""All that can be had side by side: sums of words, and three encoders of sentences."""
 
-import math
-from collections.abc import Sequence
+from holdfast.retrieval import granite, minilm, universal, wordllama
+from holdfast.retrieval.sides import SideBySide
+from holdfast.retrieval.vectors import VectorStage, by_sentences, by_words
 
-import numpy as np
-
-from holdfast.retrieval import minilm, wordllama
-from holdfast.retrieval.vectors import Encoder, Sums, VectorStage, directions
-
-FIRST_SHARE = 0.7
-"""The best of four that were tried on all sets of queries; they differed by a hundredth."""
+SHARES = {"wordllama": 1 / 11, "universal": 1 / 11, "minilm": 3 / 11, "granite": 6 / 11}
+WORDS_SHARE = 0.4
+FLOOR = 0.135
 
 
-class JoinedEncoder:
-    def __init__(self, first: Encoder, second: Encoder, first_share: float = FIRST_SHARE) -> None:
-        self._first = first
-        self._second = second
-        self._lengths = (math.sqrt(first_share), math.sqrt(1 - first_share))
-        self.dimensions = first.dimensions + second.dimensions
-        self.model_version = f"{first.model_version}+{second.model_version}"
-
-    def encode(self, texts: Sequence[str]) -> Sums:
-        both = zip((self._first, self._second), self._lengths, strict=True)
-        return np.hstack([length * directions(encoder.encode(texts)) for encoder, length in both])
-
-
-def stage() -> VectorStage:
-    return VectorStage(JoinedEncoder(minilm.encoder(), wordllama.encoder()))
+def stage() -> SideBySide:
+    parts = (
+        (SHARES["wordllama"], VectorStage(wordllama.encoder(), by_words)),
+        (SHARES["universal"], VectorStage(universal.encoder(), by_sentences)),
+        (SHARES["minilm"], VectorStage(minilm.encoder(), by_sentences)),
+        (SHARES["granite"], VectorStage(granite.encoder(), by_sentences)),
+    )
+    return SideBySide(parts, floor=FLOOR, words_share=WORDS_SHARE)

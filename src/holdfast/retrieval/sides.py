@@ -1,0 +1,34 @@
+"""Several stages as one: how near a unit is to a query is the weighted mean of what each of them says."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from holdfast.retrieval.units import Unit
+from holdfast.retrieval.vectors import VectorStage
+
+
+class SideBySide:
+    """Each reads a unit in its own way; the shares sum to 1."""
+
+    def __init__(self, parts: Sequence[tuple[float, VectorStage]], *, floor: float, words_share: float) -> None:
+        self.floor = floor
+        self.words_share = words_share
+        self._parts = tuple(parts)
+
+    @property
+    def model_version(self) -> str:
+        return "+".join(stage.model_version for _, stage in self._parts)
+
+    def add(self, slot: int, unit: Unit) -> None:
+        for _, stage in self._parts:
+            stage.add(slot, unit)
+
+    def remove(self, slot: int) -> None:
+        for _, stage in self._parts:
+            stage.remove(slot)
+
+    def match(self, query: str, *, slots: int) -> list[float]:
+        near = sum(share * stage.near(query, slots=slots) for share, stage in self._parts)
+        similarities: list[float] = np.asarray(near).tolist()
+        return similarities

