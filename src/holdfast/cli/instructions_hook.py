@@ -35,10 +35,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool
     strict: bool
 
-    @property
-    def recall_words(self) -> str:
-        return f" --agent {shlex.quote(self.agent)}" + (f" --db {shlex.quote(self.db)}" if self.db else "")
-
 
 class _Lenient(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -114,24 +110,15 @@ def _context(asked: Asked) -> str | None:
         CONTEXT_CHARACTERS_WARN,
         GOING_ON,
         context_of,
+        how_to_recall,
         read_source,
-        recalling_by_command,
-        recalling_by_service,
-        recalling_by_tool,
     )
 
-    source = read_source(_standard_input())
+    source = read_source(standard_input(INPUT_SECONDS_MAX))
     if source in GOING_ON:
         return None
     told = _told(asked, source)
-    if asked.url is not None:
-        recalling = recalling_by_service(asked.url, asked.agent)
-    elif asked.db is not None and "://" in asked.db:
-        # Such an address can have a password in it.
-        recalling = recalling_by_tool()
-    else:
-        recalling = recalling_by_command(asked.recall_words)
-    context = context_of(told, recalling)
+    context = context_of(told, how_to_recall(asked.agent, db=asked.db, url=asked.url))
     if len(context) > CONTEXT_CHARACTERS_WARN:
         long = f"stub and preloads have {len(context)} characters; of more than {CONTEXT_CHARACTERS_WARN}"
         click.echo(f"holdfast: {long} Claude Code shows the start alone", err=True)
@@ -179,7 +166,7 @@ def _ask_service(asked: Asked) -> "Told":
     return Told(beat.stub, listed_entries(client.manifest()), beat.preloads)
 
 
-def _standard_input() -> bytes:
+def standard_input(seconds_max: float) -> bytes:
     """What is there until it ends, is too much, or is not there in time; of a terminal nothing is awaited."""
     import io
     import select
@@ -193,7 +180,7 @@ def _standard_input() -> bytes:
         number = sys.stdin.fileno()
     except io.UnsupportedOperation:
         return sys.stdin.buffer.read(EVENT_BYTES_MAX + 1)
-    raw, until = b"", time.monotonic() + INPUT_SECONDS_MAX
+    raw, until = b"", time.monotonic() + seconds_max
     while len(raw) <= EVENT_BYTES_MAX:
         ready, _, _ = select.select([number], [], [], max(0.0, until - time.monotonic()))
         more = os.read(number, 65_536) if ready else b""

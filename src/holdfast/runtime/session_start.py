@@ -1,5 +1,6 @@
 """What a runtime is given for the start of a session: the text that stands before all that is said in it."""
 
+import shlex
 from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
@@ -104,23 +105,18 @@ def hook_reply(context: str | None) -> bytes:
     return b"{}" if context is None else msgspec.json.encode(_Reply(_Output(SESSION_START, context)))
 
 
-def recalling_by_command(words: str) -> str:
-    return (
-        "`recall_instruction` is a tool of Holdfast's MCP server. Where there is no such tool, run "
-        f'`holdfast instructions recall "INTENT"{words}` in a shell.'
-    )
-
-
-def recalling_by_service(url: str, agent: str) -> str:
-    address = f"{service_address(url)}/v1/agents/{quote(agent, safe='')}/recall-instruction"
-    return (
-        "`recall_instruction` is a tool of Holdfast's MCP server. Where there is no such tool, POST "
-        f'`{{"intent": "..."}}` to `{address}`, with the key in HOLDFAST_KEY as a bearer token.'
-    )
-
-
-def recalling_by_tool() -> str:
-    return "`recall_instruction` is a tool of Holdfast's MCP server."
+def how_to_recall(agent: str, *, db: str | None = None, url: str | None = None) -> str:
+    """For an agent that has our tools, and for one that has a shell. An address with a password in it is never told."""
+    tool = "`recall_instruction` is a tool of Holdfast's MCP server."
+    if url is not None:
+        address = f"{service_address(url)}/v1/agents/{quote(agent, safe='')}/recall-instruction"
+        otherwise = f'POST `{{"intent": "..."}}` to `{address}`, with the key in HOLDFAST_KEY as a bearer token.'
+    elif db is not None and "://" in db:
+        return tool
+    else:
+        words = ["--agent", agent, *(("--db", db) if db else ())]
+        otherwise = f'run `holdfast instructions recall "INTENT" {shlex.join(words)}` in a shell.'
+    return f"{tool} Where there is no such tool, {otherwise}"
 
 
 def _body(stub: str) -> str:
