@@ -175,6 +175,7 @@ def test_the_largest_event_is_read(runtime: Runtime) -> None:
 
 def test_at_a_terminal_nothing_is_awaited(runtime: Runtime) -> None:
     ours, theirs = pty.openpty()
+    os.write(ours, b"[]\n")
     try:
         ended = runtime.process(stdin=theirs, timeout=60)
     finally:
@@ -221,7 +222,7 @@ def test_an_agent_or_a_store_that_is_not_there_is_said(runtime: Runtime, tmp_pat
 
 def test_a_store_that_is_broken_is_one_line(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database" * 1_000)
-    says_nothing(runtime.start("--db", str(tmp_path / "broken.db")))
+    assert "broken.db" in says_nothing(runtime.start("--db", str(tmp_path / "broken.db")))
 
 
 def test_without_its_package_the_hook_says_how_to_get_it(runtime: Runtime) -> None:

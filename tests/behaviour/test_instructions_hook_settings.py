@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
-from holdfast.runtime.hook_settings import with_hook, without_hook
+from holdfast.runtime.hook_settings import change_settings, with_hook, without_hook
 from instruction_shops import Shop, is_put_in
 
 OTHER = '{"type": "command", "command": "echo holdfast instructions"}'
@@ -70,9 +71,9 @@ def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path,
 
 def test_the_hook_is_set_once_however_often_it_is_installed(settings: Path) -> None:
     run("--install")
-    first = settings.read_bytes()
+    first, file = settings.read_bytes(), settings.stat().st_ino
     assert run("--install").output == ".claude/settings.json: the hook is set already\n"
-    assert settings.read_bytes() == first
+    assert (settings.read_bytes(), settings.stat().st_ino) == (first, file)
 
 
 def test_only_what_was_given_is_written_and_another_choice_takes_its_place(settings: Path) -> None:
@@ -86,11 +87,25 @@ def test_only_what_was_given_is_written_and_another_choice_takes_its_place(setti
     ]
 
 
+def test_the_program_is_called_by_its_name_where_that_is_enough(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run("--install")
+    assert hooks(settings.read_text())[0]["hooks"][0]["command"] == shlex.join(
+        [sys.executable, "-m", "holdfast", "instructions", "hook"]
+    )
+    (tmp_path / "holdfast").touch(mode=0o755)
+    run("--install")
+    assert hooks(settings.read_text())[0]["hooks"][0]["command"] == "holdfast instructions hook"
+
+
 SPELLED = {
     "two spaces": '{\n  "model": "opus",\n  "env": {"A": "1"}\n}\n',
     "four spaces": '{\n    "model": "opus"\n}',
     "tabs": '{\n\t"model": "opus",\n\t"hooks": {\n\t\t"Stop": []\n\t}\n}\n',
     "CRLF": '{\r\n  "a": [1,\r\n 2]\r\n}\r\n',
+    "two on a line": '{\n  "a": 1, "b": 2}',
     "one line": '{"b":1, "a":1.50e3,"hooks":{"Stop":[],"SessionStart":[' + OTHER + "]}}",
     "spaces around": '\n\n {  "a" : "\\u00fc\\/ü" , "a" : 2 }  \n',
     "large numbers": '{"n": 123456789012345678901234567890, "f": 1.10}',
@@ -108,7 +123,7 @@ def test_every_other_byte_stays_and_comes_back_when_the_hook_is_taken_out(settin
     with_ours = settings.read_bytes().decode()
     assert is_put_in(text, with_ours)
     assert json.loads(with_ours)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
-    assert ("\r\n" in text) == ("\r\n" in with_ours)
+    assert with_ours.count("\r\n") == (with_ours.count("\n") if "\r\n" in text else 0)
     assert run("--uninstall").output == ".claude/settings.json: the hook is taken out\n"
     assert settings.read_bytes() == text.encode()
     assert run("--uninstall").output == ".claude/settings.json: there is no hook of ours\n"
@@ -210,6 +225,21 @@ def test_the_mode_of_the_file_is_kept_and_nothing_is_left_beside_it(settings: Pa
     settings.chmod(0o640)
     run("--install")
     assert settings.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(settings.parent) == ["settings.json"]
+
+
+@pytest.mark.parametrize("before", ["{}", None])
+def test_what_somebody_else_writes_meanwhile_is_kept(settings: Path, before: str | None) -> None:
+    if before is not None:
+        settings.write_text(before)
+
+    def change(text: str) -> str:
+        settings.write_text('{"theirs": 1}')
+        return with_hook(text, "holdfast instructions hook")
+
+    with pytest.raises(UserError, match="changed meanwhile"):
+        change_settings(settings, change, write=True)
+    assert settings.read_text() == '{"theirs": 1}'
     assert os.listdir(settings.parent) == ["settings.json"]
 
 
