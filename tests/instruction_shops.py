@@ -62,3 +62,9 @@ class Shop:
         environ = {"HOLDFAST_HOME": str(self.path / "home")}
         words = ("instructions", *words, "--db", str(self.path / "kept.db"))
         return CliRunner().invoke(command, words, env=environ, obj=self.clock)
+
+
+def is_put_in(text: str, longer: str) -> bool:
+    """Whether the longer text is the other one with something put in at one place."""
+    at = next((at for at, (one, other) in enumerate(zip(text, longer, strict=False)) if one != other), len(text))
+    return longer.endswith(text[at:])

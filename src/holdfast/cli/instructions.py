@@ -27,6 +27,7 @@ COMMANDS = {
     "replay": ("look", "Ask again what a record has asked, of what there was then."),
     "metrics": ("look", "Show recall, hits and misses of the last days."),
     "shadow": ("shadow", "Say whether lazy recall would have done in turns that had all instructions."),
+    "hook": ("hook", "Give a runtime the stub and the preloads of an agent when a session starts."),
     "lint": ("look", "Show triggers that say what a unit contains, duplicates, and what entries cost."),
 }
 """Name, module and one line of help; `holdfast.cli.instructions_<module>` holds a click command of that name."""

@@ -7,6 +7,8 @@ import msgspec
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.values import Entry
 
+HEADING = "## Instructions that can be recalled\n\n"
+
 
 class EntryCost(msgspec.Struct, frozen=True):
     """`index_tokens` are loaded all the time; `entry_tokens` count towards the limit of the manifest."""
@@ -26,6 +28,11 @@ def index_line(entry: Entry) -> str:
 def index_text(entries: Sequence[Entry]) -> str:
     """The same entries have the same bytes, so that a prompt that begins with them stays cached."""
     return "".join(f"{index_line(entry)}\n" for entry in entries)
+
+
+def standing_index(entries: Sequence[Entry]) -> str:
+    """The index with its heading, as it stands in a prompt."""
+    return f"{HEADING}{index_text(entries)}"
 
 
 def entry_cost(entry: Entry) -> EntryCost:

@@ -5,12 +5,10 @@ import hashlib
 import msgspec
 
 from holdfast.instructions.asking import Answered
-from holdfast.instructions.index_lines import index_text
+from holdfast.instructions.index_lines import standing_index
 from holdfast.instructions.recall import Shelf
 from holdfast.instructions.stub import stub_body
 from holdfast.instructions.values import Agent, Manifest
-
-HEADING = "## Instructions that can be recalled\n\n"
 
 
 def recalled_text(answered: Answered) -> str:
@@ -24,7 +22,7 @@ def recalled_text(answered: Answered) -> str:
 
 def standing_text(agent: Agent, manifest: Manifest, profile: str) -> str:
     """Stub and index; the same bytes as long as both say the same."""
-    return f"{stub_body(agent, manifest, profile)}\n{HEADING}{index_text(manifest.body)}"
+    return f"{stub_body(agent, manifest, profile)}\n{standing_index(manifest.body)}"
 
 
 def eager_text(agent: Agent, shelf: Shelf) -> str:
