@@ -18,7 +18,7 @@ from holdfast.retrieval.vectors import Remembering, Sums, VectorStage, by_senten
 MODEL = "model.onnx"
 TOKENS = "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENS_MAX = 256
-FLOOR = 0.135
+FLOOR = 0.145
 WORDS_SHARE = 0.5
 
 
