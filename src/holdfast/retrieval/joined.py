@@ -6,7 +6,7 @@ from holdfast.retrieval.vectors import VectorStage, by_sentences, by_words
 
 SHARES = {"wordllama": 1 / 11, "universal": 1 / 11, "minilm": 3 / 11, "granite": 6 / 11}
 WORDS_SHARE = 0.4
-FLOOR = 0.135
+FLOOR = 0.23
 
 
 def stage() -> SideBySide:

@@ -6,6 +6,7 @@ token alone is kept, so that a text of known words costs one convolution of the 
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -53,8 +54,10 @@ class UniversalEncoder:
 
     def __init__(self, weights: Path, pieces: Path, model_version: str) -> None:
         self.model_version = model_version
-        self._tokenizer = _tokenizer(read_pieces(pieces))
-        self._rows, self._layers = _read(weights)
+        with ThreadPoolExecutor(1) as beside:
+            reading = beside.submit(_read, weights)
+            self._tokenizer = _tokenizer(read_pieces(pieces))
+            self._rows, self._layers = reading.result()
         self._epsilon = float(self._layers["eps"])
         self._token = lru_cache(TOKENS_KNOWN_MAX)(self._token_of)
 
