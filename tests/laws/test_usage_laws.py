@@ -1,5 +1,6 @@
 """Which units a trace shows in use: what is evidence, what is not, and what holds for all texts."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -30,6 +31,14 @@ $ git status
 ```python
 import changelog_writer
 ```
+
+Afterwards:
+
+    make party --loud
+    make tidy all
+
+- nested
+    make noise now
 
 Call `publish_release`, then `TodoWrite`, then run `./scripts/announce.sh`. Ask `search` if in doubt.
 """
@@ -77,6 +86,8 @@ def ran(command: object) -> Called:
         (ran("trivy fs --severity HIGH ."), "security", "command"),
         (ran("cd app && FOO=1 sudo trivy fs --severity HIGH | tee log"), "security", "command"),
         (ran(["bash", "-lc", "make release VERSION=2"]), "how-we-release", "command"),
+        (ran("make party --loud"), "how-we-release", "command"),
+        (ran("make tidy all"), "how-we-release", "command"),
         (ran("./scripts/announce.sh now"), "how-we-release", "command"),
         (Said("I READ the diff twice, before you comment on anything."), "code-review", "phrase"),
         (Called("write_file", {"content": ["Read the diff twice before you comment on it."]}), "code-review", "phrase"),
@@ -99,6 +110,7 @@ def test_this_is_evidence(step: Step, unit: str, kind: str) -> None:
         Called("drop_all"),
         ran("make nuke now"),
         ran("git status"),
+        ran("make noise now"),
         ran("echo make release"),
         ran("cat > x <<EOF\nmake release\nEOF"),
         Called("write_file", {"content": "make release"}),
@@ -211,6 +223,11 @@ def test_what_is_loaded_adds_and_takes_away_nothing(trace: list[Step]) -> None:
     "piece", ["`", "*", "(R1)", "A1-", "a b ", "``` \n", "instruction:", "a/", "'", "<<", "SEC-1.1.1.1 "]
 )
 def test_hostile_texts_are_read_in_time_that_grows_with_their_length(piece: str) -> None:
-    text = piece * (300_000 // len(piece))
-    units = (Unit("x-y-z", (), text), *UNITS)
-    detect(units, (Said(text), ran(text), Shown(text)), loaded=ALL)
+    def seconds(characters: int) -> float:
+        text = piece * (characters // len(piece))
+        units = (Unit("x-y-z", (), text), *UNITS)
+        started = time.process_time()
+        detect(units, (Said(text), ran(text), Shown(text)), loaded=ALL)
+        return time.process_time() - started
+
+    assert seconds(200_000) < 40 * max(seconds(20_000), 0.02)

@@ -147,9 +147,9 @@ def _is_everyday(words: tuple[str, ...]) -> bool:
 
 
 def _code(text: str) -> Iterator[tuple[str, int]]:
-    """Code in a line, and the lines of fenced shell code; not what the words before it forbid."""
+    """Code in a line, and the lines of fenced shell code or indented code; not what the words before it forbid."""
     shell: bool | None = None
-    forbidden = False
+    forbidden, behind_blank = False, True
     for number, line in _lines(text):
         stripped = line.strip()
         if stripped.startswith(_FENCES):
@@ -157,11 +157,16 @@ def _code(text: str) -> Iterator[tuple[str, int]]:
         elif shell is not None:
             if shell and not forbidden and stripped:
                 yield stripped.removeprefix("$ "), number
+        elif stripped and behind_blank and line.startswith(("    ", "\t")):
+            if not forbidden:
+                yield stripped.removeprefix("$ "), number
+            continue
         elif stripped:
             forbidden = bool(_FORBIDDEN.search(_last_sentence(stripped)))
             for span in _SPAN.finditer(line):
                 if not _FORBIDDEN.search(_last_sentence(line[: span.start()])):
                     yield span[1].strip().removeprefix("$ "), number
+        behind_blank = not stripped
 
 
 def _last_sentence(line: str) -> str:

@@ -1,5 +1,6 @@
 """What an agent did after a recall, in order: what it wrote, what it called, what it was shown."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.canonical.blocks import Message, Text, ToolResult, ToolUse
+from holdfast.canonical.prompt import Passage
 from holdfast.errors import UserError
 from holdfast.instructions.failures import InstructionError
 
@@ -43,6 +45,9 @@ Step = Said | Called | Shown
 
 Trace = tuple[Step, ...]
 
+STEP_KINDS = ("said", "called", "shown")
+_TOKEN = re.compile(r"\baudi_\w{1,100}")
+
 _decode = msgspec.json.Decoder(Step).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -52,7 +57,7 @@ def is_of_instructions(tool: str) -> bool:
     return tool.endswith(INSTRUCTION_TOOLS)
 
 
-def steps_of(messages: Iterable[Message], tools: dict[str, str] | None = None) -> Iterator[Step]:
+def steps_of(messages: Iterable[Message | Passage], tools: dict[str, str] | None = None) -> Iterator[Step]:
     """What messages say; thinking, images and what no version knows are nobody's business here.
 
     `tools` are the names of those that were called, by the id of the call; whoever reads on hands them over again.
@@ -89,11 +94,27 @@ def read_steps(lines: Iterable[bytes]) -> Trace:
 
 
 def from_token(trace: Sequence[Step], token: str) -> Trace:
-    """What came after a recall told its token; all of it where the token stands nowhere."""
-    for place, step in enumerate(trace):
-        if isinstance(step, Shown) and token in step.text:
-            return tuple(trace[place + 1 :])
-    return tuple(trace)
+    """From the step on in which a recall tells its token; all of it where the token stands nowhere."""
+    places = (place for place, step in enumerate(trace) if _tells(step, token))
+    return tuple(trace[next(places, 0) :])
+
+
+def after_token(trace: Sequence[Step], token: str) -> Trace:
+    """The same without that step, in which the units of the recall stand."""
+    found = from_token(trace, token)
+    return found[1:] if found and _tells(found[0], token) else found
+
+
+def _tells(step: Step, token: str) -> bool:
+    return isinstance(step, Shown) and token in step.text
+
+
+def tokens_in(trace: Iterable[Step]) -> tuple[str, ...]:
+    """The tokens of the recalls that a tool answered, oldest first."""
+    told = (step.text for step in trace if isinstance(step, Shown) and is_of_instructions(step.tool))
+    # The token ends an answer; what stands before it is the text of units.
+    found = (_TOKEN.findall(text)[-1:] for text in told)
+    return tuple(dict.fromkeys(token for some in found for token in some))
 
 
 def check_size(trace: Sequence[Step]) -> None:

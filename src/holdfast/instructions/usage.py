@@ -9,7 +9,7 @@ What counts, in what the agent wrote or passed to a tool, unless somebody else h
 - `rule`: an id that begins a line of the unit, or stands in brackets there (`SEC-12`, `R3:`). Ids of one letter count
   only where they are cited: in brackets, before a colon, after a word such as rule or per.
 - `tool`: a tool that the unit names in backticks, and that was called. `command`: a command that it names in backticks
-  or in fenced code, and that was run with the same words. Neither where the unit forbids it or everybody does it.
+  or in a block of code, and that was run with the same words. Neither where the unit forbids it or everybody does it.
 - `phrase`: eight words of the unit in a row that no other unit has.
 
 A unit that was not loaded counts as referred to by address, name or rule alone. Recalls and reports of usage are no

@@ -131,7 +131,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Where it stands, and not what: the step of the trace, and the line of the unit where that has one."""
+    """Where it stands, and not what: the step after the recall, from 1, and the line of the unit where that has one."""
 
     kind: EvidenceKind
     step: int

@@ -10,7 +10,7 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library
 from holdfast.instructions.marks import Unit
 from holdfast.instructions.recall import Shelf
-from holdfast.instructions.trace import Step, check_size, from_token
+from holdfast.instructions.trace import Step, after_token, check_size
 from holdfast.instructions.usage import detect
 from holdfast.instructions.values import Agent, AuditRecord, Detected, Entry
 
@@ -76,7 +76,7 @@ def detected_in(library: Library, record: AuditRecord, trace: Sequence[Step]) ->
     # In shadow all texts stand in the prompt, whatever was recalled beside it.
     in_shadow = record.event_type == "shadow"
     had = frozenset(unit.name for unit in units) if in_shadow else own
-    found = detect(units, from_token(trace, record.audit_token), loaded=had, known=_known(agent, shelf, record))
+    found = detect(units, after_token(trace, record.audit_token), loaded=had, known=_known(agent, shelf, record))
     return tuple(one for one in found if in_shadow or one.name not in elsewhere)
 
 
@@ -96,9 +96,12 @@ def _unit(entry: Entry, shelf: Shelf) -> Unit:
 
 def _known(agent: Agent, shelf: Shelf, record: AuditRecord) -> tuple[str, ...]:
     """What an agent is told before it recalls anything, and what it asked for itself."""
+    always = (record.intent, *agent.always_rules)
+    if record.event_type == "shadow":
+        return always
     entries = (
         text
         for entry in shelf.manifest.body
         for text in (entry.description, *entry.load_triggers.intents, *entry.load_triggers.keywords)
     )
-    return (record.intent, *agent.always_rules, *entries)
+    return (*always, *entries)

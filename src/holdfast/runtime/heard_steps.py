@@ -1,14 +1,11 @@
 """What an agent did, as a listener hears it from the events of its session; and what its recalls are shown of it."""
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import MessageAppended, TurnCancelled, TurnCompleted
-from holdfast.instructions.trace import Shown, Step, Trace, from_token, is_of_instructions, shortened, steps_of
-
-_TOKEN = re.compile(r"\baudi_\w{1,100}")
+from holdfast.instructions.trace import Step, Trace, from_token, shortened, steps_of, tokens_in
 
 
 class HeardSteps:
@@ -46,11 +43,3 @@ def submit_quietly(submit: Callable[[str, Trace], None], token: str, trace: Trac
         submit(token, shortened(trace))
     except HoldfastError:
         return
-
-
-def tokens_in(steps: Iterable[Step]) -> tuple[str, ...]:
-    """The tokens of the recalls that a tool answered, oldest first."""
-    told = (step.text for step in steps if isinstance(step, Shown) and is_of_instructions(step.tool))
-    # The token is the last word of an answer; what stands before it is the text of units.
-    found = (_TOKEN.findall(text)[-1:] for text in told)
-    return tuple(dict.fromkeys(token for some in found for token in some))

@@ -45,7 +45,7 @@ from holdfast.instructions.shadowing import ShadowReport, shadow_report
 from holdfast.instructions.signatures import deployment_key
 from holdfast.instructions.stub import known_profile
 from holdfast.instructions.told import eager_text, manifest_sha256, standing_text
-from holdfast.instructions.trace import Step, Trace, steps_of
+from holdfast.instructions.trace import Step, Trace, from_token, shortened, steps_of, tokens_in
 from holdfast.instructions.values import Agent, Entry
 from holdfast.instructions.watching import UsageSeen, keep_trace, look_at
 from holdfast.retrieval.meaning import ENCODERS, EncoderName, meaning_stage, missing_packages
@@ -184,7 +184,17 @@ class Library:
 
     def usage_seen(self, audit_token: str, trace: Sequence[Step], *, keep: bool = False) -> UsageSeen:
         """What was loaded, what the agent says of it, and what a trace shows of it."""
-        return look_at(self._kept, audit_token, trace, keep=keep)
+        return look_at(self._kept, audit_token, shortened(from_token(trace, audit_token)), keep=keep)
+
+    def usages_seen(self, trace: Sequence[Step], *, agent: str = MAIN, keep: bool = False) -> tuple[UsageSeen, ...]:
+        """The same of every recall of the agent whose answer stands in the trace, each by what came after it."""
+        known = self._kept.records.agent(agent)
+        records = (self._kept.records.audit(token) for token in tokens_in(trace))
+        return tuple(
+            self.usage_seen(one.audit_token, trace, keep=keep)
+            for one in records
+            if one is not None and known is not None and one.agent_id == known.id
+        )
 
     def session_trace(self, session_id: str) -> Trace:
         """What was said and done in a session of this store."""
