@@ -28,19 +28,28 @@ $ make release VERSION=1.2
 $ git status
 ```
 
-```python
+````python
 import changelog_writer
+print("one two three four five six seven eight")
 ```
+make twice over
+```
+````
+
+~~~
+make once more
+~~~
 
 Afterwards:
 
     make party --loud
-    make tidy all
+    make tidy all && make quiet again
 
 - nested
     make noise now
 
 Call `publish_release`, then `TodoWrite`, then run `./scripts/announce.sh`. Ask `search` if in doubt.
+It is got by `pip install -e '.[x]'`. A title is `type(scope): text` or `: `, not more.
 """
 UNITS = (
     Unit("security", ("instruction:local/main/security/v2",), SECURITY),
@@ -87,6 +96,8 @@ def ran(command: object) -> Called:
         (ran("cd app && FOO=1 sudo trivy fs --severity HIGH | tee log"), "security", "command"),
         (ran(["bash", "-lc", "make release VERSION=2"]), "how-we-release", "command"),
         (ran("make party --loud"), "how-we-release", "command"),
+        (ran("make quiet again"), "how-we-release", "command"),
+        (ran("make once more"), "how-we-release", "command"),
         (ran("make tidy all"), "how-we-release", "command"),
         (ran("./scripts/announce.sh now"), "how-we-release", "command"),
         (Said("I READ the diff twice, before you comment on anything."), "code-review", "phrase"),
@@ -105,12 +116,16 @@ def test_this_is_evidence(step: Step, unit: str, kind: str) -> None:
         Said("A code-reviewer would say code-review-ish."),
         Said("It is UTF-8 and RFC-2119, on region R3 of SEC-123."),
         Said("R3"),
+        Said('print("one two three four five six seven eight")'),
         Called("search", {"q": "how-we-release"}),
         Called("TodoWrite"),
         Called("drop_all"),
         ran("make nuke now"),
         ran("git status"),
         ran("make noise now"),
+        ran("make twice over"),
+        ran("pip install -e ."),
+        ran(": ; scope"),
         ran("echo make release"),
         ran("cat > x <<EOF\nmake release\nEOF"),
         Called("write_file", {"content": "make release"}),
@@ -169,7 +184,14 @@ def test_a_unit_that_was_not_loaded_is_only_referred_to() -> None:
 def test_what_two_units_share_leads_to_neither() -> None:
     twins = (*UNITS, Unit("twin", (), "SEC-12: `make release`. Read the diff twice before you comment on it at all."))
     trace = (Said("SEC-12"), ran("make release"), Said("Read the diff twice before you comment on it at all."))
-    assert detect(twins, trace, loaded=ALL) == ()
+    assert detect(twins, trace, loaded=ALL | {"twin"}) == ()
+
+
+def test_what_a_unit_shares_with_one_that_was_not_loaded_leads_to_the_one_that_was() -> None:
+    twin = Unit("twin", (), "SEC-12: run `make release`. Read the diff twice before you comment on it at all.")
+    trace = (Said("SEC-12"), ran("make release"), Said("Read the diff twice before you comment on it at all."))
+    (one,) = detect((*UNITS, twin), trace, loaded=frozenset({"twin"}))
+    assert (one.name, {found.kind for found in one.evidence}) == ("twin", {"rule", "command", "phrase"})
 
 
 def test_evidence_says_where_it_stands_and_quotes_nothing() -> None:

@@ -32,6 +32,6 @@ COMMANDS = frozenset(
         *(("python", "-m"), ("python3", "-m"), ("pip", "install"), ("docker", "ps"), ("go", "build")),
     )
 )
-"""By their first two words; with words of `FURTHER_WORDS` behind them they are no less common."""
+"""By their first two words; with flags of one letter, or words of `FURTHER_WORDS`, they are no less common."""
 
-FURTHER_WORDS = _words("-a -A -am -b -m -q -r -u -v . -- --all --oneline main master origin")
+FURTHER_WORDS = _words("-am . -- --all --oneline --upgrade main master origin")

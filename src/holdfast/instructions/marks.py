@@ -1,12 +1,12 @@
 """By what a unit is recognised in a text: its address and name, the ids of its rules, commands it names, its sentences.
 
-What many would write anyway is no mark: everyday commands, tools that every agent has, ids such as UTF-8, and whatever
-two units have in common.
+What many would write anyway is no mark: everyday commands, tools that every agent has, ids such as UTF-8, and what two
+units that are loaded have in common.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -14,7 +14,7 @@ from holdfast.instructions.everyday import COMMANDS, FURTHER_WORDS, NO_RULES, PR
 
 PHRASE_WORDS = 8
 PHRASE_WORDS_DISTINCT_MIN = 5
-LINE_CHARACTERS_MAX = 2_000
+LINE_CHARACTERS_MAX = 20_000
 COMMAND_WORDS_MAX = 12
 
 WORD = re.compile(r"\w+")
@@ -30,9 +30,13 @@ _FORBIDDEN = re.compile(
 _TOOL = re.compile(r"[A-Za-z][\w.:-]{2,99}")
 _DISTINCT = re.compile(r"[_./:\d-]|[a-z][A-Z]")
 _PLACEHOLDER = re.compile(r"[<>{}$\[\]…]|\.\.\.|[A-Z][A-Z_]+(?:=|\Z)")
-_FENCES = ("```", "~~~")
+_BETWEEN = re.compile(r"&&|[;|]")
+_FLAG = re.compile(r"-\w")
+_PROGRAM = re.compile(r"[\w./~][\w./~+@-]+")
+_FENCE = re.compile(r"(`{3,}|~{3,})([^`]*)\Z")
 _SHELLS = frozenset(("", "sh", "bash", "zsh", "shell", "console", "shell-session", "terminal"))
 
+Place = Literal["prose", "shell", "code", "indented"]
 Key = TypeVar("Key", str, tuple[str, ...])
 
 
@@ -52,7 +56,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What leads to one unit each. A command is its words, a tool its name.
+    """What leads to one unit each: tools, commands and phrases to one that is loaded, the others to any.
 
     `command_sizes` is how many words those commands have that begin with a word.
     """
@@ -66,15 +70,24 @@ class Marks(msgspec.Struct, frozen=True):
     command_sizes: dict[str, frozenset[int]]
 
 
-def marks_of(units: Sequence[Unit]) -> Marks:
-    commands = _unshared(units, _commands)
+def marks_of(units: Sequence[Unit], loaded: frozenset[str]) -> Marks:
+    """Where a unit that is loaded and another have the same, it leads to the one that the agent has."""
+    own = [(place, unit) for place, unit in enumerate(units) if unit.name in loaded]
+    others = [(place, unit) for place, unit in enumerate(units) if unit.name not in loaded]
+
+    def of_all(keys: Callable[[Unit], Iterable[tuple[str, int | None]]]) -> dict[str, Mark]:
+        known = {key for _, unit in own for key, _ in keys(unit)}
+        rest = {key: mark for key, mark in _unshared(others, keys).items() if key not in known}
+        return rest | _unshared(own, keys)
+
+    commands = _unshared(own, _commands)
     return Marks(
-        _unshared(units, lambda unit: ((key, None) for key in _addresses(unit))),
-        _unshared(units, lambda unit: ((unit.name, None),)),
-        _unshared(units, _rules),
-        _unshared(units, _tools),
+        of_all(lambda unit: ((key, None) for key in _addresses(unit))),
+        of_all(lambda unit: ((unit.name, None),)),
+        of_all(_rules),
+        _unshared(own, _tools),
         commands,
-        _unshared(units, lambda unit: phrases_of(unit.text)),
+        _unshared(own, _phrases),
         _sizes(commands),
     )
 
@@ -86,10 +99,12 @@ def _sizes(commands: Iterable[tuple[str, ...]]) -> dict[str, frozenset[int]]:
     return {word: frozenset(sizes) for word, sizes in found.items()}
 
 
-def _unshared(units: Sequence[Unit], keys: Callable[[Unit], Iterable[tuple[Key, int | None]]]) -> dict[Key, Mark]:
+def _unshared(
+    units: Iterable[tuple[int, Unit]], keys: Callable[[Unit], Iterable[tuple[Key, int | None]]]
+) -> dict[Key, Mark]:
     found: dict[Key, Mark] = {}
     shared: set[Key] = set()
-    for place, unit in enumerate(units):
+    for place, unit in units:
         for key, line in keys(unit):
             if found.setdefault(key, Mark(place, line)).unit != place:
                 shared.add(key)
@@ -105,7 +120,7 @@ def _addresses(unit: Unit) -> Iterator[str]:
 
 def _rules(unit: Unit) -> Iterator[tuple[str, int]]:
     """Ids that a line begins with, or that stand in brackets: elsewhere a unit speaks of the rules of others."""
-    for number, line in _lines(unit.text):
+    for number, line, _ in _placed(unit.text):
         start = line.lstrip(" \t>#*+-|_`[(")
         if mark := _LIST_MARK.match(start):
             start = start[mark.end() :].lstrip("*_`[(")
@@ -124,9 +139,15 @@ def _tools(unit: Unit) -> Iterator[tuple[str, int]]:
 
 
 def _commands(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
-    for code, number in _code(unit.text):
-        words = _fixed_words(code)
-        if words and (len(words) > 1 or _DISTINCT.search(words[0])) and not _is_everyday(words):
+    parts = ((part, number) for code, number in _code(unit.text) for part in _BETWEEN.split(code))
+    for part, number in parts:
+        words = _fixed_words(part)
+        if (
+            words
+            and _PROGRAM.fullmatch(words[0])
+            and (len(words) > 1 or _DISTINCT.search(words[0]))
+            and not _is_everyday(words)
+        ):
             yield words, number
 
 
@@ -143,29 +164,43 @@ def _fixed_words(code: str) -> tuple[str, ...]:
 def _is_everyday(words: tuple[str, ...]) -> bool:
     if words[0] in PROGRAMS:
         return True
-    return words[:2] in COMMANDS and all(word in FURTHER_WORDS for word in words[2:])
+    return words[:2] in COMMANDS and all(word in FURTHER_WORDS or _FLAG.fullmatch(word) for word in words[2:])
 
 
 def _code(text: str) -> Iterator[tuple[str, int]]:
     """Code in a line, and the lines of fenced shell code or indented code; not what the words before it forbid."""
-    shell: bool | None = None
-    forbidden, behind_blank = False, True
-    for number, line in _lines(text):
+    forbidden = False
+    for number, line, place in _placed(text):
         stripped = line.strip()
-        if stripped.startswith(_FENCES):
-            shell = None if shell is not None else stripped.lstrip("`~").strip().lower() in _SHELLS
-        elif shell is not None:
-            if shell and not forbidden and stripped:
+        if place in ("shell", "indented"):
+            if stripped and not forbidden:
                 yield stripped.removeprefix("$ "), number
-        elif stripped and behind_blank and line.startswith(("    ", "\t")):
-            if not forbidden:
-                yield stripped.removeprefix("$ "), number
-            continue
-        elif stripped:
+        elif place == "prose" and stripped:
             forbidden = bool(_FORBIDDEN.search(_last_sentence(stripped)))
             for span in _SPAN.finditer(line):
                 if not _FORBIDDEN.search(_last_sentence(line[: span.start()])):
                     yield span[1].strip().removeprefix("$ "), number
+
+
+def _placed(text: str) -> Iterator[tuple[int, str, Place]]:
+    """The lines of a text, cut where they are very long, with where each stands; not those that are only a fence."""
+    fence: str = ""
+    place: Place = "prose"
+    behind_blank = True
+    for number, whole in enumerate(text.splitlines(), 1):
+        line = whole[:LINE_CHARACTERS_MAX]
+        stripped = line.strip()
+        if not fence and (opening := _FENCE.match(stripped)):
+            fence, place = opening[1], "shell" if opening[2].strip().lower() in _SHELLS else "code"
+        elif fence and len(stripped) >= len(fence) and not stripped.strip(fence[0]):
+            fence = ""
+        elif fence:
+            yield number, line, place
+        elif behind_blank and stripped and line.startswith(("    ", "\t")):
+            yield number, line, "indented"
+            continue
+        else:
+            yield number, line, "prose"
         behind_blank = not stripped
 
 
@@ -173,18 +208,16 @@ def _last_sentence(line: str) -> str:
     return re.split(r"[.;!?] ", line)[-1]
 
 
-def phrases_of(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+def _phrases(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
     """Every run of so many words, with the line that it begins in; not those that say one thing over and over."""
     numbered = [
-        (word.casefold(), number) for number, line in enumerate(text.splitlines(), 1) for word in WORD.findall(line)
+        (word.casefold(), number)
+        for number, line, place in _placed(unit.text)
+        if place in ("prose", "indented")
+        for word in WORD.findall(line)
     ]
     words = [word for word, _ in numbered]
-    for place in range(len(words) - PHRASE_WORDS + 1):
-        phrase = tuple(words[place : place + PHRASE_WORDS])
+    for start in range(len(words) - PHRASE_WORDS + 1):
+        phrase = tuple(words[start : start + PHRASE_WORDS])
         if sum(not word.isdigit() for word in set(phrase)) >= PHRASE_WORDS_DISTINCT_MIN:
-            yield phrase, numbered[place][1]
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        yield number, line[:LINE_CHARACTERS_MAX]
+            yield phrase, numbered[start][1]

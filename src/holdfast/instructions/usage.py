@@ -10,10 +10,11 @@ What counts, in what the agent wrote or passed to a tool, unless somebody else h
   only where they are cited: in brackets, before a colon, after a word such as rule or per.
 - `tool`: a tool that the unit names in backticks, and that was called. `command`: a command that it names in backticks
   or in a block of code, and that was run with the same words. Neither where the unit forbids it or everybody does it.
-- `phrase`: eight words of the unit in a row that no other unit has.
+- `phrase`: eight words of the unit in a row that no other one has; not of fenced code, which is often the same.
 
-A unit that was not loaded counts as referred to by address, name or rule alone. Recalls and reports of usage are no
-use; and a message that holds a unit's whole text hands it over, and shows nothing of it beforehand.
+What two units that were loaded share leads to neither. One that was not loaded counts as referred to by address, name
+or rule alone, unless a loaded one has the same. Recalls and reports of usage are no use; and a message that holds a
+unit's whole text hands it over, and shows nothing of it beforehand.
 """
 
 import re
@@ -23,12 +24,17 @@ import msgspec
 
 from holdfast.instructions.addresses import read_address
 from holdfast.instructions.failures import InstructionError
-from holdfast.instructions.marks import COMMAND_WORDS_MAX, PHRASE_WORDS, WORD, Mark, Marks, Unit, marks_of
+from holdfast.instructions.marks import (
+    COMMAND_WORDS_MAX,
+    PHRASE_WORDS,
+    WORD,
+    Mark,
+    Marks,
+    Unit,
+    marks_of,
+)
 from holdfast.instructions.trace import Called, Said, Shown, Step, is_of_instructions, texts_in
 from holdfast.instructions.values import Detected, Evidence, EvidenceKind
-
-REFERENCES: frozenset[EvidenceKind] = frozenset(("address", "name", "rule"))
-"""What a unit can be referred to by that the agent does not have."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9][\w.@+:/-]*")
 _OPENING, _CLOSING = "`'\"[“‘*", "`'\"]”’*"
@@ -64,7 +70,7 @@ def detect(
     units: Sequence[Unit], trace: Sequence[Step], *, loaded: frozenset[str], known: Sequence[str] = ()
 ) -> tuple[Detected, ...]:
     """In the order of the units; one piece of evidence of each kind. `known` is what the agent was told anyway."""
-    marks = marks_of(units)
+    marks = marks_of(units, loaded)
     shown: set[_Key] = set()
     for text in known:
         shown.update(one.key for one in _shown(marks, text) if one.key[0] != "name")
@@ -78,7 +84,7 @@ def detect(
         for one in _done(marks, step):
             kind = one.key[0]
             is_known = kind != "address" and one.key in shown
-            if not is_known and (kind in REFERENCES or units[one.mark.unit].name in loaded):
+            if not is_known:
                 found.setdefault(one.mark.unit, {}).setdefault(kind, Evidence(kind, number, one.mark.line))
     return tuple(Detected(units[place].name, tuple(evidence.values())) for place, evidence in sorted(found.items()))
 
