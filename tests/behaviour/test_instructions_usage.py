@@ -1,15 +1,18 @@
 """`holdfast instructions usage` with a trace: what is printed, what is kept, and what cannot be read."""
 
+import gzip
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from holdfast.canonical.blocks import Text as TextBlock
 from holdfast.canonical.blocks import ToolResult, ToolUse, assistant, user
+from holdfast.canonical.usage import Usage
 from holdfast.errors import UserError
-from holdfast.events.payloads import MessageAppended
+from holdfast.events.payloads import AnyPayload, MessageAppended, TurnCompleted
 from holdfast.instructions.trace import (
     BYTES_MAX,
     STEPS_MAX,
@@ -17,12 +20,14 @@ from holdfast.instructions.trace import (
     Said,
     Shown,
     Step,
+    Trace,
     after_token,
     from_token,
     shortened,
     steps_of,
     tokens_in,
 )
+from holdfast.runtime.heard_steps import HeardSteps, TurnTraces
 from holdfast.stores.sqlite import SqliteStore
 from instruction_shops import Shop
 from log_examples import event
@@ -132,8 +137,11 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
         {"role": "assistant", "content": [{"type": "text", "text": "By checkout-procedure/v1."}]},
     ]
     recorded = steps(shop, {"id": "r", "messages": talk})
-    (told,) = json.loads(shop.run("usage", "--trace", recorded, "--json").stdout)
-    assert told["detected_used"] == ["checkout-procedure"]
+    packed = Path(f"{recorded}.gz")
+    packed.write_bytes(gzip.compress(Path(recorded).read_bytes()))
+    for path in (recorded, str(packed)):
+        (told,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
+        assert told["detected_used"] == ["checkout-procedure"]
     calls = {"model": "claude-x", "usage": {"input_tokens": 1, "output_tokens": 1}}
     lines = [
         {
@@ -155,7 +163,7 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
         ((), "there is no trace in"),
         (("{",), "there is no trace in"),
         (("[]", "\x00"), "there is no trace in"),
-        ((said("a"), '{"type":"said"}'), "line 2 of the trace is no step"),
+        (("", said("a"), '{"type":"said"}'), "line 3 of the trace is no step"),
         ((said("a"), "secret"), "line 2 of the trace is no step"),
         (
             (
@@ -228,3 +236,27 @@ def test_what_is_too_long_to_be_sent_is_cut_at_the_end_and_what_cannot_be_spelle
     half: Step = Said("x" * (BYTES_MAX // 2))
     assert shortened((Said("\ud800"), Said("a"), half, half, Said("b"))) == (Said("a"), half)
     assert len(shortened([Said("")] * (STEPS_MAX + 1))) == STEPS_MAX
+
+
+def done(number: int) -> TurnCompleted:
+    return TurnCompleted("end_turn", 1, number, Usage(), Decimal(0), 1.0)
+
+
+def test_each_turn_of_each_session_is_told_once_and_by_itself() -> None:
+    told: list[tuple[str, Trace]] = []
+    traces = TurnTraces(lambda token, trace: told.append((token, trace)))
+    recalled = assistant(ToolUse("c", "recall_instruction", "{}")), user(ToolResult("c", (TextBlock("audi_1"),)))
+    payloads: list[AnyPayload] = [*(MessageAppended(one) for one in (*recalled, assistant("a"))), done(1)]
+    for number, payload in enumerate(payloads):
+        traces.hear(event(f"x{number}", MessageAppended(assistant("another's")), session="child"))
+        traces.hear(event(f"e{number}", payload))
+    traces.hear(event("e8", MessageAppended(assistant("b"))))
+    traces.hear(event("e9", done(0)))
+    assert told == [("audi_1", (Shown("audi_1", "recall_instruction"), Said("a")))]
+
+
+def test_a_heartbeat_hears_the_session_that_it_heard_first() -> None:
+    heard = HeardSteps()
+    for session in ("s", "child", "s"):
+        heard.hear(event("e", MessageAppended(assistant(session)), session=session))
+    assert heard.steps == [Said("s"), Said("s")]

@@ -45,6 +45,12 @@ Afterwards:
     make party --loud
     make tidy all && make quiet again
 
+1 2 3 4 5 6 7 8 9 and no and no and no and no and no
+
+Never do this:
+
+    make havoc now
+
 - nested
     make noise now
 
@@ -63,8 +69,10 @@ UNITS = (
 ALL = frozenset(unit.name for unit in UNITS)
 
 
-def seen(*trace: Step, loaded: frozenset[str] = ALL, known: tuple[str, ...] = ()) -> set[tuple[str, str]]:
-    found = detect(UNITS, trace, loaded=loaded, known=known)
+def seen(
+    *trace: Step, loaded: frozenset[str] = ALL, known: tuple[str, ...] = (), listed: tuple[str, ...] = ()
+) -> set[tuple[str, str]]:
+    found = detect(UNITS, trace, loaded=loaded, known=known, listed=listed)
     return {(one.name, evidence.kind) for one in found for evidence in one.evidence}
 
 
@@ -123,6 +131,8 @@ def test_this_is_evidence(step: Step, unit: str, kind: str) -> None:
         ran("make nuke now"),
         ran("git status"),
         ran("make noise now"),
+        ran("make havoc now"),
+        Said("1 2 3 4 5 6 7 8 9 and no and no and no and no and no"),
         ran("make twice over"),
         ran("pip install -e ."),
         ran(": ; scope"),
@@ -175,6 +185,18 @@ def test_an_address_is_evidence_whoever_has_shown_it_and_names_that_stand_in_the
     assert seen(Said("SEC-12, how-we-release"), known=known) == {("how-we-release", "name")}
 
 
+def test_who_refers_to_a_rule_of_the_index_means_it_and_who_repeats_the_index_has_read_no_more() -> None:
+    index = ("SEC-12: read the diff twice before you comment on it at all, run `make release`, publish_release",)
+    trace = (
+        Said("SEC-12: read the diff twice before you comment on it."),
+        ran("make release"),
+        Called("publish_release"),
+    )
+    assert seen(*trace, listed=index) == {("security", "rule")}
+    assert seen(*trace, known=index) == set()
+    assert len(seen(*trace)) == 4
+
+
 def test_a_unit_that_was_not_loaded_is_only_referred_to() -> None:
     trace = (Said("OPS-4 holds."), ran("make release"), Called("publish_release"), Said(RELEASE.replace("OPS-4", "")))
     assert seen(*trace, loaded=frozenset({"security"})) == {("how-we-release", "rule")}
@@ -185,6 +207,8 @@ def test_what_two_units_share_leads_to_neither() -> None:
     twins = (*UNITS, Unit("twin", (), "SEC-12: `make release`. Read the diff twice before you comment on it at all."))
     trace = (Said("SEC-12"), ran("make release"), Said("Read the diff twice before you comment on it at all."))
     assert detect(twins, trace, loaded=ALL | {"twin"}) == ()
+    third = Unit("third", (), "SEC-12: the same once more.")
+    assert detect((*twins, third), trace, loaded=ALL | {"twin"}) == ()
 
 
 def test_what_a_unit_shares_with_one_that_was_not_loaded_leads_to_the_one_that_was() -> None:

@@ -67,13 +67,24 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 def detect(
-    units: Sequence[Unit], trace: Sequence[Step], *, loaded: frozenset[str], known: Sequence[str] = ()
+    units: Sequence[Unit],
+    trace: Sequence[Step],
+    *,
+    loaded: frozenset[str],
+    known: Sequence[str] = (),
+    listed: Sequence[str] = (),
 ) -> tuple[Detected, ...]:
-    """In the order of the units; one piece of evidence of each kind. `known` is what the agent was told anyway."""
+    """In the order of the units; one piece of evidence of each kind.
+
+    `known` is what the agent was told or had said before, `listed` what it was told of the units: whoever refers to a
+    unit by that means it, but has not read it.
+    """
     marks = marks_of(units, loaded)
     shown: set[_Key] = set()
     for text in known:
         shown.update(one.key for one in _shown(marks, text) if one.key[0] != "name")
+    for text in listed:
+        shown.update(one.key for one in _shown(marks, text) if one.key[0] not in ("name", "rule"))
     found: dict[int, dict[EvidenceKind, Evidence]] = {}
     for number, step in enumerate(trace, 1):
         if isinstance(step, Shown):
@@ -83,8 +94,7 @@ def detect(
             continue
         for one in _done(marks, step):
             kind = one.key[0]
-            is_known = kind != "address" and one.key in shown
-            if not is_known:
+            if one.key not in shown:
                 found.setdefault(one.mark.unit, {}).setdefault(kind, Evidence(kind, number, one.mark.line))
     return tuple(Detected(units[place].name, tuple(evidence.values())) for place, evidence in sorted(found.items()))
 
@@ -105,7 +115,7 @@ def _done(marks: Marks, step: Said | Called) -> Iterator[_Found]:
 
 
 def _shown(marks: Marks, text: str) -> Iterator[_Found]:
-    """All that could be taken from a text; what is only spoken of in it too."""
+    """All that could be taken from a text, what is only spoken of in it too; an address means its unit anyhow."""
     yield from _phrases(marks, text)
     for token, _, _ in _tokens(text):
         if token in marks.names:

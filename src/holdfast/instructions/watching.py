@@ -76,7 +76,13 @@ def detected_in(library: Library, record: AuditRecord, trace: Sequence[Step]) ->
     # In shadow all texts stand in the prompt, whatever was recalled beside it.
     in_shadow = record.event_type == "shadow"
     had = frozenset(unit.name for unit in units) if in_shadow else own
-    found = detect(units, after_token(trace, record.audit_token), loaded=had, known=_known(agent, shelf, record))
+    found = detect(
+        units,
+        after_token(trace, record.audit_token),
+        loaded=had,
+        known=(record.intent, *agent.always_rules),
+        listed=() if in_shadow else _listed(shelf),
+    )
     return tuple(one for one in found if in_shadow or one.name not in elsewhere)
 
 
@@ -94,14 +100,10 @@ def _unit(entry: Entry, shelf: Shelf) -> Unit:
     return Unit(entry.name, tuple(sorted(uri for uri in uris if uri)), content.text if content else "")
 
 
-def _known(agent: Agent, shelf: Shelf, record: AuditRecord) -> tuple[str, ...]:
-    """What an agent is told before it recalls anything, and what it asked for itself."""
-    always = (record.intent, *agent.always_rules)
-    if record.event_type == "shadow":
-        return always
-    entries = (
+def _listed(shelf: Shelf) -> tuple[str, ...]:
+    """What the index says of the units."""
+    return tuple(
         text
         for entry in shelf.manifest.body
         for text in (entry.description, *entry.load_triggers.intents, *entry.load_triggers.keywords)
     )
-    return (*always, *entries)

@@ -1,7 +1,6 @@
 """What an agent did, as a file holds it: steps, recorded conversations, or transcripts of Claude Code."""
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from holdfast.replay.traces import BrokenLine, read_traces
 from holdfast.replay.transcripts import read_transcript
 
 FILE_BYTES_MAX = 200_000_000
+PACKED = ".gz"
 
 
 class _Line(msgspec.Struct):
@@ -25,6 +25,8 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 def read_trace(file: Path) -> Trace:
     """Of one step a line, a line that is none is an error; of conversations it is passed over. Raises UserError."""
+    if file.name.endswith(PACKED):
+        return _found(file, transcript=False)
     try:
         if file.stat().st_size > FILE_BYTES_MAX:
             raise UserError(f"the trace {str(file)!r} is longer than {FILE_BYTES_MAX} bytes; name a part of it")
@@ -32,10 +34,15 @@ def read_trace(file: Path) -> Trace:
             first = next((line for line in lines if line.strip()), b"")
             kind = _kind(first)
             if kind.type in STEP_KINDS:
-                return read_steps(chain((first,), lines))
+                lines.seek(0)
+                return read_steps(lines)
     except OSError as error:
         raise UserError(f"the trace {str(file)!r} cannot be read: {error.strerror}; name another file") from error
-    found = tuple(_recorded(file, transcript=kind.messages is msgspec.UNSET))
+    return _found(file, transcript=kind.messages is msgspec.UNSET)
+
+
+def _found(file: Path, *, transcript: bool) -> Trace:
+    found = tuple(_recorded(file, transcript=transcript))
     if not found:
         raise UserError(
             f"there is no trace in {str(file)!r}; name a file of steps, of recorded conversations, or a transcript"
