@@ -141,3 +141,35 @@ def test_what_was_said_in_another_session_or_by_a_tool_is_no_turn(library: Libra
 def test_instructions_are_what_a_library_gives() -> None:
     with pytest.raises(UserError, match=r"what Library\.for_session gives"):
         new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
+
+
+async def test_a_turn_shows_its_recalls_what_was_done_after_them(library: Library) -> None:
+    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider = played([recall], "I keep to `testing/v1`.", "I keep to release-notes/v1 now.")
+    async with new_session(provider, instructions=library.for_session(), store=MemoryStore()) as session:
+        await session.send("Run the tests, by release-notes/v1.")
+        await session.send("Thanks.")
+    measures = library.metrics()
+    assert (measures.recalls, measures.closed, measures.recall_at_k) == (1, 0, None)
+    assert (measures.detected.traced, measures.detected.recall_at_k, measures.detected.miss_rate) == (1, 1.0, 0.0)
+
+
+async def test_in_shadow_each_turn_is_seen_by_what_was_done_in_it(library: Library) -> None:
+    provider = played("I add a test for each mistake that you mend.", "Bye.")
+    async with new_session(provider, instructions=library.for_session(shadow=True), store=MemoryStore()) as session:
+        await session.send("Write or run tests.")
+        await session.send("Write release notes.")
+    first, second = library._kept.records.audits("main", since=0)
+    assert [one.name for one in first.detected or ()] == ["testing"]
+    assert second.detected == ()
+
+
+async def test_a_heartbeat_that_hears_a_session_sees_what_was_used(library: Library) -> None:
+    provider = played("As release-notes/v1 has it.", "Bye.")
+    with library.heartbeat() as beat:
+        async with new_session(provider, store=MemoryStore()) as session:
+            session.subscribe(beat.hear)
+            text = beat.recall("write the release notes").recalled.chunks[0].content.text
+            await session.send(f"{text}\n\nWrite them.")
+    (record,) = library._kept.records.audits("main", since=0)
+    assert (record.used_chunks, record.detected_used) == ((), ("release-notes",))

@@ -49,6 +49,8 @@ def test_the_walk_from_a_file_to_promoted_instructions_goes_as_the_page_says(
     for block in BLOCK.finditer(PAGE.read_text()):
         if block["kind"] == "markdown":
             (tmp_path / "AGENTS.md").write_text(block["text"])
+        if block["kind"] == "json":
+            (tmp_path / "trace.jsonl").write_text(block["text"])
         if block["kind"] == "python":
             exec(compile(block["text"], str(PAGE), "exec"), {})
         if block["kind"] != "console":
@@ -61,5 +63,5 @@ def test_the_walk_from_a_file_to_promoted_instructions_goes_as_the_page_says(
                 missing = [one for one in printed if not any(told.startswith(one) for told in said)]
                 assert not missing, (line, missing, said)
                 ran += 1
-    assert ran == 46
+    assert ran == 47
     assert (tmp_path / "docs" / "legacy-instructions" / "AGENTS.md").read_text().startswith("<!-- Moved: ")

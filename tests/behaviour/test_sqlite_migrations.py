@@ -47,6 +47,7 @@ def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
         (6, "instructions"),
         (7, "accounts"),
         (8, "adoptions"),
+        (9, "detected_usage"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

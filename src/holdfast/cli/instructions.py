@@ -21,7 +21,7 @@ COMMANDS = {
     "rollback": ("publish", "Publish an older manifest and its texts as a new version."),
     "index": ("look", "Show the line that each unit has in the prompt, and what it costs."),
     "recall": ("look", "Show what an intent loads, and why."),
-    "usage": ("look", "Say which units of a recall were used, and which were missed."),
+    "usage": ("usage", "Say which units of a recall were used and missed, or see it by what the agent did."),
     "probe": ("look", "Ask what the triggers say, in other words; end with 1 where a unit is not found."),
     "coverage": ("coverage", "Show how well units are found, and how that differs from another version."),
     "replay": ("look", "Ask again what a record has asked, of what there was then."),

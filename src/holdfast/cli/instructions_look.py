@@ -1,4 +1,4 @@
-"""`holdfast instructions` index, recall, usage, probe, replay, metrics, lint: what is loaded, and how well."""
+"""`holdfast instructions` index, recall, probe, replay, metrics, lint: what is loaded, and how well."""
 
 import click
 
@@ -80,18 +80,6 @@ def recall(
     click.echo(f"{recalled.total_tokens} tokens; audit token {answered.audit_token}")
 
 
-@click.command("usage")
-@click.argument("audit_token")
-@click.option("--used", multiple=True, metavar="UNIT", help="A unit that was applied.")
-@click.option("--missed", multiple=True, metavar="UNIT", help="A unit that was needed and not loaded.")
-@db_option
-def usage(audit_token: str, used: tuple[str, ...], missed: tuple[str, ...], db: str | None) -> None:
-    """Say which units of a recall were used, and which were missed; once."""
-    with opened(db) as library:
-        library.submit_usage(audit_token, used=used, missed=missed)
-    click.echo("on record")
-
-
 @click.command("probe")
 @agent_option
 @db_option
@@ -138,20 +126,28 @@ def replay(audit_token: str, db: str | None, as_json: bool) -> None:
 @click.option("-k", type=click.IntRange(1, 20), default=3, show_default=True, help="Among the first so many.")
 @json_option
 def metrics(*, agent: str, db: str | None, days: int, k: int, as_json: bool) -> None:
-    """Recall@k, hit@k and miss rate, by what agents said they used."""
+    """Recall@k, hit@k and miss rate, by what agents said they used, and by what their traces show."""
     with opened(db) as library:
         done = library.metrics(agent, days=days, k=k)
     if as_json:
         print_json(done)
         return
-    shown = {f"recall@{k}": done.recall_at_k, f"hit@{k}": done.hit_at_k, "miss rate": done.miss_rate}
+    rates = {f"recall@{k}": "recall_at_k", f"hit@{k}": "hit_at_k", "miss rate": "miss_rate"}
     click.echo(f"{counted(done.recalls, 'recall')} in {counted(days, 'day')}, {done.closed} with their usage")
-    for name, value in shown.items():
-        click.echo(f"{name}: {'not known' if value is None else format(value, '.2f')}")
+    for name, field in rates.items():
+        click.echo(f"{name}: {_rate(getattr(done, field))}")
+    if done.detected.traced:
+        click.echo(f"by the traces of {done.detected.traced}:")
+        for name, field in rates.items():
+            click.echo(f"  {name}: {_rate(getattr(done.detected, field))}")
     for warning in done.warnings:
         click.echo(f"warning: {warning}")
     if done.alert:
         click.echo("alert: too much is missed")
+
+
+def _rate(value: float | None) -> str:
+    return "not known" if value is None else format(value, ".2f")
 
 
 @click.command("lint")

@@ -110,14 +110,18 @@ def loaded(chunks: tuple[Picked, ...], source: ChunkSource | None = None) -> tup
 
 def close(library: Library, token: str, caller: Caller, *, used: tuple[str, ...], missed: tuple[str, ...]) -> None:
     """The first to close a record does so; whoever comes later changes nothing. Raises InstructionError."""
+    if own_record(library, token, caller).audit_closed is None:
+        library.records.close_audit(token, used=used, missed=missed, at=library.now())
+
+
+def own_record(library: Library, token: str, caller: Caller) -> AuditRecord:
+    """A record that the caller may say something of: closed, or young. Raises InstructionError."""
     record = library.records.audit(token)
     if record is None or not _is_owner(library, record, caller):
         raise InstructionError("audit_token_invalid", "there is no such audit token")
-    if record.audit_closed is not None:
-        return
-    if library.now() - record.created_at > TOKEN_MS_MAX:
+    if record.audit_closed is None and library.now() - record.created_at > TOKEN_MS_MAX:
         raise InstructionError("audit_token_expired", "this audit token is older than 24 hours")
-    library.records.close_audit(token, used=used, missed=missed, at=library.now())
+    return record
 
 
 def _is_owner(library: Library, record: AuditRecord, caller: Caller) -> bool:

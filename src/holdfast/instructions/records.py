@@ -8,6 +8,7 @@ from holdfast.instructions.values import (
     Approval,
     AuditRecord,
     CoverageRun,
+    Detected,
     Manifest,
     Probe,
     Signer,
@@ -79,7 +80,13 @@ class InstructionRecords(Protocol):
     def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
         """Once; False where it was closed already."""
 
+    def keep_detected(self, token: str, detected: Sequence[Detected], *, at: int) -> bool:
+        """Once, whether it is closed or not; False where a trace was looked at already."""
+
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
+        """Oldest first."""
+
+    def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
         """Oldest first."""
 
     def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:

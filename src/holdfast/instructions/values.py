@@ -9,6 +9,7 @@ UnitStatus = Literal["active", "pending", "quarantined"]
 ApprovalKind = Literal["guarantee_load", "force_prepend", "task_types", "skip_gate"]
 EventType = Literal["recall", "preload", "preload_error", "coverage_bypass", "recert", "shadow"]
 ChunkSource = Literal["stigmem", "fallback_path", "task_type_preload"]
+EvidenceKind = Literal["address", "name", "rule", "tool", "command", "phrase"]
 
 WAKE_REASONS = (
     "issue_assigned",
@@ -129,8 +130,27 @@ class Loaded(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """Where it stands, and not what: the step after the recall, from 1, and the line of the unit where that has one."""
+
+    kind: EvidenceKind
+    step: int
+    line: int | None = None
+
+
+class Detected(msgspec.Struct, frozen=True):
+    """A unit that a trace shows in use, or referred to."""
+
+    name: str
+    evidence: tuple[Evidence, ...]
+
+
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`detail` holds what the kind of event needs: who acted, the snapshot, parameters, warnings."""
+    """`detail` holds what the kind of event needs: who acted, the snapshot, parameters, warnings.
+
+    `used_chunks` and `missed_chunks` are what an agent says of itself, `detected` is what its trace shows: None where
+    nobody has looked at one.
+    """
 
     id: str
     agent_id: str
@@ -145,6 +165,21 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     event_type: EventType = "recall"
     detail: dict[str, object] = {}
+    detected: tuple[Detected, ...] | None = None
+    detected_at: int | None = None
+
+    @property
+    def detected_used(self) -> tuple[str, ...]:
+        return self._detected(loaded=True)
+
+    @property
+    def detected_missed(self) -> tuple[str, ...]:
+        """What was referred to and not loaded."""
+        return self._detected(loaded=False)
+
+    def _detected(self, *, loaded: bool) -> tuple[str, ...]:
+        names = {chunk.name for chunk in self.loaded_chunks}
+        return tuple(one.name for one in self.detected or () if (one.name in names) is loaded)
 
 
 class Stub(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,15 +8,22 @@ from holdfast.canonical.blocks import Text
 from holdfast.engine.tools import ToolError, tool
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import MessageAppended
+from holdfast.events.payloads import MessageAppended, TurnCancelled, TurnCompleted
 from holdfast.instructions.asking import Answered
+from holdfast.instructions.trace import Trace
+from holdfast.runtime.heard_steps import HeardSteps, submit_quietly
 from holdfast.runtime.instructed import Instructed
 from holdfast.runtime.instruction_tools import NAMES
 
 
-def in_shadow(text: str, recall: Callable[..., Answered], submit_usage: Callable[..., None]) -> Instructed:
+def in_shadow(
+    text: str,
+    recall: Callable[..., Answered],
+    submit_usage: Callable[..., None],
+    submit_trace: Callable[[str, Trace], None],
+) -> Instructed:
     """For one session: the tool by which a turn says what it used means the last message."""
-    shadow = _Shadow(recall, submit_usage)
+    shadow = _Shadow(recall, submit_usage, submit_trace)
     usage = tool(
         shadow.report,
         name="submit_usage",
@@ -28,19 +35,32 @@ def in_shadow(text: str, recall: Callable[..., Answered], submit_usage: Callable
 
 
 class _Shadow:
-    def __init__(self, recall: Callable[..., Answered], submit_usage: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        recall: Callable[..., Answered],
+        submit_usage: Callable[..., None],
+        submit_trace: Callable[[str, Trace], None],
+    ) -> None:
         self._recall = recall
         self._submit = submit_usage
+        self._submit_trace = submit_trace
+        self._steps = HeardSteps()
         self._session_id: str | None = None
         self._token: str | None = None
 
     def hear(self, event: Event) -> None:
+        self._session_id = self._session_id or event.session_id
+        if event.session_id != self._session_id:
+            # Sessions that work for this one are no turns of it.
+            return
+        self._steps.hear(event)
+        if isinstance(event.payload, TurnCompleted | TurnCancelled) and self._token is not None:
+            submit_quietly(self._submit_trace, self._token, tuple(self._steps.steps))
+            self._steps.steps.clear()
         if not isinstance(event.payload, MessageAppended) or event.actor != "user":
             return
-        self._session_id = self._session_id or event.session_id
         said = "\n".join(block.text for block in event.payload.message.content if isinstance(block, Text))
-        # Sessions that work for this one are no turns of it.
-        if event.session_id == self._session_id and said.strip():
+        if said.strip():
             self._token = self._recall(said, heartbeat_id=event.session_id, shadow=True).audit_token
 
     def report(self, used_chunks: Sequence[str]) -> str:

@@ -9,7 +9,9 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import StoreError, UserError
+from holdfast.instructions.trace import Step
 from holdfast.runtime.heartbeats import Beat, Begun, Preload
 
 ANSWER_BYTES_MAX = 20_000_000
@@ -130,16 +132,21 @@ class InstructionClient:
         body = {"audit_token": audit_token, "used_chunks": tuple(used), "missed_chunks": tuple(missed)}
         self._ask("POST", "/v1/instruction/audit", body)
 
+    def submit_trace(self, audit_token: str, trace: Sequence[Step]) -> None:
+        """What the agent did after the recall, by which is seen what it used; once. It closes no record."""
+        self._ask("POST", "/v1/instruction/audit", {"audit_token": audit_token, "trace": tuple(trace)})
+
     def heartbeat(self, wake_token: str | None = None, *, profile: str = "generic") -> Beat[RecalledChunks]:
         """A context that ends by saying what was used; preloads need the signed token of the trigger."""
         if wake_token is None:
-            return Beat(self.recall, self.submit_usage, stub=self.stub(profile=profile))
+            recall = partial(self.recall, heartbeat_id=f"run_{new_ulid(system_clock())}")
+            return Beat(recall, self.submit_usage, self.submit_trace, stub=self.stub(profile=profile))
         body = {"wake_token": wake_token, "profile": profile}
         woken = _read(self._ask("POST", f"{self._agent}/heartbeat", body), _Woken)
         preloads = tuple(Preload(one.name, one.content) for one in woken.preloads)
         begun = Begun(woken.heartbeat_id, preloads, woken.audit_token)
         recall = partial(self.recall, heartbeat_id=woken.heartbeat_id)
-        return Beat(recall, self.submit_usage, stub=woken.stub, begun=begun)
+        return Beat(recall, self.submit_usage, self.submit_trace, stub=woken.stub, begun=begun)
 
     def _ask(self, method: str, path: str, body: object = None) -> bytes:
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}

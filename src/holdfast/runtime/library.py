@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.errors import UserError
+from holdfast.events.payloads import MessageAppended
 from holdfast.instructions import library as kept
 from holdfast.instructions.archiving import Archived, archive
 from holdfast.instructions.asking import Answered, Replayed, ask, close, replay
@@ -44,8 +45,11 @@ from holdfast.instructions.shadowing import ShadowReport, shadow_report
 from holdfast.instructions.signatures import deployment_key
 from holdfast.instructions.stub import known_profile
 from holdfast.instructions.told import eager_text, manifest_sha256, standing_text
+from holdfast.instructions.trace import Step, Trace, from_token, shortened, steps_of, tokens_in
 from holdfast.instructions.values import Agent, Entry
+from holdfast.instructions.watching import UsageSeen, keep_trace, look_at
 from holdfast.retrieval.meaning import ENCODERS, default_encoder, meaning_stage, missing_packages
+from holdfast.runtime.heard_steps import TurnTraces
 from holdfast.runtime.heartbeats import Beat, Begun, Preload
 from holdfast.runtime.in_shadow import in_shadow
 from holdfast.runtime.instructed import Instructed
@@ -170,6 +174,29 @@ class Library:
     def submit_usage(self, audit_token: str, *, used: Sequence[str] = (), missed: Sequence[str] = ()) -> None:
         close(self._kept, audit_token, self._admin, used=tuple(used), missed=tuple(missed))
 
+    def submit_trace(self, audit_token: str, trace: Sequence[Step]) -> None:
+        """What the agent did after the recall, by which is seen what it used; once. It closes no record."""
+        keep_trace(self._kept, audit_token, self._admin, trace)
+
+    def usage_seen(self, audit_token: str, trace: Sequence[Step], *, keep: bool = False) -> UsageSeen:
+        """What was loaded, what the agent says of it, and what a trace shows of it."""
+        return look_at(self._kept, audit_token, shortened(from_token(trace, audit_token)), keep=keep)
+
+    def usages_seen(self, trace: Sequence[Step], *, agent: str = MAIN, keep: bool = False) -> tuple[UsageSeen, ...]:
+        """The same of every recall of the agent whose answer stands in the trace, each by what came after it."""
+        known = self._kept.records.agent(agent)
+        records = (self._kept.records.audit(token) for token in tokens_in(trace))
+        return tuple(
+            self.usage_seen(one.audit_token, trace, keep=keep)
+            for one in records
+            if one is not None and known is not None and one.agent_id == known.id
+        )
+
+    def session_trace(self, session_id: str) -> Trace:
+        """What was said and done in a session of this store."""
+        events = self._store.read(session_id)
+        return tuple(steps_of(one.payload.message for one in events if isinstance(one.payload, MessageAppended)))
+
     def heartbeat(
         self, wake_token: str | None = None, *, agent: str = MAIN, profile: str = "generic"
     ) -> Beat[Answered]:
@@ -177,13 +204,14 @@ class Library:
         known = self._kept.records.agent(agent)
         if wake_token is None:
             stub = boot_stub(self._kept, agent, known, profile)
-            return Beat(partial(self.recall, agent=agent), self.submit_usage, stub=stub.body)
+            recall = partial(self.recall, agent=agent, heartbeat_id=self._kept.new_id("run"))
+            return Beat(recall, self.submit_usage, self.submit_trace, stub=stub.body)
         caller = Caller(f"agent:{agent}", "embedded")
         woken = wake(self._kept, agent, known, wake_token, caller=caller, profile=profile)
         preloads = tuple(Preload(one.name, one.content.text) for one in woken.preloads)
         begun = Begun(woken.heartbeat_id, preloads, woken.audit_token)
         recall = partial(self.recall, agent=agent, heartbeat_id=woken.heartbeat_id)
-        return Beat(recall, self.submit_usage, stub=woken.stub.body, begun=begun)
+        return Beat(recall, self.submit_usage, self.submit_trace, stub=woken.stub.body, begun=begun)
 
     def for_session(
         self,
@@ -206,9 +234,11 @@ class Library:
                 f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, and not the one that is accepted",
             )
         if shadow:
-            return in_shadow(eager_text(known, shelf), partial(self.recall, agent=agent), self.submit_usage)
+            recall = partial(self.recall, agent=agent)
+            return in_shadow(eager_text(known, shelf), recall, self.submit_usage, self.submit_trace)
         text = standing_text(known, manifest, known_profile(profile))
-        return Instructed(text, instruction_tools(partial(self.recall, agent=agent), self.submit_usage))
+        tools = instruction_tools(partial(self.recall, agent=agent), self.submit_usage)
+        return Instructed(text, tools, TurnTraces(self.submit_trace).hear)
 
     def manifest_sha256(self, agent: str = MAIN) -> str:
         return manifest_sha256(self._shelf(agent)[1].manifest)

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library
-from holdfast.instructions.measures import Measures, measured
+from holdfast.instructions.measures import Measures, TraceMeasures, measured
 from holdfast.instructions.recall import Question
 from holdfast.instructions.values import AuditRecord
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
@@ -69,6 +69,7 @@ class DayMeasured(msgspec.Struct, frozen=True, kw_only=True):
     recall_at_k: float | None
     hit_at_k: float | None
     miss_rate: float | None
+    detected: TraceMeasures
 
 
 class DaysTold(msgspec.Struct, frozen=True):
@@ -146,6 +147,7 @@ def _day(day: str, records: Sequence[AuditRecord], *, k: int) -> DayMeasured:
         recall_at_k=told.recall_at_k,
         hit_at_k=told.hit_at_k,
         miss_rate=told.miss_rate,
+        detected=told.detected,
     )
 
 

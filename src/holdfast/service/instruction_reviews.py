@@ -229,6 +229,10 @@ def _audit_told(record: AuditRecord) -> AuditLine:
         event_type=record.event_type,
         loaded=tuple(msgspec.to_builtins(one) for one in record.loaded_chunks),
         detail=record.detail,
+        detected_used=None if record.detected is None else record.detected_used,
+        detected_missed=None if record.detected is None else record.detected_missed,
+        detected=record.detected,
+        detected_at=maybe_told_time(record.detected_at),
     )
 
 

@@ -6,7 +6,8 @@ import msgspec
 
 from holdfast.instructions.publication import GivenApproval
 from holdfast.instructions.shadowing import ShadowReport
-from holdfast.instructions.values import Entry, MigrationMode
+from holdfast.instructions.trace import STEPS_MAX, Step
+from holdfast.instructions.values import Detected, Entry, MigrationMode
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(max_length=400)]
@@ -183,9 +184,12 @@ class RecallTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditClose(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trace alone says nothing for the agent: the record stays open."""
+
     audit_token: str = ""
-    used_chunks: Names = ()
-    missed_chunks: Names = ()
+    used_chunks: Names | msgspec.UnsetType = msgspec.UNSET
+    missed_chunks: Names | msgspec.UnsetType = msgspec.UNSET
+    trace: Annotated[tuple[Step, ...], msgspec.Meta(max_length=STEPS_MAX)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CoverageUnitTold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -300,6 +304,10 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
     event_type: str
     loaded: tuple[dict[str, object], ...]
     detail: dict[str, object]
+    detected_used: tuple[str, ...] | None
+    detected_missed: tuple[str, ...] | None
+    detected: tuple[Detected, ...] | None
+    detected_at: str | None
 
 
 class AuditTold(msgspec.Struct, frozen=True):

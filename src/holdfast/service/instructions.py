@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.errors import StoreError, UserError
 from holdfast.instructions.addresses import garden_of
-from holdfast.instructions.asking import Answered, ask, close
+from holdfast.instructions.asking import Answered, ask
 from holdfast.instructions.callers import Caller, check_may_recall, check_own, denied
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.heartbeat import boot_stub, wake
@@ -17,12 +17,11 @@ from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Entry, UnitCoverage
 from holdfast.instructions.writing import GivenUnit, write_unit
 from holdfast.retrieval.fusion import Weights
-from holdfast.service import instruction_reviews
+from holdfast.service import instruction_reviews, instruction_usage
 from holdfast.service.instruction_routes import instruction_route
 from holdfast.service.instruction_values import (
     AgentSettings,
     AgentTold,
-    AuditClose,
     Chunk,
     CoverageLine,
     DroppedTold,
@@ -196,13 +195,6 @@ def _recalled(
     return _recall_told(answered, explain=explain)
 
 
-def close_audit(library: Library, caller: Caller, request: AuditClose) -> Answer:
-    if not caller.is_admin and caller.agent_name is None:
-        raise denied()
-    close(library, request.audit_token, caller, used=request.used_chunks, missed=request.missed_chunks)
-    return Answer(b"", status=204)
-
-
 def begin_heartbeat(library: Library, caller: Caller, request: HeartbeatAsk) -> HeartbeatTold:
     agent = library.records.agent(request.agent_id)
     check_own(caller, request.agent_id, agent)
@@ -374,15 +366,7 @@ ROUTES: tuple[Route, ...] = (
         unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
         refusals=(503,),
     ),
-    instruction_route(
-        "POST",
-        "/v1/instruction/audit",
-        close_audit,
-        request=AuditClose,
-        summary="Say which of the loaded units were used, and which were missed.",
-        unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
-        successes=(204,),
-    ),
+    *instruction_usage.ROUTES,
     instruction_route(
         "POST",
         f"{_AGENT}/heartbeat",

@@ -13,6 +13,7 @@ from holdfast.instructions.values import (
     Approval,
     AuditRecord,
     CoverageRun,
+    Detected,
     Manifest,
     Probe,
     Signer,
@@ -28,6 +29,7 @@ from holdfast.stores.together import Together
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 _LISTS = "body LIKE ?"
+_LISTS_OF_AUDIT = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
 
 
 class InstructionTables(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ def instruction_tables(mark: str, *, schema: str = "") -> InstructionTables:
         agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
         units=table("instruction_units", UnitVersion),
         manifests=table("instruction_manifests", Manifest, "body", "provenance"),
-        audit=table("instruction_audit", AuditRecord, "loaded_chunks", "used_chunks", "missed_chunks", "detail"),
+        audit=table("instruction_audit", AuditRecord, *_LISTS_OF_AUDIT),
         stubs=table("boot_stubs", Stub),
         approvals=table("instruction_approvals", Approval),
         coverage=table("instruction_coverage", CoverageRun, "units"),
@@ -216,10 +218,23 @@ class DatabaseInstructions:
         )
         return self._changes.change_all([closed])
 
+    def keep_detected(self, token: str, detected: Sequence[Detected], *, at: int) -> bool:
+        seen = self._said(
+            f"UPDATE {self._tables.audit.name} SET detected = ?, detected_at = ? "
+            "WHERE audit_token = ? AND detected_at IS NULL",
+            (msgspec.json.encode(detected).decode(), at, token),
+            rows_min=1,
+        )
+        return self._changes.change_all([seen])
+
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
         return self._rows(
             self._tables.audit, "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id", agent_id, since
         )
+
+    def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
+        held = "WHERE agent_id = ? AND heartbeat_id = ? ORDER BY created_at, id"
+        return self._rows(self._tables.audit, held, agent_id, heartbeat_id)
 
     def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:
         found = self._rows(

@@ -60,6 +60,7 @@ function head({ agent, migration_mode: mode }, whole) {
       tile("Recalls", count(whole.recalls), "Recalls in the days that are shown below", "recalls"),
       tile("Miss rate", percent(whole.miss_rate), "Of the units that were needed, those that were not loaded; over 15 % is an alarm", "miss rate")),
     whole.alert ? h("p", { class: "bad", role: "alert" }, "More than 15 % of what was needed was not loaded: look at the failing units, or ask for more units at once.") : null,
+    whole.detected.traced ? h("p", { class: "small" }, `By the traces of ${count(whole.detected.traced)} recalls: recall at 3 ${percent(whole.detected.recall_at_k)}, hit at 3 ${percent(whole.detected.hit_at_k)}, miss rate ${percent(whole.detected.miss_rate)}.`) : null,
     whole.warnings.map((line) => h("p", { class: "small" }, line)),
   ];
 }

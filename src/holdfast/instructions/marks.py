@@ -1,0 +1,223 @@
+"""By what a unit is recognised in a text: its address and name, the ids of its rules, commands it names, its sentences.
+
+What many would write anyway is no mark: everyday commands, tools that every agent has, ids such as UTF-8, and what two
+units that are loaded have in common.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from holdfast.instructions.everyday import COMMANDS, FURTHER_WORDS, NO_RULES, PROGRAMS, TOOLS
+
+PHRASE_WORDS = 8
+PHRASE_WORDS_DISTINCT_MIN = 5
+LINE_CHARACTERS_MAX = 20_000
+COMMAND_WORDS_MAX = 12
+
+WORD = re.compile(r"\w+")
+_RULE = r"[A-Z]{1,10}(?:[-_][A-Z]{1,10})?[-_.]?\d{1,5}(?:\.\d{1,3}){0,2}[a-z]?"
+_RULE_FIRST = re.compile(rf"({_RULE})(?![\w/])")
+_RULE_BRACKETED = re.compile(rf"[\[(]({_RULE})[\])]")
+_LIST_MARK = re.compile(r"\d{1,3}[.)]\s+")
+_LETTERS = re.compile(r"[A-Z]+")
+_SPAN = re.compile(r"`([^`\n]{2,200})`")
+_FORBIDDEN = re.compile(
+    r"\b(?:never|not|no|avoid|without|instead of|rather than|cannot|forbid\w*|prohibit\w*)\b|n['’]t\b", re.IGNORECASE
+)
+_TOOL = re.compile(r"[A-Za-z][\w.:-]{2,99}")
+_DISTINCT = re.compile(r"[_./:\d-]|[a-z][A-Z]")
+_PLACEHOLDER = re.compile(r"[<>{}$\[\]…]|\.\.\.|[A-Z][A-Z_]+(?:=|\Z)")
+_BETWEEN = re.compile(r"&&|[;|]")
+_FLAG = re.compile(r"-\w")
+_PROGRAM = re.compile(r"[\w./~][\w./~+@-]+")
+_FENCE = re.compile(r"(`{3,}|~{3,})([^`]*)\Z")
+_SHELLS = frozenset(("", "sh", "bash", "zsh", "shell", "console", "shell-session", "terminal"))
+
+Place = Literal["prose", "shell", "code", "indented"]
+Key = TypeVar("Key", str, tuple[str, ...])
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """A unit that an agent has or could have; `uris` are all its addresses, `text` is empty where it cannot be had."""
+
+    name: str
+    uris: tuple[str, ...]
+    text: str
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """`unit` is its place among the units, `line` that in its text where it has one."""
+
+    unit: int
+    line: int | None
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """What leads to one unit each: tools, commands and phrases to one that is loaded, the others to any.
+
+    `command_sizes` is how many words those commands have that begin with a word.
+    """
+
+    addresses: dict[str, Mark]
+    names: dict[str, Mark]
+    rules: dict[str, Mark]
+    tools: dict[str, Mark]
+    commands: dict[tuple[str, ...], Mark]
+    phrases: dict[tuple[str, ...], Mark]
+    command_sizes: dict[str, frozenset[int]]
+
+
+def marks_of(units: Sequence[Unit], loaded: frozenset[str]) -> Marks:
+    """Where a unit that is loaded and another have the same, it leads to the one that the agent has."""
+    own = [(place, unit) for place, unit in enumerate(units) if unit.name in loaded]
+    others = [(place, unit) for place, unit in enumerate(units) if unit.name not in loaded]
+
+    def of_all(keys: Callable[[Unit], Iterable[tuple[str, int | None]]]) -> dict[str, Mark]:
+        known = {key for _, unit in own for key, _ in keys(unit)}
+        rest = {key: mark for key, mark in _unshared(others, keys).items() if key not in known}
+        return rest | _unshared(own, keys)
+
+    commands = _unshared(own, _commands)
+    return Marks(
+        of_all(lambda unit: ((key, None) for key in _addresses(unit))),
+        of_all(lambda unit: ((unit.name, None),)),
+        of_all(_rules),
+        _unshared(own, _tools),
+        commands,
+        _unshared(own, _phrases),
+        _sizes(commands),
+    )
+
+
+def _sizes(commands: Iterable[tuple[str, ...]]) -> dict[str, frozenset[int]]:
+    found: dict[str, set[int]] = {}
+    for command in commands:
+        found.setdefault(command[0], set()).add(len(command))
+    return {word: frozenset(sizes) for word, sizes in found.items()}
+
+
+def _unshared(
+    units: Iterable[tuple[int, Unit]], keys: Callable[[Unit], Iterable[tuple[Key, int | None]]]
+) -> dict[Key, Mark]:
+    found: dict[Key, Mark] = {}
+    shared: set[Key] = set()
+    for place, unit in units:
+        for key, line in keys(unit):
+            if found.setdefault(key, Mark(place, line)).unit != place:
+                shared.add(key)
+    return {key: mark for key, mark in found.items() if key not in shared}
+
+
+def _addresses(unit: Unit) -> Iterator[str]:
+    """The whole ones, and name with version."""
+    for uri in unit.uris:
+        yield uri
+        yield "/".join(uri.split("/")[-2:])
+
+
+def _rules(unit: Unit) -> Iterator[tuple[str, int]]:
+    """Ids that a line begins with, or that stand in brackets: elsewhere a unit speaks of the rules of others."""
+    for number, line, _ in _placed(unit.text):
+        start = line.lstrip(" \t>#*+-|_`[(")
+        if mark := _LIST_MARK.match(start):
+            start = start[mark.end() :].lstrip("*_`[(")
+        first = _RULE_FIRST.match(start)
+        for found in (*([first] if first else []), *_RULE_BRACKETED.finditer(line)):
+            letters = _LETTERS.match(found[1])
+            if letters and letters[0] not in NO_RULES:
+                yield found[1], number
+
+
+def _tools(unit: Unit) -> Iterator[tuple[str, int]]:
+    for code, number in _code(unit.text):
+        name = code.partition("(")[0] if code.endswith(")") else code
+        if _TOOL.fullmatch(name) and _DISTINCT.search(name) and name not in TOOLS:
+            yield name, number
+
+
+def _commands(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
+    parts = ((part, number) for code, number in _code(unit.text) for part in _BETWEEN.split(code))
+    for part, number in parts:
+        words = _fixed_words(part)
+        if (
+            words
+            and _PROGRAM.fullmatch(words[0])
+            and (len(words) > 1 or _DISTINCT.search(words[0]))
+            and not _is_everyday(words)
+        ):
+            yield words, number
+
+
+def _fixed_words(code: str) -> tuple[str, ...]:
+    """A command up to the first word that stands for another."""
+    fixed: list[str] = []
+    for word in code.split()[:COMMAND_WORDS_MAX]:
+        if _PLACEHOLDER.search(word) or word.startswith("#"):
+            break
+        fixed.append(word)
+    return tuple(fixed)
+
+
+def _is_everyday(words: tuple[str, ...]) -> bool:
+    if words[0] in PROGRAMS:
+        return True
+    return words[:2] in COMMANDS and all(word in FURTHER_WORDS or _FLAG.fullmatch(word) for word in words[2:])
+
+
+def _code(text: str) -> Iterator[tuple[str, int]]:
+    """Code in a line, and the lines of fenced shell code or indented code; not what the words before it forbid."""
+    forbidden = False
+    for number, line, place in _placed(text):
+        stripped = line.strip()
+        if place in ("shell", "indented"):
+            if stripped and not forbidden:
+                yield stripped.removeprefix("$ "), number
+        elif place == "prose" and stripped:
+            forbidden = bool(_FORBIDDEN.search(_last_sentence(stripped)))
+            for span in _SPAN.finditer(line):
+                if not _FORBIDDEN.search(_last_sentence(line[: span.start()])):
+                    yield span[1].strip().removeprefix("$ "), number
+
+
+def _placed(text: str) -> Iterator[tuple[int, str, Place]]:
+    """The lines of a text, cut where they are very long, with where each stands; not those that are only a fence."""
+    fence: str = ""
+    place: Place = "prose"
+    behind_blank = True
+    for number, whole in enumerate(text.splitlines(), 1):
+        line = whole[:LINE_CHARACTERS_MAX]
+        stripped = line.strip()
+        if not fence and (opening := _FENCE.match(stripped)):
+            fence, place = opening[1], "shell" if opening[2].strip().lower() in _SHELLS else "code"
+        elif fence and len(stripped) >= len(fence) and not stripped.strip(fence[0]):
+            fence = ""
+        elif fence:
+            yield number, line, place
+        elif behind_blank and stripped and line.startswith(("    ", "\t")):
+            yield number, line, "indented"
+            continue
+        else:
+            yield number, line, "prose"
+        behind_blank = not stripped
+
+
+def _last_sentence(line: str) -> str:
+    return re.split(r"[.;!?] ", line)[-1]
+
+
+def _phrases(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Every run of so many words, with the line that it begins in; not those that say one thing over and over."""
+    numbered = [
+        (word.casefold(), number)
+        for number, line, place in _placed(unit.text)
+        if place in ("prose", "indented")
+        for word in WORD.findall(line)
+    ]
+    words = [word for word, _ in numbered]
+    for start in range(len(words) - PHRASE_WORDS + 1):
+        phrase = tuple(words[start : start + PHRASE_WORDS])
+        if sum(not word.isdigit() for word in set(phrase)) >= PHRASE_WORDS_DISTINCT_MIN:
+            yield phrase, numbered[start][1]
