@@ -1,7 +1,8 @@
 """What every test stands on: reproducible examples, an empty home, and no credentials of whoever runs it."""
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Unpack
 
 import pytest
@@ -12,11 +13,24 @@ from holdfast.runtime.options import Options
 from holdfast.testing.marks import judge
 from postgres_server import new_database
 
-settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
+# The first is for every change, and finds what is plainly wrong; the others, by `make deep`, look elsewhere every time.
+settings.register_profile("check", derandomize=True, deadline=None, max_examples=20)
+settings.register_profile("wide", deadline=None, max_examples=300, print_blob=True)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 FOREIGN = ("ANTHROPIC_", "CLAUDE_", "OPENAI_", "OPENROUTER_", "GEMINI_", "GOOGLE_", "HOLDFAST_", "XDG_")
+
+
+# What is loaded before the first test stays to the end: to look through it for garbage takes a sixth of the time.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # Not `monkeypatch` and `tmp_path`: a test may undo the one, and expects the other to be empty.
