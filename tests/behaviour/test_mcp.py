@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -112,7 +112,8 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
 async def test_every_tool_is_listed_and_answers(home: Home, way: str) -> None:
-    async with home.over_stdio() if way == "stdio" else home.over_http() as client:
+    opened: Any = home.over_stdio() if way == "stdio" else home.over_http()
+    async with opened as client:
         listed = await client.list_tools()
         assert [tool.name for tool in listed.tools] == TOOLS
         recalled = await client.call_tool("recall_instruction", {"intent": "review a pull request", "max_chunks": 1})
@@ -148,7 +149,8 @@ async def test_what_cannot_be_done_is_told_to_the_model(home: Home) -> None:
         ("skill_load", {"name": "refund"}, "skill_not_found"),
         ("skill_search", {"query": "a", "limit": 1000}, "invalid_arguments"),
     ]
-    async with home.beside() as client:
+    beside: Any = home.beside()
+    async with beside as client:
         for name, arguments, code in wrong:
             answered = await client.call_tool(name, arguments)
             assert answered.is_error, (name, arguments)
