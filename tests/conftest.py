@@ -11,7 +11,7 @@ from hypothesis import settings
 from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
 from holdfast.runtime.options import Options
 from holdfast.testing.marks import judge
-from postgres_server import new_database
+from postgres_server import new_database, used_database
 
 # The first is for every change, and finds what is plainly wrong; the others, by `make deep`, look elsewhere every time.
 settings.register_profile("check", derandomize=True, deadline=None, max_examples=20)
@@ -52,6 +52,13 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def postgres() -> Iterator[str]:
     """The URL of an empty database on a real server."""
     with new_database() as url:
+        yield url
+
+
+@pytest.fixture
+def emptied_postgres() -> Iterator[str]:
+    """The URL of a database with our tables and nothing in them, for tests that are not about how they are made."""
+    with used_database() as url:
         yield url
 
 

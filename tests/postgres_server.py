@@ -175,12 +175,15 @@ _unused: list[_Used] = []
 
 _TABLES = "SELECT 'holdfast.' || tablename FROM pg_tables WHERE schemaname = 'holdfast'"
 _SHAPE = """
-SELECT 'relation', relname, relnamespace::regnamespace::text, relkind::text, relnatts::int FROM pg_class
+SELECT 'relation', relname, concat(relkind, relnatts, relacl, reloptions) FROM pg_class
 WHERE relnamespace::regnamespace::text IN ('holdfast', 'public')
-UNION ALL SELECT 'trigger', tgname, tgrelid::regclass::text, tgenabled::text, 0 FROM pg_trigger WHERE NOT tgisinternal
-UNION ALL SELECT 'function', proname, '', md5(prosrc), 0 FROM pg_proc
+UNION ALL SELECT 'trigger', tgname, concat(tgrelid, tgenabled) FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT 'constraint', conname, concat(conrelid) FROM pg_constraint
+UNION ALL SELECT 'function', proname, md5(prosrc) FROM pg_proc
 WHERE pronamespace::regnamespace::text IN ('holdfast', 'public')
-ORDER BY 1, 2, 3, 4, 5
+UNION ALL SELECT 'setting', concat(setrole), concat(setconfig) FROM pg_db_role_setting
+JOIN pg_database ON pg_database.oid = setdatabase AND datname = current_database()
+ORDER BY 1, 2, 3
 """
 _TO_ONESELF = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
