@@ -200,9 +200,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def doctor(folder: Path, function: str, *more: str, **environ: str) -> tuple[int, dict[str, Any]]:
+def doctor(folder: Path, function: str, *, runs: int = 2, **environ: str) -> tuple[int, dict[str, Any]]:
+    """What is found in few runs: each is a process, and the orders of sets that are tried follow from their number."""
+    words = ["doctor", f"prompts:{function}", "--json", "--runs", str(runs)]
     with contextlib.chdir(folder):
-        result = CliRunner().invoke(command, ["doctor", f"prompts:{function}", "--json", *more], env=environ)
+        result = CliRunner().invoke(command, words, env=environ)
     assert result.stderr == ""
     return result.exit_code, json.loads(result.stdout)
 
@@ -348,7 +350,7 @@ def test_a_function_that_takes_too_long_is_ended(folder: Path, monkeypatch: pyte
 
 
 def test_more_runs_try_more_orders(folder: Path) -> None:
-    few, many = (doctor(folder, "stable", "--runs", number)[1]["runs"] for number in ("2", "6"))
+    few, many = (doctor(folder, "stable", runs=runs)[1]["runs"] for runs in (2, 6))
     assert many == few + 2 * 4
 
 
