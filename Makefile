@@ -49,8 +49,9 @@ screenshots: .venv/.dev  ## Draw every view, light and dark, wide and narrow, in
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
 
-deep: .venv/.dev  ## Slow checks: every case on every store, thousands of requests through the gateway, 5,000 compactions, 50 mutants
-	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service
+deep: .venv/.dev  ## Slow checks: every case on every store, fifteen times the examples, 5,000 compactions, 50 mutants
+	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service tests/behaviour/test_service_openapi.py
+	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 tests/laws tests/contracts
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/laws/test_gateway_laws.py
 	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py

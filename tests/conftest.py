@@ -1,7 +1,8 @@
 """What every test stands on: reproducible examples, an empty home, and no credentials of whoever runs it."""
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Unpack
 
 import pytest
@@ -10,15 +11,28 @@ from hypothesis import settings
 from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
 from holdfast.runtime.options import Options
 from holdfast.testing.marks import judge
-from postgres_server import new_database
+from postgres_server import new_database, used_database
 
 # Many tests run side by side: threads that wait for each other's part of a sum would only take their time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-settings.register_profile("check", derandomize=True, deadline=None, max_examples=50)
+# The first is for every change, and finds what is plainly wrong; the others, by `make deep`, look elsewhere every time.
+settings.register_profile("check", derandomize=True, deadline=None, max_examples=20)
+settings.register_profile("wide", deadline=None, max_examples=300, print_blob=True)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 FOREIGN = ("ANTHROPIC_", "CLAUDE_", "OPENAI_", "OPENROUTER_", "GEMINI_", "GOOGLE_", "HOLDFAST_", "XDG_")
+
+
+# What is loaded before the first test stays to the end: to look through it for garbage takes a sixth of the time.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # Not `monkeypatch` and `tmp_path`: a test may undo the one, and expects the other to be empty.
@@ -40,6 +54,13 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def postgres() -> Iterator[str]:
     """The URL of an empty database on a real server."""
     with new_database() as url:
+        yield url
+
+
+@pytest.fixture
+def emptied_postgres() -> Iterator[str]:
+    """The URL of a database with our tables and nothing in them, for tests that are not about how they are made."""
+    with used_database() as url:
         yield url
 
 

@@ -20,7 +20,7 @@ from holdfast.stores.instructions_records import DatabaseInstructions
 from holdfast.stores.open import Store
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
-from postgres_server import new_database
+from postgres_server import used_database
 from served_service import Answered, Client, serving_store
 
 AGENT = "8e0ed057-bcd8-4f8f-92ee-c046c55b64e9"
@@ -160,7 +160,7 @@ def b64(raw: bytes) -> str:
 @contextmanager
 def opened_store(kind: str, folder: Path) -> Iterator[Store]:
     if kind == "postgres":
-        with new_database() as url, PostgresStore(url) as kept:
+        with used_database() as url, PostgresStore(url) as kept:
             yield kept
         return
     made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")

@@ -1,10 +1,7 @@
-"""Requests as people have them on disk, one for each provider and long enough to be cached; and the command."""
+"""Requests as people have them on disk, one for each provider and long enough to be cached."""
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +62,3 @@ def plant(folder: Path, name: str, body: object) -> str:
     path = folder / name
     path.write_text(json.dumps(body))
     return str(path)
-
-
-def start(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user starts it."""
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
-        env={**os.environ, **environ},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )

@@ -53,12 +53,12 @@ async def test_a_long_line_is_shown_around_its_match(tmp_path: Path) -> None:
 async def test_a_pattern_that_never_ends_is_stopped_and_what_was_found_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("aaa\n")
     (tmp_path / "b").write_text("a" * 60 + "!\n")
-    search = tool(searching_tool(ENVIRON, seconds_max=2), paths=["path"])
+    search = tool(searching_tool(ENVIRON, seconds_max=1), paths=["path"])
     box = Toolbox([search], around=Surroundings("s", roots_of(tmp_path)))
     told = await call(box, "grep_files", pattern="^(a+)+$")
     first, note = told.text.split("\n")
     assert first == "a:1: aaa"
-    assert note.startswith("[the search was stopped after 2 s;")
+    assert note.startswith("[the search was stopped after 1 s;")
 
 
 @pytest.mark.parametrize(

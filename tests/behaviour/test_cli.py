@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from commands import enter, start
 from holdfast import __version__
 from holdfast.canonical.blocks import user
 from holdfast.canonical.usage import Usage
@@ -35,18 +36,6 @@ def run(*arguments: str, text: str | None = None) -> Result:
     elif result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
-
-
-def start(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user starts it."""
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @functools.cache
@@ -370,7 +359,7 @@ def test_deleting_removes_a_session(store: Path) -> None:
 
 def test_a_corrupt_store_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "bad.db").write_bytes(b"this is not a database" * 100)
-    result = start("sessions", "list", "--db", str(tmp_path / "bad.db"))
+    result = enter("sessions", "list", "--db", str(tmp_path / "bad.db"))
     assert result.returncode == 1
     assert result.stderr.startswith("holdfast: ")
     assert result.stderr.count("\n") == 1
@@ -437,7 +426,7 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
 
 def test_a_script_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{\n")
-    result = start("simulate", "--script", str(tmp_path / "bad.jsonl"))
+    result = enter("simulate", "--script", str(tmp_path / "bad.jsonl"))
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "line 1" in result.stderr

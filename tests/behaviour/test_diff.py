@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from commands import enter, start
 from holdfast.cli.main import command
 from holdfast.ledger.breaks import compare
 from holdfast.ledger.requests import read_sent
-from request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant, start
+from request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
 
@@ -99,7 +100,7 @@ def test_marks_spaces_and_the_short_form_of_text_are_no_difference(tmp_path: Pat
     short = changed(marked, "messages", 2, "content", to="A question.")
     spaced = tmp_path / "b.json"
     spaced.write_text(json.dumps(short, indent=4))
-    assert start("diff", plant(tmp_path, "a.json", ANTHROPIC), str(spaced)).returncode == 0
+    assert enter("diff", plant(tmp_path, "a.json", ANTHROPIC), str(spaced)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_model_nobody_knows_has_no_price(tmp_path: Path) -> None:
 
 
 def test_requests_to_two_providers_are_refused(tmp_path: Path) -> None:
-    result = start("diff", plant(tmp_path, "a.json", ANTHROPIC), plant(tmp_path, "b.json", CHAT))
+    result = enter("diff", plant(tmp_path, "a.json", ANTHROPIC), plant(tmp_path, "b.json", CHAT))
     assert result.returncode == 2
     assert result.stderr == (
         "holdfast: the first is a request to anthropic, the second to openai-chat; "

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from commands import enter, start
 from holdfast.cli.main import command
 from holdfast.errors import UserError
 from holdfast.ledger.requests import read_sent
 from holdfast.ledger.volatility import volatile_strings
 from holdfast.runtime.differences import first_difference, path_of_difference, start_of_word
 from holdfast.runtime.probing import Prober, diagnose
-from request_files import ANTHROPIC, CHAT, changed, plant, start
+from request_files import ANTHROPIC, CHAT, changed, plant
 
 PROMPTS = """
     # Each function loads what it needs: this is loaded some thousand times.
@@ -199,9 +200,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def doctor(folder: Path, function: str, *more: str, **environ: str) -> tuple[int, dict[str, Any]]:
+def doctor(folder: Path, function: str, *, runs: int = 2, **environ: str) -> tuple[int, dict[str, Any]]:
+    """What is found in few runs: each is a process, and the orders of sets that are tried follow from their number."""
+    words = ["doctor", f"prompts:{function}", "--json", "--runs", str(runs)]
     with contextlib.chdir(folder):
-        result = CliRunner().invoke(command, ["doctor", f"prompts:{function}", "--json", *more], env=environ)
+        result = CliRunner().invoke(command, words, env=environ)
     assert result.stderr == ""
     return result.exit_code, json.loads(result.stdout)
 
@@ -271,7 +274,7 @@ def test_the_variable_is_named_and_its_value_is_not_shown(folder: Path) -> None:
 
 @pytest.mark.parametrize("function", ["key_beside_something_unique", "raises_with_a_key"])
 def test_a_value_that_stands_beside_something_unstable_or_in_an_error_is_hidden(folder: Path, function: str) -> None:
-    result = start("doctor", f"prompts:{function}", cwd=folder, SECRET_PLACE="hunter2-street")
+    result = enter("doctor", f"prompts:{function}", cwd=folder, SECRET_PLACE="hunter2-street")
     assert "**************" in result.stdout + result.stderr
     assert "hunter2" not in result.stdout + result.stderr
 
@@ -333,7 +336,7 @@ def test_a_function_that_bears_no_changed_clock_is_looked_at_without_one(folder:
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_ends_with_2(folder: Path, target: str, reason: str) -> None:
-    result = start("doctor", "--", target, cwd=folder)
+    result = enter("doctor", "--", target, cwd=folder)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith(f"holdfast: {reason}")
@@ -347,12 +350,12 @@ def test_a_function_that_takes_too_long_is_ended(folder: Path, monkeypatch: pyte
 
 
 def test_more_runs_try_more_orders(folder: Path) -> None:
-    few, many = (doctor(folder, "stable", "--runs", number)[1]["runs"] for number in ("2", "6"))
+    few, many = (doctor(folder, "stable", runs=runs)[1]["runs"] for runs in (2, 6))
     assert many == few + 2 * 4
 
 
 def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None:
-    shown = start("doctor", "prompts:unique", cwd=folder).stdout
+    shown = enter("doctor", "prompts:unique", cwd=folder).stdout
     assert shown.startswith("prompts:unique is unstable: ")
     assert "random: a uuid or another random value is in it; make it once per session" in shown
     assert shown.count("Be brief. Session ") == 2
@@ -378,7 +381,7 @@ def test_a_volatile_looking_string_in_a_file_is_named_with_its_place(
     tmp_path: Path, text: str, what: str, shown: str
 ) -> None:
     body = changed(ANTHROPIC, "system", 0, "text", to=f"{ANTHROPIC['system'][0]['text']} {text}")
-    result = start("doctor", plant(tmp_path, "request.json", body), "--json")
+    result = enter("doctor", plant(tmp_path, "request.json", body), "--json")
     assert result.returncode == 1
     (found,) = json.loads(result.stdout)["volatile"]
     assert (found["what"], found["shown"], found["path"]) == (what, shown, "system.0")
@@ -417,7 +420,7 @@ def test_a_file_without_anything_volatile_ends_with_0_and_says_so(tmp_path: Path
 
 def test_a_file_with_something_volatile_says_what_it_costs(tmp_path: Path) -> None:
     body = changed(ANTHROPIC, "system", 0, "text", to=f"Today is Monday. {ANTHROPIC['system'][0]['text']}")
-    shown = start("doctor", plant(tmp_path, "request.json", body)).stdout
+    shown = enter("doctor", plant(tmp_path, "request.json", body)).stdout
     assert "system.0, byte " in shown
     assert "words for now: Today is\n  in the next request it may be another; then " in shown
     assert "tokens (estimated) are written again, for $0." in shown

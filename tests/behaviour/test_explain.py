@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from commands import enter, start
 from holdfast.canonical.encoding import digest
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.cli.main import command
@@ -19,7 +20,7 @@ from holdfast.ledger.requests import read_sent
 from holdfast.planning.memory import Memory
 from holdfast.planning.plan import plan
 from holdfast.planning.policy import Moment
-from request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant, start
+from request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant
 
 
 def explain(folder: Path, body: object, *more: str) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> N
         first["rewritten_tokens"],
         first["rewritten_usd"],
     )
-    lines = start("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
+    lines = enter("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
     assert lines[3].split()[:2] == ["layer", "stability"]
     assert lines[6].split()[:4] == ["history", "growing", "4", str(history["tokens"])]
 
@@ -131,7 +132,7 @@ def test_why_a_head_is_padded_or_not_is_told(
     assert found["padding"].startswith(
         f'tools and stable system prompt have about {tokens} tokens, {place}; padding="auto" decides: {decided}'
     )
-    shown = start("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
+    shown = enter("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
     assert f"padding: {found['padding']}" in shown.splitlines()
 
 
@@ -148,7 +149,7 @@ def test_padding_of_ours_in_a_request_is_told(tmp_path: Path) -> None:
 def test_nothing_is_told_of_padding_where_no_price_is_known(tmp_path: Path) -> None:
     body = changed(ANTHROPIC, "model", to="mine")
     assert explain(tmp_path, body)["padding"] is None
-    assert "padding" not in start("explain", plant(tmp_path, "request.json", body)).stdout
+    assert "padding" not in enter("explain", plant(tmp_path, "request.json", body)).stdout
 
 
 def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> Non
     tools = next(mark for mark in explain(tmp_path, short)["planned"] if mark["path"] == "tools.0")
     assert tools["below_floor"]
     assert Decimal(tools["saving_usd"]) == 0
-    assert "nothing: below the floor" in start("explain", plant(tmp_path, "request.json", short)).stdout
+    assert "nothing: below the floor" in enter("explain", plant(tmp_path, "request.json", short)).stdout
 
 
 def test_a_request_below_the_floor_is_warned_of(tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_the_other_spelling_of_geminis_members_is_understood(tmp_path: Path) -> 
 def test_a_long_history_is_shortened_in_the_table_and_whole_in_the_json(tmp_path: Path) -> None:
     messages = [{"role": ("user", "assistant")[index % 2], "content": f"Message {index}."} for index in range(200)]
     long = changed(ANTHROPIC, "messages", to=messages)
-    shown = start("explain", plant(tmp_path, "request.json", long)).stdout
+    shown = enter("explain", plant(tmp_path, "request.json", long)).stdout
     assert "142 blocks in the middle are left out" in shown
     assert "messages.199.content" in shown
     assert len(explain(tmp_path, long)["parts"]) == 202
@@ -255,7 +256,7 @@ def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
     path = plant(tmp_path, "request.json", changed(ANTHROPIC, "model", to="mine"))
-    assert "the floor is 512" in start("explain", path, HOLDFAST_HOME=str(home)).stdout
+    assert "the floor is 512" in enter("explain", path, HOLDFAST_HOME=str(home)).stdout
 
 
 @pytest.mark.parametrize(
@@ -298,11 +299,11 @@ def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> No
 
 
 def test_a_model_that_names_no_provider_is_refused(tmp_path: Path) -> None:
-    result = start("explain", plant(tmp_path, "request.json", ANTHROPIC), "--model", "claude-sonnet-5-5")
+    result = enter("explain", plant(tmp_path, "request.json", ANTHROPIC), "--model", "claude-sonnet-5-5")
     assert result.returncode == 2
     assert "names no provider; write provider:name with one of anthropic, openai, openai-chat" in result.stderr
 
 
 def test_text_of_the_request_cannot_move_the_cursor(tmp_path: Path) -> None:
     body = changed(ANTHROPIC, "model", to="claude-\x1b[31mred")
-    assert "\x1b" not in start("explain", plant(tmp_path, "request.json", body)).stdout
+    assert "\x1b" not in enter("explain", plant(tmp_path, "request.json", body)).stdout

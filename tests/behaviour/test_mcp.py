@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -19,10 +19,15 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from holdfast import Library
+from holdfast.cli.instructions import library_of
+from holdfast.cli.mcp import authorizer
 from holdfast.instructions.settings import InstructionSettings
+from holdfast.mcp.serving import make_server
+from holdfast.mcp.tools import Toolbox
 from holdfast.service.access import make_key
 from holdfast.stores.sqlite import SqliteStore
 from instruction_places import UNITS
+from skill_folders import library_of as skills_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 TOOLS = ["recall_instruction", "list_instructions", "submit_usage", "skill_search", "skill_load"]
@@ -32,7 +37,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.db = path / "kept.db"
-        self.environ = {**os.environ, "HOLDFAST_HOME": str(path), "HOLDFAST_DB": str(self.db)}
+        self.environ = {**os.environ, "HOME": str(path), "HOLDFAST_HOME": str(path), "HOLDFAST_DB": str(self.db)}
         self.words = [sys.executable, "-m", "holdfast", "mcp"]
 
     def key(self, scope: str) -> str:
@@ -47,6 +52,18 @@ class Home:
         words = StdioServerParameters(command=self.words[0], args=self.words[1:], env=environ, cwd=self.path)
         async with Client(stdio_client(words)) as client:
             yield client
+
+    @asynccontextmanager
+    async def beside(self, key: str | None = None) -> AsyncIterator[Client]:
+        """What the command serves over pipes, by a client in this process: the command takes seconds to start."""
+        with SqliteStore(self.db) as store, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOLDFAST_HOME", str(self.path))
+            library = library_of(store, wanted=True)
+            assert library is not None
+            toolbox = Toolbox(library, skills_of(self.path / "skills").store, agent="main")
+            authorize = authorizer(store.records, agent="main", require_keys=False)
+            async with Client(make_server(toolbox, authorize, stdio_key=key)) as client:
+                yield client
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -69,8 +86,7 @@ class Home:
                 yield one
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
+def furnished(tmp_path: Path) -> Home:
     folder = tmp_path / "folder"
     folder.mkdir()
     entries = []
@@ -89,13 +105,15 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def opened(home: Home, way: str, key: str | None = None) -> Any:
-    return home.over_stdio(key) if way == "stdio" else home.over_http(key)
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return furnished(tmp_path)
 
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
 async def test_every_tool_is_listed_and_answers(home: Home, way: str) -> None:
-    async with opened(home, way) as client:
+    opened: Any = home.over_stdio() if way == "stdio" else home.over_http()
+    async with opened as client:
         listed = await client.list_tools()
         assert [tool.name for tool in listed.tools] == TOOLS
         recalled = await client.call_tool("recall_instruction", {"intent": "review a pull request", "max_chunks": 1})
@@ -111,12 +129,15 @@ async def test_every_tool_is_listed_and_answers(home: Home, way: str) -> None:
         assert [skill["name"] for skill in found.structured_content["skills"]] == ["refunds"]
         loaded = await client.call_tool("skill_load", {"name": "refunds"})
         assert "Ask first." in loaded.content[0].text
+        refused = await client.call_tool("skill_load", {"name": "refund"})
+        assert (refused.is_error, refused.structured_content["error"]["code"]) == (True, "skill_not_found")
+        with pytest.raises(MCPError, match="there is no tool"):
+            await client.call_tool("other_tool", {})
     with Library(home.db, key_path=home.path / "instructions.key") as library:
         assert library.metrics().hit_at_k == 1.0
 
 
-@pytest.mark.parametrize("way", ["stdio", "http"])
-async def test_what_cannot_be_done_is_told_to_the_model(home: Home, way: str) -> None:
+async def test_what_cannot_be_done_is_told_to_the_model(home: Home) -> None:
     wrong = [
         ("recall_instruction", {}, "invalid_arguments"),
         ("recall_instruction", {"intent": 3}, "invalid_arguments"),
@@ -128,7 +149,8 @@ async def test_what_cannot_be_done_is_told_to_the_model(home: Home, way: str) ->
         ("skill_load", {"name": "refund"}, "skill_not_found"),
         ("skill_search", {"query": "a", "limit": 1000}, "invalid_arguments"),
     ]
-    async with opened(home, way) as client:
+    beside: Any = home.beside()
+    async with beside as client:
         for name, arguments, code in wrong:
             answered = await client.call_tool(name, arguments)
             assert answered.is_error, (name, arguments)
@@ -139,47 +161,63 @@ async def test_what_cannot_be_done_is_told_to_the_model(home: Home, way: str) ->
             "recall_instruction", {"intent": "claim a ticket", "manifest_hint": ["nothing"]}
         )
         assert hinted.structured_content["missed_hints"] == ["nothing"]
-        with pytest.raises(MCPError, match="there is no tool"):
-            await client.call_tool("other_tool", {})
 
 
 async def test_over_pipes_a_missing_key_is_told_by_every_tool_once_there_are_keys(home: Home) -> None:
     key = home.key("agent:main")
-    async with home.over_stdio() as client:
+    async with home.beside() as client:
         for name in TOOLS:
             answered = await client.call_tool(name, {})
             assert answered.structured_content["error"]["code"] == "key_required"
     async with home.over_stdio(key) as client:
         assert not (await client.call_tool("list_instructions", {})).is_error
-    async with home.over_stdio("hf_0000000000000000_" + "0" * 64) as client:
+    async with home.beside("hf_0000000000000000_" + "0" * 64) as client:
         answered = await client.call_tool("list_instructions", {})
         assert answered.structured_content["error"]["code"] == "invalid_key"
 
 
-async def test_over_http_a_missing_key_is_401_and_a_key_is_its_agents(home: Home) -> None:
-    own, other, reader = home.key("agent:main"), home.key("agent:other"), home.key("read")
-    with home.serving() as url:
-        async with httpx2.AsyncClient() as http:
-            answered = await http.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
-        assert answered.status_code == 401
-        assert answered.json()["error"]["data"] == {"code": "key_required"}
-        assert answered.headers["www-authenticate"] == "Bearer"
-        with pytest.raises(ExceptionGroup) as refused:
-            async with Client(url) as client:
-                await client.list_tools()
-        assert refused.group_contains(MCPError, match="key_required: a key is needed")
-        for key, code in ((own, None), (other, "manifest_not_found"), (reader, "instruction_scope_denied")):
-            headers = {"authorization": f"Bearer {key}"}
-            async with (
-                httpx2.AsyncClient(headers=headers) as http,
-                Client(streamable_http_client(url, http_client=http)) as one,
-            ):
-                called = await one.call_tool("recall_instruction", {"intent": "claim a ticket"})
-                assert (called.structured_content.get("error") or {}).get("code") == code
+class Served(NamedTuple):
+    url: str
+    own: str
+    other: str
+    reader: str
 
 
-async def test_a_page_of_another_site_gets_nothing_over_http(home: Home) -> None:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The command over HTTP, once there are keys."""
+    home = furnished(tmp_path_factory.mktemp("served"))
+    keys = [home.key(scope) for scope in ("agent:main", "agent:other", "read")]
     with home.serving() as url:
-        async with httpx2.AsyncClient(headers={"host": "evil.example", "origin": "http://evil.example"}) as http:
-            answered = await http.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
-        assert answered.status_code in (403, 421)
+        yield Served(url, *keys)
+
+
+async def test_over_http_a_missing_key_is_401_and_a_key_is_its_agents(served: Served) -> None:
+    async with httpx2.AsyncClient() as http:
+        answered = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+    assert answered.status_code == 401
+    assert answered.json()["error"]["data"] == {"code": "key_required"}
+    assert answered.headers["www-authenticate"] == "Bearer"
+    with pytest.raises(ExceptionGroup) as refused:
+        async with Client(served.url) as client:
+            await client.list_tools()
+    assert refused.group_contains(MCPError, match="key_required: a key is needed")
+    for key, code in (
+        (served.own, None),
+        (served.other, "manifest_not_found"),
+        (served.reader, "instruction_scope_denied"),
+    ):
+        headers = {"authorization": f"Bearer {key}"}
+        async with (
+            httpx2.AsyncClient(headers=headers) as http,
+            Client(streamable_http_client(served.url, http_client=http)) as one,
+        ):
+            called = await one.call_tool("recall_instruction", {"intent": "claim a ticket"})
+            assert (called.structured_content.get("error") or {}).get("code") == code
+
+
+async def test_a_page_of_another_site_gets_nothing_over_http(served: Served) -> None:
+    elsewhere = {"host": "evil.example", "origin": "http://evil.example", "authorization": f"Bearer {served.own}"}
+    async with httpx2.AsyncClient(headers=elsewhere) as http:
+        answered = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+    assert answered.status_code in (403, 421)

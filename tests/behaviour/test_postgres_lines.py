@@ -28,33 +28,33 @@ def failure(done: Future[None]) -> str:
     return str(error)
 
 
-def test_a_server_that_hangs_up_is_called_again_by_who_reads_and_by_who_writes(postgres: str) -> None:
-    with PostgresStore(postgres) as store:
+def test_a_server_that_hangs_up_is_called_again_by_who_reads_and_by_who_writes(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
         store.append([said(0)]).result(10)
         assert list(store.read("s")) == talk(1)
-        assert run(postgres, HANG_UP) == [(2,)]
+        assert run(emptied_postgres, HANG_UP) == [(2,)]
         assert list(store.read("s")) == talk(1)
         store.append([said(1)]).result(10)
         assert list(store.read("s")) == talk(2)
 
 
-def test_a_reader_is_not_given_one_dead_connection_after_the_other(postgres: str) -> None:
-    reads = PostgresReads(partial(connect, read_address(postgres), Limits()), "here")
-    with psycopg.connect(postgres, autocommit=True) as other, ThreadPoolExecutor(3) as pool:
+def test_a_reader_is_not_given_one_dead_connection_after_the_other(emptied_postgres: str) -> None:
+    reads = PostgresReads(partial(connect, read_address(emptied_postgres), Limits()), "here")
+    with psycopg.connect(emptied_postgres, autocommit=True) as other, ThreadPoolExecutor(3) as pool:
         other.execute("SELECT pg_advisory_lock(1)")
         together = [pool.submit(reads.fetch, "SELECT 1 FROM pg_advisory_lock_shared(1)", ()) for _ in range(3)]
-        wait_until_some_wait(postgres, 3)
+        wait_until_some_wait(emptied_postgres, 3)
         other.execute("SELECT pg_advisory_unlock(1)")
         assert [done.result(10) for done in together] == [[(1,)]] * 3
-    assert run(postgres, HANG_UP) == [(3,)]
+    assert run(emptied_postgres, HANG_UP) == [(3,)]
     assert reads.fetch("SELECT 1", ()) == [(1,)]
     reads.close()
 
 
-def test_appends_that_are_under_way_while_the_server_hangs_up_are_kept_once(postgres: str) -> None:
-    with PostgresStore(postgres, group_jobs_max=5) as store:
+def test_appends_that_are_under_way_while_the_server_hangs_up_are_kept_once(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres, group_jobs_max=5) as store:
         appends = [store.append([said(number)]) for number in range(200)]
-        run(postgres, HANG_UP)
+        run(emptied_postgres, HANG_UP)
         for done in appends:
             done.result(20)
         assert list(store.read("s")) == talk(200)
@@ -62,8 +62,8 @@ def test_appends_that_are_under_way_while_the_server_hangs_up_are_kept_once(post
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
-def test_a_commit_whose_answer_was_lost_is_made_once(postgres: str, cut: str) -> None:
-    with line_to(postgres) as line, PostgresStore(line.url) as store:
+def test_a_commit_whose_answer_was_lost_is_made_once(emptied_postgres: str, cut: str) -> None:
+    with line_to(emptied_postgres) as line, PostgresStore(line.url) as store:
         store.append(talk(2)).result(10)
         line.cut = "before" if cut == "before" else "after"
         store.append([said(2)]).result(20)
@@ -74,8 +74,8 @@ def test_a_commit_whose_answer_was_lost_is_made_once(postgres: str, cut: str) ->
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
-def test_a_deletion_whose_answer_was_lost_still_says_how_many_events_went(postgres: str, cut: str) -> None:
-    with line_to(postgres) as line, PostgresStore(line.url) as store:
+def test_a_deletion_whose_answer_was_lost_still_says_how_many_events_went(emptied_postgres: str, cut: str) -> None:
+    with line_to(emptied_postgres) as line, PostgresStore(line.url) as store:
         store.append(talk(3)).result(10)
         line.cut = "before" if cut == "before" else "after"
         assert store.delete("s") == 3
@@ -83,8 +83,8 @@ def test_a_deletion_whose_answer_was_lost_still_says_how_many_events_went(postgr
         assert store.sessions() == ()
 
 
-def test_a_commit_of_which_nothing_can_be_found_out_is_the_last_one(postgres: str) -> None:
-    with line_to(postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
+def test_a_commit_of_which_nothing_can_be_found_out_is_the_last_one(emptied_postgres: str) -> None:
+    with line_to(emptied_postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
         store.append([said(0)]).result(10)
         line.cut = "hanging"
         refusal = failure(store.append([said(1)]))
@@ -93,8 +93,8 @@ def test_a_commit_of_which_nothing_can_be_found_out_is_the_last_one(postgres: st
         assert list(store.read("s")) == talk(1)
 
 
-def test_a_server_that_does_not_come_back_fails_what_waits_and_what_follows(postgres: str) -> None:
-    with line_to(postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
+def test_a_server_that_does_not_come_back_fails_what_waits_and_what_follows(emptied_postgres: str) -> None:
+    with line_to(emptied_postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
         store.append([said(0)]).result(10)
         list(store.read("s"))
         line.dead = True
@@ -114,8 +114,8 @@ def test_a_server_that_does_not_come_back_fails_what_waits_and_what_follows(post
             assert list(store.read("s")) == talk(2)
 
 
-def test_a_server_that_comes_back_in_time_is_waited_for(postgres: str) -> None:
-    with line_to(postgres) as line, PostgresStore(line.url) as store:
+def test_a_server_that_comes_back_in_time_is_waited_for(emptied_postgres: str) -> None:
+    with line_to(emptied_postgres) as line, PostgresStore(line.url) as store:
         store.append([said(0)]).result(10)
         line.dead = True
         line.hang_up()

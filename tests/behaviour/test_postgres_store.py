@@ -36,12 +36,12 @@ def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: st
         copy.write_row(astuple(rows_of(told)[0]))
 
 
-def test_an_append_stands_behind_what_another_program_was_at_in_the_same_session(postgres: str) -> None:
-    with PostgresStore(postgres) as store, psycopg.connect(postgres) as other:
+def test_an_append_stands_behind_what_another_program_was_at_in_the_same_session(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
         store.append([said(0)]).result(10)
         take(other, 1, "s")
         ours = store.append([said(2)])
-        wait_until_some_wait(postgres)
+        wait_until_some_wait(emptied_postgres)
         # Whoever reads now and goes on later misses nothing: what comes gets its place after what is there.
         assert list(store.read("s")) == talk(1)
         take(other, 3, "s")
@@ -50,38 +50,42 @@ def test_an_append_stands_behind_what_another_program_was_at_in_the_same_session
         assert list(store.read("s", after="s-000000")) == [said(1), said(3), said(2)]
 
 
-def test_an_append_to_a_session_that_two_programs_begin_waits_for_the_first(postgres: str) -> None:
-    with PostgresStore(postgres) as store, psycopg.connect(postgres) as other:
+def test_an_append_to_a_session_that_two_programs_begin_waits_for_the_first(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
         take(other, 0, "s")
         ours = store.append([said(1)])
-        wait_until_some_wait(postgres)
+        wait_until_some_wait(emptied_postgres)
         other.commit()
         ours.result(10)
         assert list(store.read("s")) == talk(2)
         assert store.sessions()[0].event_count == 2
 
 
-def test_a_deletion_takes_along_what_another_program_was_just_adding(postgres: str) -> None:
-    with PostgresStore(postgres) as store, psycopg.connect(postgres) as other, ThreadPoolExecutor() as pool:
+def test_a_deletion_takes_along_what_another_program_was_just_adding(emptied_postgres: str) -> None:
+    with (
+        PostgresStore(emptied_postgres) as store,
+        psycopg.connect(emptied_postgres) as other,
+        ThreadPoolExecutor() as pool,
+    ):
         store.append([said(0)]).result(10)
         take(other, 1, "s")
         gone = pool.submit(store.delete, "s")
-        wait_until_some_wait(postgres)
+        wait_until_some_wait(emptied_postgres)
         other.commit()
         assert gone.result(10) == 2
         assert store.sessions() == ()
         assert list(store.read("s")) == []
 
 
-def test_sessions_of_others_are_not_waited_for(postgres: str) -> None:
-    with PostgresStore(postgres, lock_seconds_max=0.1) as store, psycopg.connect(postgres) as other:
+def test_sessions_of_others_are_not_waited_for(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
         take(other, 0, "theirs")
         store.append([said(0)]).result(10)
         assert list(store.read("s")) == [said(0)]
 
 
-def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_follow(postgres: str) -> None:
-    with PostgresStore(postgres, lock_seconds_max=0.1) as store, psycopg.connect(postgres) as other:
+def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_follow(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
         store.append([said(0)]).result(10)
         take(other, 99, "s")
         waiting = [store.append([said(number)]) for number in range(1, 20)]
@@ -91,35 +95,35 @@ def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_f
         # Once a write was lost, a later one would leave a gap.
         assert failure(store.append([said(50)])) == refusal
         assert list(store.read("s")) == [said(0)]
-    with PostgresStore(postgres) as store:
+    with PostgresStore(emptied_postgres) as store:
         store.append([said(1)]).result(10)
         assert list(store.read("s")) == talk(2)
 
 
 @pytest.mark.parametrize("error", ["deadlock_detected", "serialization_failure"])
-def test_a_transaction_that_the_server_gave_up_for_another_is_tried_again(postgres: str, error: str) -> None:
-    with PostgresStore(postgres) as store:
+def test_a_transaction_that_the_server_gave_up_for_another_is_tried_again(emptied_postgres: str, error: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
         # A sequence keeps counting when a transaction is undone.
-        run(postgres, "CREATE SEQUENCE tries")
-        add_trigger(postgres, f"IF nextval('tries') < {ATTEMPTS_MAX} THEN RAISE {error}; END IF;")
+        run(emptied_postgres, "CREATE SEQUENCE tries")
+        add_trigger(emptied_postgres, f"IF nextval('tries') < {ATTEMPTS_MAX} THEN RAISE {error}; END IF;")
         store.append([said(0)]).result(10)
         assert list(store.read("s")) == [said(0)]
         assert store.sessions()[0].event_count == 1
 
 
-def test_a_transaction_is_not_tried_again_for_ever(postgres: str) -> None:
-    with PostgresStore(postgres) as store:
-        run(postgres, "CREATE SEQUENCE tries")
-        add_trigger(postgres, "PERFORM nextval('tries'); RAISE deadlock_detected;")
+def test_a_transaction_is_not_tried_again_for_ever(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        run(emptied_postgres, "CREATE SEQUENCE tries")
+        add_trigger(emptied_postgres, "PERFORM nextval('tries'); RAISE deadlock_detected;")
         assert "is locked by another program" in failure(store.append([said(0)]))
-        assert run(postgres, "SELECT last_value FROM tries") == [(ATTEMPTS_MAX,)]
+        assert run(emptied_postgres, "SELECT last_value FROM tries") == [(ATTEMPTS_MAX,)]
 
 
-def test_programs_take_their_sessions_in_one_order_and_do_not_wait_for_each_other(postgres: str) -> None:
-    with PostgresStore(postgres) as store, psycopg.connect(postgres) as other:
+def test_programs_take_their_sessions_in_one_order_and_do_not_wait_for_each_other(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
         take(other, 0, "a")
         ours = store.append([said(1, "b"), said(1, "a")])
-        wait_until_some_wait(postgres)
+        wait_until_some_wait(emptied_postgres)
         # Who waits for the first of its sessions holds none of the others.
         take(other, 0, "b")
         other.commit()
@@ -128,8 +132,8 @@ def test_programs_take_their_sessions_in_one_order_and_do_not_wait_for_each_othe
         assert list(store.read("b")) == talk(2, "b")
 
 
-def test_a_session_goes_on_in_one_of_two_programs_only(postgres: str) -> None:
-    with PostgresStore(postgres) as one, PostgresStore(postgres) as other:
+def test_a_session_goes_on_in_one_of_two_programs_only(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as one, PostgresStore(emptied_postgres) as other:
         one.append([said(0)]).result(10)
         steps = [
             [replace(said(first), parent_event_id="s-000000"), replace(said(first + 9), parent_event_id=said(first).id)]
@@ -141,12 +145,13 @@ def test_a_session_goes_on_in_one_of_two_programs_only(postgres: str) -> None:
         assert list(one.read("s")) == [said(0), *steps[errors.index(None)]]
 
 
-def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(postgres: str) -> None:
-    name = run(postgres, "SELECT current_database()")[0][0]
-    run(postgres, f"ALTER DATABASE {name} SET synchronous_commit = off")
-    with PostgresStore(postgres) as store:
+def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_postgres: str) -> None:
+    name = run(emptied_postgres, "SELECT current_database()")[0][0]
+    run(emptied_postgres, f"ALTER DATABASE {name} SET synchronous_commit = off")
+    with PostgresStore(emptied_postgres) as store:
         add_trigger(
-            postgres, "IF current_setting('synchronous_commit') = 'off' THEN RAISE EXCEPTION 'too soon'; END IF;"
+            emptied_postgres,
+            "IF current_setting('synchronous_commit') = 'off' THEN RAISE EXCEPTION 'too soon'; END IF;",
         )
         store.append([said(0)]).result(10)
         assert list(store.read("s")) == [said(0)]
@@ -154,11 +159,11 @@ def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(postgres:
 
 @pytest.mark.parametrize(("raised", "code"), [("EXCEPTION", "P0001"), ("unique_violation", "23505")])
 def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(
-    postgres: str, raised: str, code: str
+    emptied_postgres: str, raised: str, code: str
 ) -> None:
-    with PostgresStore(postgres) as store:
+    with PostgresStore(emptied_postgres) as store:
         what = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
-        add_trigger(postgres, f"RAISE {what};")
+        add_trigger(emptied_postgres, f"RAISE {what};")
         refusal = failure(store.append([said(0)]))
         assert refusal.endswith(f"cannot be used (PostgreSQL error {code}): check the server's log")
         assert store.sessions() == ()
@@ -181,11 +186,11 @@ def add_trigger(url: str, body: str) -> None:
     }.items(),
 )
 def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
-    postgres: str, damage: str, reason: str
+    emptied_postgres: str, damage: str, reason: str
 ) -> None:
-    with PostgresStore(postgres) as store:
+    with PostgresStore(emptied_postgres) as store:
         store.append(talk(3)).result(10)
-        run(postgres, f"UPDATE holdfast.events SET {damage} WHERE id = 's-000002'")
+        run(emptied_postgres, f"UPDATE holdfast.events SET {damage} WHERE id = 's-000002'")
         reading = store.read("s")
         assert [next(reading), next(reading)] == talk(2)
         with pytest.raises(StoreError) as refusal:
@@ -193,21 +198,21 @@ def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
         assert str(refusal.value).startswith(f"event 's-000002' {reason}")
 
 
-def test_a_long_session_is_read_a_batch_at_a_time(postgres: str) -> None:
-    with PostgresStore(postgres) as store:
+def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
         store.append(talk(2 * READ_BATCH_EVENTS)).result(10)
         reading = store.read("s")
         head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
-        run(postgres, f"DELETE FROM holdfast.events WHERE id = '{said(READ_BATCH_EVENTS).id}'")
+        run(emptied_postgres, f"DELETE FROM holdfast.events WHERE id = '{said(READ_BATCH_EVENTS).id}'")
         assert head == talk(READ_BATCH_EVENTS)
         assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
 @pytest.mark.parametrize("query", [QUERIES.page, QUERIES.place, QUERIES.session, QUERIES.sessions, QUERIES.lessons])
-def test_no_read_looks_at_more_rows_than_it_gives(postgres: str, query: str) -> None:
-    with PostgresStore(postgres):
+def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: str) -> None:
+    with PostgresStore(emptied_postgres):
         asked = query.replace("%s", "'1'")
-        steps = run(postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {asked}")
+        steps = run(emptied_postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {asked}")
     plan = " / ".join(str(step) for (step,) in steps)
     assert "Index" in plan
     assert "Seq Scan" not in plan
@@ -231,17 +236,17 @@ def test_every_failure_is_one_line_with_a_way_out_and_without_the_servers_words(
     assert str(explain(psycopg.errors.lookup(code)("a secret"), "X")) == way_out
 
 
-def test_tables_that_were_taken_away_are_told_of(postgres: str) -> None:
-    with PostgresStore(postgres) as store:
-        run(postgres, "DROP TABLE holdfast.events")
+def test_tables_that_were_taken_away_are_told_of(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        run(emptied_postgres, "DROP TABLE holdfast.events")
         with pytest.raises(StoreError, match="has not the tables that Holdfast made there"):
             list(store.read("s"))
         assert "has not the tables" in failure(store.append([said(0)]))
 
 
-def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(postgres: str) -> None:
+def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(emptied_postgres: str) -> None:
     before = active_count()
-    store = PostgresStore(postgres)
+    store = PostgresStore(emptied_postgres)
     appends = [store.append([said(number)]) for number in range(100)]
     list(store.read("s"))
     assert active_count() == before + 1
@@ -251,8 +256,8 @@ def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(po
     assert all(done.exception(timeout=0) is None for done in appends)
 
 
-def test_a_forked_process_is_told_to_open_the_store_itself(postgres: str) -> None:
-    with PostgresStore(postgres) as store:
+def test_a_forked_process_is_told_to_open_the_store_itself(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
         store.append([said(0)]).result(10)
         list(store.read("s"))
         heard, tell = os.pipe()

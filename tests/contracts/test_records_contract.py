@@ -16,13 +16,13 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import said, talk
-from postgres_server import new_database
+from postgres_server import used_database
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
     if request.param == "postgres":
-        with new_database() as url, PostgresStore(url) as kept:
+        with used_database() as url, PostgresStore(url) as kept:
             yield kept
         return
     made: AbstractContextManager[Log] = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "log.db")

@@ -23,7 +23,7 @@ from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.rows import ID_BYTES_MAX
 from holdfast.stores.sqlite import SqliteStore
 from log_examples import calls_made, event, opened, said, talk
-from postgres_server import new_database
+from postgres_server import used_database
 
 
 class OpenStore(Protocol):
@@ -32,7 +32,7 @@ class OpenStore(Protocol):
 
 @contextmanager
 def on_postgres(_: Path) -> Iterator[OpenStore]:
-    with new_database() as url:
+    with used_database() as url:
         yield lambda **limits: PostgresStore(url, **limits)
 
 

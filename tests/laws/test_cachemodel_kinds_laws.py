@@ -1,7 +1,7 @@
 """What holds of the caches that keep prompts of themselves, whatever is asked of them."""
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachemodel_calls import breakpoint_rules, implicit_rules
@@ -70,7 +70,6 @@ def shared_tokens(one: Call, other: Call) -> int:
     return max((mine.tokens for mine, theirs in pairs if mine.digest == theirs.digest), default=0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(some_case)
 def test_the_buckets_sum_to_the_prompt(case: Case) -> None:
     by, history, call = case
@@ -80,7 +79,6 @@ def test_the_buckets_sum_to_the_prompt(case: Case) -> None:
     assert usage.cache_write_5m == usage.cache_write_1h == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(some_case)
 def test_what_is_read_is_a_beginning_that_was_sent_before(case: Case) -> None:
     by, history, call = case
@@ -90,7 +88,6 @@ def test_what_is_read_is_a_beginning_that_was_sent_before(case: Case) -> None:
     assert outcome.read is None or outcome.read.digest in {prefix.digest for prefix in call.prefixes}
 
 
-@settings(max_examples=60, deadline=None)
 @given(some_case)
 def test_reads_are_rounded_down_by_less_than_one_step(case: Case) -> None:
     by, history, call = case
@@ -100,7 +97,6 @@ def test_reads_are_rounded_down_by_less_than_one_step(case: Case) -> None:
     assert 0 <= exact - outcome.usage.cache_read < by.rounds_reads_to
 
 
-@settings(max_examples=60, deadline=None)
 @given(some_case)
 def test_the_second_of_two_equal_calls_writes_nothing_where_all_marks_are_looked_up(case: Case) -> None:
     by, history, call = case
@@ -114,7 +110,6 @@ def test_the_second_of_two_equal_calls_writes_nothing_where_all_marks_are_looked
     assert after.kept == entries.kept
 
 
-@settings(max_examples=60, deadline=None)
 @given(some_case)
 def test_at_most_as_many_breakpoints_are_written_as_the_rules_say(case: Case) -> None:
     by, history, call = case
@@ -123,7 +118,6 @@ def test_at_most_as_many_breakpoints_are_written_as_the_rules_say(case: Case) ->
     assert all(entry.tokens >= by.tokens_min for entry in outcome.written)
 
 
-@settings(max_examples=60, deadline=None)
 @given(some_case)
 def test_only_breakpoints_are_ever_written(case: Case) -> None:
     by, history, call = case
@@ -133,7 +127,6 @@ def test_only_breakpoints_are_ever_written(case: Case) -> None:
     assert by.kind == "implicit" or {entry.digest for entry in outcome.written} <= places
 
 
-@settings(max_examples=60, deadline=None)
 @given(implicit, st.lists(some_call.map(unmarked), max_size=5), some_call.map(unmarked))
 def test_a_cache_that_keeps_everything_reads_the_longest_living_beginning(
     by: CacheRules, history: list[Call], call: Call

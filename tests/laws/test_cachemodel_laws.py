@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachemodel_calls import part, rules, units
@@ -60,7 +60,6 @@ def play(by: CacheRules, history: list[Call]) -> Entries:
     return entries
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call)
 def test_the_buckets_sum_to_the_prompt(by: CacheRules, history: list[Call], call: Call) -> None:
     usage = begin(by, play(by, history), call)[0].usage
@@ -69,7 +68,6 @@ def test_the_buckets_sum_to_the_prompt(by: CacheRules, history: list[Call], call
     assert all(bucket >= 0 for bucket in buckets)
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call)
 def test_only_what_was_written_under_the_same_scope_is_read(by: CacheRules, history: list[Call], call: Call) -> None:
     entries, written = Entries(), set()
@@ -81,7 +79,6 @@ def test_only_what_was_written_under_the_same_scope_is_read(by: CacheRules, hist
     assert read is None or (call.scope == read.scope and read.tokens >= by.tokens_min)
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call)
 def test_a_call_made_twice_at_once_reads_up_to_its_last_mark(by: CacheRules, history: list[Call], call: Call) -> None:
     entries = play(by, [*history, call])
@@ -91,21 +88,18 @@ def test_a_call_made_twice_at_once_reads_up_to_its_last_mark(by: CacheRules, his
     assert again.cache_write == 0
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call)
 def test_an_hour_after_the_last_call_nothing_is_read(by: CacheRules, history: list[Call], call: Call) -> None:
     late = Call(call.scope, call.prefixes, call.marks, 3_700.0 + 3_600.0)
     assert begin(by, play(by, history), late)[0].read is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call)
 def test_nothing_expired_is_read(by: CacheRules, history: list[Call], call: Call) -> None:
     read = begin(by, play(by, history), call)[0].read
     assert read is None or call.at < read.expires_at
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call, st.data())
 def test_a_warmer_cache_never_costs_more(by: CacheRules, history: list[Call], call: Call, data: st.DataObject) -> None:
     entries = play(by, history)
@@ -114,7 +108,6 @@ def test_a_warmer_cache_never_costs_more(by: CacheRules, history: list[Call], ca
     assert units(begin(by, entries, call)[0].usage) <= units(begin(by, colder, call)[0].usage)
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, some_call)
 def test_counting_runs_as_one_never_reads_less(by: CacheRules, history: list[Call], call: Call) -> None:
     entries = play(by, history)
@@ -124,7 +117,6 @@ def test_counting_runs_as_one_never_reads_less(by: CacheRules, history: list[Cal
     assert wide.cache_read >= narrow.cache_read
 
 
-@settings(max_examples=40, deadline=None)
 @given(calls, some_call)
 def test_lifetimes_that_upgrade_never_read_less(history: list[Call], call: Call) -> None:
     def reads(upgrade: bool) -> int:
@@ -134,7 +126,6 @@ def test_lifetimes_that_upgrade_never_read_less(history: list[Call], call: Call)
     assert reads(True) >= reads(False)
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls)
 def test_an_entry_once_written_never_expires_earlier(by: CacheRules, history: list[Call]) -> None:
     entries = Entries()
@@ -145,7 +136,6 @@ def test_an_entry_once_written_never_expires_earlier(by: CacheRules, history: li
         entries = after
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_rules, calls, st.integers(1, 5))
 def test_no_more_than_the_limit_is_kept(by: CacheRules, history: list[Call], limit: int) -> None:
     entries = Entries()
@@ -155,7 +145,6 @@ def test_no_more_than_the_limit_is_kept(by: CacheRules, history: list[Call], lim
         assert len(entries.kept) <= limit
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_parts, st.data())
 def test_a_prompt_that_goes_on_has_the_prefixes_of_one_made_at_once(parts: list[Part], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(parts)))
@@ -164,7 +153,6 @@ def test_a_prompt_that_goes_on_has_the_prefixes_of_one_made_at_once(parts: list[
     assert head + tail == prefixes_of(SEEDS, parts)
 
 
-@settings(max_examples=40, deadline=None)
 @given(some_parts, some_parts)
 def test_prefixes_agree_exactly_as_far_as_the_blocks_do(one: list[Part], other: list[Part]) -> None:
     shared = 0

@@ -38,7 +38,7 @@ def compacted(history: History) -> Proposal | None:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_a_compacted_view_is_legal_and_its_kept_messages_are_untouched(seed: int) -> None:
     history = grown(seed)
@@ -52,7 +52,7 @@ def test_a_compacted_view_is_legal_and_its_kept_messages_are_untouched(seed: int
     assert text_of(after.passages[0].content).endswith(RESUME)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.booleans())
 def test_the_first_goal_and_what_waits_for_an_answer_stay_word_for_word(seed: int, ends: bool) -> None:
     history = grown(seed)
@@ -65,7 +65,7 @@ def test_the_first_goal_and_what_waits_for_an_answer_stay_word_for_word(seed: in
     assert history.asks[-1] in seen
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(SEEDS)
 def test_what_the_user_wants_always_or_never_outlives_ten_compactions(seed: int) -> None:
     history = History(seed)
@@ -79,7 +79,7 @@ def test_what_the_user_wants_always_or_never_outlives_ten_compactions(seed: int)
     assert history.asks[0] in seen
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_a_compaction_at_once_behind_another_does_nothing(seed: int) -> None:
     history = grown(seed)
@@ -87,7 +87,7 @@ def test_a_compaction_at_once_behind_another_does_nothing(seed: int) -> None:
     assert compacted(history) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
     first, second = (propose(standing_of(grown(seed)), SMALL, "asked") for _ in range(2))
@@ -97,7 +97,7 @@ def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
     assert first.after == second.after
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_the_state_is_a_fold_and_everything_in_front_of_the_record_stays(seed: int) -> None:
     history = grown(seed)
@@ -110,7 +110,7 @@ def test_the_state_is_a_fold_and_everything_in_front_of_the_record_stays(seed: i
     assert heads[0] == heads[1]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(SEEDS)
 def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None:
     history = History(seed)
@@ -123,7 +123,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
     assert max(sizes) < 6_000
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
     history = grown(seed)
@@ -137,7 +137,7 @@ def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
         assert thought == ([] if model is BINDING else expected)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
     history = grown(seed)
@@ -152,7 +152,7 @@ def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
             assert hashed or entity.kind == "error" or entity.text in said
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.integers(0, 4_000))
 def test_a_cut_parts_no_call_from_its_result_and_covers_nothing_unsent(seed: int, tail: int) -> None:
     history = grown(seed, turns=8)
@@ -168,7 +168,6 @@ def test_a_cut_parts_no_call_from_its_result_and_covers_nothing_unsent(seed: int
     assert [one.start for one in groups_of(passages)][1:] == [one.stop for one in groups_of(passages)][:-1]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=300), st.text(max_size=60))
 def test_whatever_is_said_is_read(said: str, arguments: str) -> None:
     call = ToolUse("c1", "bash", arguments)
@@ -186,7 +185,7 @@ def test_whatever_is_said_is_read(said: str, arguments: str) -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), max_size=5), st.integers(0, 3))
 def test_facts_that_are_gathered_bit_by_bit_are_those_of_the_whole(
     seed: int, wanted: list[tuple[int, int]], withdrawn: int

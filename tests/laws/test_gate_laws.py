@@ -43,7 +43,7 @@ passengers = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(passengers, min_size=1, max_size=12))
 def test_nothing_new_is_written_twice_at_once_everybody_passes_and_nothing_is_left_behind(
     ship: list[Passenger],

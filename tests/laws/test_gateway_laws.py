@@ -21,7 +21,7 @@ from served_gateway import (
 )
 
 PATH = "/anthropic/v1/messages"
-# 300 each where all is checked, 6,000 where there is time.
+# 120 each where all is checked, 6,000 where there is time.
 many = settings(
     max_examples=6 * settings().max_examples,
     deadline=None,

@@ -88,7 +88,7 @@ def meaning(place: KnowledgeFolder) -> dict[str, object]:
 PROJECT = Project(content_of=lambda path: f"{len(path):016x}")
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(sessions(), sessions(), st.sampled_from(("before", "cut short", "after")))
 def test_a_crash_at_any_write_loses_nothing_and_doubles_nothing(
     before: tuple[Spoken, ...], after: tuple[Spoken, ...], mode: Mode
@@ -157,7 +157,7 @@ def test_no_byte_of_a_person_is_changed_by_a_harvest(
             assert not (added and is_open) or added.startswith(end or b"\n")
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(sessions(), sessions(), st.integers(1, 3))
 def test_what_a_person_writes_while_a_harvest_writes_is_kept(
     before: tuple[Spoken, ...], after: tuple[Spoken, ...], times: int
@@ -310,7 +310,6 @@ def test_two_items_that_say_the_same_have_the_sources_of_both(one: Item, other: 
     assert merged(both, other) == both
 
 
-@settings(max_examples=100)
 @given(st.lists(items(), max_size=60), st.lists(items(), max_size=10))
 def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: list[Item], more: list[Item]) -> None:
     before, after = make_digest(some), make_digest([*some, *more])
@@ -341,7 +340,6 @@ def sections_of(text: str) -> dict[str, list[str]]:
     return {part.split("\n")[0]: [line for line in part.split("\n") if line.startswith("- ")] for part in parts}
 
 
-@settings(max_examples=100)
 @given(st.lists(long_items(), max_size=40), st.lists(long_items(), min_size=1, max_size=3))
 def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
     some: list[Item], more: list[Item]

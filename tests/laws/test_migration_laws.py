@@ -28,7 +28,6 @@ def assert_can_be_published(proposal: Proposal) -> None:
     assert checked.failures == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(documents().map(text_of), min_size=1, max_size=2))
 def test_every_line_is_in_one_unit_or_in_the_stub_and_the_manifest_can_be_published(texts: list[str]) -> None:
     proposal = proposed(*texts)
@@ -36,7 +35,6 @@ def test_every_line_is_in_one_unit_or_in_the_stub_and_the_manifest_can_be_publis
     assert_can_be_published(proposal)
 
 
-@settings(max_examples=60, deadline=None)
 @given(documents(), kept_blocks, documents())
 def test_fences_tables_and_nested_lists_stay_whole(
     before: tuple[tuple[str, ...], ...], block: tuple[str, ...], after: tuple[tuple[str, ...], ...]
@@ -46,14 +44,13 @@ def test_fences_tables_and_nested_lists_stay_whole(
     assert any(is_whole(block, one) for one in proposed_texts(proposed(text)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(documents())
 def test_front_matter_stays_whole(document: tuple[tuple[str, ...], ...]) -> None:
     front = ("---", "description: How we test", "globs: *.ts", "---")
     assert any(is_whole(front, one) for one in proposed_texts(proposed(text_of((front, *document)))))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=200))
 @example("---\n---\n# \n")
 @example("```\n# never closed\n## still code")
@@ -66,7 +63,6 @@ def test_any_text_is_cut_without_losing_or_doubling_a_line(text: str) -> None:
     assert kept == [line for line in text.split("\n") if line.strip()]
 
 
-@settings(max_examples=60, deadline=None)
 @given(documents().map(text_of))
 def test_spans_name_the_lines_that_a_section_has(text: str) -> None:
     lines = text.split("\n")
@@ -75,14 +71,12 @@ def test_spans_name_the_lines_that_a_section_has(text: str) -> None:
         assert [line for line in told if line.strip()] == [line for line in section.text.split("\n") if line.strip()]
 
 
-@settings(max_examples=60, deadline=None)
 @given(documents().map(text_of))
 def test_cutting_at_a_pattern_loses_nothing_either(text: str) -> None:
     sections = sections_of(SourceFile("a.md", text), at=re.compile("test"))
     assert lines_in(one.text for one in sections) == lines_in([text])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(words, min_size=1, max_size=60))
 def test_large_sections_are_cut_between_the_items_of_a_list(items: list[str]) -> None:
     text = "## Rules\n\n" + "\n".join(f"- {item} {' and more' * 40}\n  - inner {item}" for item in items)

@@ -72,7 +72,7 @@ learned = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=4 * settings().max_examples)
 @given(heads, turns, learned)
 def test_marks_are_few_legal_and_never_on_what_changes(
     head: list[Piece], played: list[tuple[list[Piece], float, float]], known: Learned

@@ -116,7 +116,7 @@ def test_every_body_is_good_before_it_is_changed(path: str) -> None:
 
 
 @every_endpoint
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_a_value_of_another_kind_anywhere_is_answered_or_refused(path: str, data: st.DataObject) -> None:
     place = data.draw(st.sampled_from(places_in(BODIES[path])))
@@ -125,7 +125,6 @@ def test_a_value_of_another_kind_anywhere_is_answered_or_refused(path: str, data
 
 
 @every_endpoint
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_anything_left_out_doubled_or_added_is_answered_or_refused(path: str, data: st.DataObject) -> None:
     places = [place for place in places_in(BODIES[path]) if place]
@@ -148,7 +147,6 @@ def test_anything_left_out_doubled_or_added_is_answered_or_refused(path: str, da
 
 
 @every_endpoint
-@settings(max_examples=40, deadline=None)
 @given(body=st.binary(max_size=40), cut=st.integers(0, 150))
 def test_bytes_of_any_kind_are_refused(path: str, body: bytes, cut: int) -> None:
     assert check(path, body) == 400

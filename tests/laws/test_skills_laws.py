@@ -17,9 +17,9 @@ from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
 from holdfast.sources.skills.store import SkillStore
 from skill_folders import library_of, write_raw, write_skill
 
-laws = settings(max_examples=200, deadline=None)
-many = settings(max_examples=1_000, deadline=None)
-few = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=2 * settings().max_examples)
+many = settings(max_examples=10 * settings().max_examples)
+few = settings(max_examples=settings().max_examples)
 
 modes = st.sampled_from(SKILL_MODES)
 

@@ -40,7 +40,7 @@ fresh = count()
 
 
 @pytest.mark.parametrize("payload", get_args(AnyPayload))
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 4)
 @given(examples=st.data())
 def test_every_kind_of_event_is_read_as_it_was_appended(
     sqlite: SqliteStore, postgres_store: PostgresStore, payload: object, examples: st.DataObject
@@ -67,14 +67,13 @@ deletes = st.tuples(st.just("delete"), st.sampled_from("xyz"))
 histories: st.SearchStrategy[list[tuple[str, list[Event] | str]]] = st.lists(appends | deletes, max_size=8)
 
 
-@settings(max_examples=20)
 @given(histories)
 def test_no_history_tells_one_store_from_another(history: list[tuple[str, list[Event] | str]]) -> None:
     with TemporaryDirectory() as folder, SqliteStore(Path(folder) / "log.db") as sqlite, MemoryStore() as memory:
         check_alike(sqlite, memory, history)
 
 
-@settings(max_examples=8)
+@settings(max_examples=settings().max_examples // 4)
 @given(histories)
 def test_no_history_tells_postgresql_from_another(
     postgres_store: PostgresStore, history: list[tuple[str, list[Event] | str]]

@@ -70,7 +70,7 @@ SCOPES = (
 )
 
 
-@settings(max_examples=30, suppress_health_check=SLOW)
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=SLOW)
 @given(histories)
 def test_the_tables_of_a_file_that_two_stores_write_are_what_the_events_add_up_to(history: list[Deed]) -> None:
     with TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def server() -> Iterator[str]:
         yield url
 
 
-@settings(max_examples=10, suppress_health_check=SLOW)
+@settings(max_examples=settings().max_examples // 4, suppress_health_check=SLOW)
 @given(histories)
 def test_the_tables_of_a_server_that_two_stores_write_are_what_the_events_add_up_to(
     server: str, history: list[Deed]

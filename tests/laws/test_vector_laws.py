@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -49,10 +50,14 @@ def test_the_vector_of_a_text_is_the_sum_of_those_of_its_words(one: str, other: 
     assert (both[0] == both[1] + both[2]).all()
 
 
-@given(texts)
-def test_words_have_the_tokens_that_they_have_in_their_text(text: str) -> None:
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(carried_file("wordllama", wordllama.TOKENS)))
+
+
+@given(text=texts)
+def test_words_have_the_tokens_that_they_have_in_their_text(tokenizer: Tokenizer, text: str) -> None:
     encoder = wordllama.encoder()
-    tokenizer = Tokenizer.from_file(str(carried_file("wordllama", wordllama.TOKENS)))
     said = " ".join(words(text)).encode(errors="replace").decode()
     tokens = tokenizer.encode(said, add_special_tokens=False).tokens if said else []
     alone = [tokenizer.encode(word, add_special_tokens=False).tokens for word in said.split()]

@@ -1,0 +1,43 @@
+"""`holdfast` with words behind it, as a program of its own or in the process of the test."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+
+
+def start(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *arguments],
+        env={**os.environ, **environ},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def enter(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The same without a program, which takes half a second to start; one test of each kind should start it."""
+    words = ["holdfast", *arguments]
+    told = (io.BytesIO(), io.BytesIO())
+    out, err = (io.TextIOWrapper(one, encoding="utf-8", write_through=True) for one in told)
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd or Path.cwd()):
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    status = ended.value.code
+    assert isinstance(status, int)
+    return subprocess.CompletedProcess(words, status, *(one.getvalue().decode() for one in told))
