@@ -1,6 +1,8 @@
 """`holdfast.Library` and its commands: checked, published, promoted, taken back, probed, without a server."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -302,3 +304,18 @@ def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: Sho
     )
     shop.run("usage", told["audit_token"], "--used", "checkout-procedure")
     assert shop.library.shadow_report().coverage == 1.0
+
+
+def test_who_does_not_ask_does_not_wait_for_the_encoder(shop: Shop) -> None:
+    shop.write()
+    shop.library.publish(shop.folder)
+    code = (
+        "import sys\n"
+        "from holdfast import Library\n"
+        "from holdfast.instructions.settings import InstructionSettings\n"
+        "with Library('kept.db', settings=InstructionSettings(encoder='wordllama')) as library:\n"
+        "    told = library.stub(), library.index(), library.entries()\n"
+        "    print(all(told), 'numpy' in sys.modules)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=shop.path, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("True False\n", "")

@@ -84,13 +84,14 @@ def certified(library: Library, agent: Agent, manifest: Manifest) -> CoverageRun
 
 
 def activate_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
-    """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not."""
-    failed = _chosen(library, known)
+    """Choose an encoder and load it, so that nobody who asks has to wait for it."""
+    failed = choose_encoder(library, known)
     library.shelves.load_encoder()
     return failed
 
 
-def _chosen(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
+def choose_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
+    """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not."""
     wanted = library.settings.encoder
     before = library.records.encoder()
     if before is None or before == (wanted or NO_ENCODER):

@@ -87,7 +87,7 @@ def tried_manifest(draft: Draft, agent: Agent) -> Manifest:
 
 def tried_shelf(manifest: Manifest, texts: Mapping[str, str], settings: InstructionSettings) -> Shelf:
     contents = {name: text_content(text, "stigmem") for name, text in texts.items()}
-    return Shelf(manifest, contents, meaning=_meaning(settings))
+    return Shelf(manifest, contents, meaning=lambda: _meaning(settings))
 
 
 def given_approvals(given: Sequence[GivenApproval], agent: Agent, caller: Caller, *, at: int) -> tuple[Approval, ...]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -81,13 +81,19 @@ class Shelf:
         manifest: Manifest,
         contents: Mapping[str, Content],
         *,
-        meaning: MeaningStage | None = None,
+        meaning: Callable[[], MeaningStage | None] = lambda: None,
         lifted: Collection[str] = (),
     ) -> None:
         self.manifest = manifest
         self.contents = contents
         self.lifted = frozenset(lifted)
-        self.index = Index((unit_of(entry, contents.get(entry.name)) for entry in manifest.body), meaning=meaning)
+        self._meaning = meaning
+
+    @cached_property
+    def index(self) -> Index:
+        """Made when first asked: who reads only the manifest need not wait for an encoder."""
+        units = (unit_of(entry, self.contents.get(entry.name)) for entry in self.manifest.body)
+        return Index(units, meaning=self._meaning())
 
     @cached_property
     def snapshot_id(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 
 import msgspec
@@ -72,18 +73,15 @@ class Shelves:
                 contents[entry.name] = unit_content(unit)
             elif entry.path is not None and (text := self._read(agent, entry.path)) is not None:
                 contents[entry.name] = text_content(text, "fallback_path")
-        return Shelf(manifest, contents, meaning=self._meaning(), lifted=lifted)
+        return Shelf(manifest, contents, meaning=partial(_stage, self.encoder), lifted=lifted)
 
     def load_encoder(self) -> None:
         """Now rather than when the first is asked: reading the weights takes longer than many recalls."""
-        self._meaning()
+        _stage(self.encoder)
 
     def forget(self) -> None:
         with self._lock:
             self._kept.clear()
-
-    def _meaning(self) -> MeaningStage | None:
-        return meaning_stage(self.encoder) if self.encoder else None
 
     def _files(self, agent: Agent, shelf: Shelf) -> dict[str, str | None]:
         return {entry.name: self._read(agent, entry.path) for entry in shelf.manifest.body if entry.path is not None}
@@ -118,3 +116,7 @@ def _newest(units: Sequence[UnitVersion]) -> UnitVersion:
 
 def unit_content(unit: UnitVersion) -> Content:
     return Content(unit.content, unit.token_count, "stigmem", unit.uri, unit.version, unit.valid_until)
+
+
+def _stage(encoder: EncoderName | None) -> MeaningStage | None:
+    return meaning_stage(encoder) if encoder else None

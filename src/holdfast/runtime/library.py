@@ -16,7 +16,7 @@ from holdfast.instructions import library as kept
 from holdfast.instructions.archiving import Archived, archive
 from holdfast.instructions.asking import Answered, Replayed, ask, close, replay
 from holdfast.instructions.callers import Caller
-from holdfast.instructions.certifying import activate_encoder
+from holdfast.instructions.certifying import choose_encoder
 from holdfast.instructions.checking import Checked
 from holdfast.instructions.comparing import CoverageDiff, Measured, compare_versions, covered
 from holdfast.instructions.deploying import (
@@ -93,7 +93,7 @@ class Library:
                 new_id=new_id,
                 warn=warn,
             )
-            activate_encoder(self._kept, tuple(one for one in ENCODERS if not missing_packages(one)))
+            choose_encoder(self._kept, tuple(one for one in ENCODERS if not missing_packages(one)))
         except BaseException:
             self._store.close()
             raise
