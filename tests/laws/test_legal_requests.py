@@ -1,4 +1,4 @@
-"""No plan and no ping makes a request that the provider refuses: a thousand random sessions, or many thousands."""
+"""No plan and no ping makes a request that the provider refuses: ten thousand random sessions."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -30,8 +30,7 @@ from holdfast.providers.registry import adapter_for
 from holdfast.replay.play import Player, Setting
 from holdfast.replay.recording import RecordedCall, Recording
 
-# 1,000 where all is checked, 15,000 where there is time.
-CASES = 50 * settings().max_examples
+CASES = 10_000
 MODEL = find_model("anthropic:claude-sonnet-5-5")
 PRICE = price_at(MODEL, datetime.date(2026, 11, 15), 1000)
 ADAPTER = adapter_for("anthropic")
@@ -169,12 +168,12 @@ def check_legal(marks: Sequence[Mark], scroll: Scroll, rules: CacheRules) -> Non
     assert all(scroll.pieces[mark.piece].markable for mark in marks)
 
 
-def test_no_plan_in_a_thousand_sessions_is_refused() -> None:
+def test_no_plan_in_ten_thousand_sessions_is_refused() -> None:
     chance = Random(20_261_116)
     assert sum(plan_session(chance) for _ in range(CASES)) > 3 * CASES
 
 
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_no_plan_is_refused(chance: Random) -> None:
     assert plan_session(chance)
@@ -212,12 +211,13 @@ def ping_calls(chance: Random, calls: int, policy: Policy) -> int:
     return len(bodies)
 
 
-def test_no_ping_in_a_thousand_is_refused() -> None:
+def test_no_ping_in_ten_thousand_is_refused() -> None:
     chance = Random(20_261_117)
     checked = sum(ping_calls(chance, CALLS_AT_ONCE, upgrading()) for _ in range(CASES // CALLS_AT_ONCE))
     assert checked == 2 * CASES
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_no_ping_is_refused(chance: Random, calls: int) -> None:
     ours = OurPolicy(Learned(Rhythm(person=counted([400.0] * 50))), keep_alive=True)
