@@ -25,6 +25,7 @@ import msgspec
 
 from holdfast.events.records import HasRecords, Records
 from holdfast.instructions.records import HasInstructions, InstructionRecords
+from holdfast.retrieval.meaning import missing_packages
 from holdfast.service.access import make_key
 from holdfast.stores.open import open_store
 
@@ -55,15 +56,9 @@ def run() -> Iterator[tuple[str, str]]:
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
-        with _served(folder, path) as (url, server):
-            yield "gate of 8 units, 95 paraphrases", f"{1000 * _furnish(url, admin):.0f} ms, publishing included"
-            stolen = _stolen_seconds()
-            yield "recall, each time in other words", _told(_latencies(url, agent))
-            yield f"recalls a second, {CLIENTS} clients, each time in other words", _rate(url, agent, server)
-            yield f"recalls a second, {CLIENTS} clients, always the same", _rate(url, agent, server, same=True)
-            yield "load of the machine meanwhile, processors", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}"
-            if stolen is not None:
-                yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen:.2f} s"
+        yield from _alone(folder, path, admin, agent)
+        if not missing_packages("paired"):
+            yield from _with_sentences()
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
         with closing(open_store(crowded)) as store:
@@ -75,6 +70,30 @@ def run() -> Iterator[tuple[str, str]]:
             share = statistics.median(many) / statistics.median(few)
             told = f"{_told(many)}, {share:.2f} times the median without them in the same minute"
             yield f"recall, {KEYS} keys and {AGENTS} agents", told
+
+
+def _alone(folder: str, path: Path, admin: str, agent: str) -> Iterator[tuple[str, str]]:
+    with _served(folder, path) as (url, server):
+        yield "gate of 8 units, 95 paraphrases", f"{1000 * _furnish(url, admin):.0f} ms, publishing included"
+        stolen = _stolen_seconds()
+        yield "recall, each time in other words", _told(_latencies(url, agent))
+        yield f"recalls a second, {CLIENTS} clients, each time in other words", _rate(url, agent, server)
+        yield f"recalls a second, {CLIENTS} clients, always the same", _rate(url, agent, server, same=True)
+        yield "load of the machine meanwhile, processors", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}"
+        if stolen is not None:
+            yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen:.2f} s"
+
+
+def _with_sentences() -> Iterator[tuple[str, str]]:
+    """The same by the encoder that finds more."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.toml").write_text('[instructions]\nencoder = "paired"\n')
+        path = Path(folder, "log.db")
+        with closing(open_store(path)) as store:
+            assert isinstance(store, HasRecords)
+            admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
+        for row, figure in _alone(folder, path, admin, agent):
+            yield f"by paired: {row}", figure
 
 
 def _in_turns(few_url: str, many_url: str, key: str) -> tuple[list[float], list[float]]:

@@ -29,7 +29,7 @@ class Shop:
         self.clock = clock or ManualClock()
         self.folder = path / "folder"
         self.folder.mkdir()
-        # The light one, here and in the commands: the other takes a second to load.
+        # The same here and in the commands, whatever the default is.
         settings = InstructionSettings(root=path / "files", encoder="wordllama")
         (path / "home").mkdir()
         (path / "home" / "config.toml").write_text('[instructions]\nencoder = "wordllama"\n')

@@ -50,9 +50,8 @@ def missing_packages(encoder: EncoderName) -> tuple[str, ...]:
 
 
 def default_encoder() -> EncoderName | None:
-    """The best that is quick enough for every question, of what is installed."""
-    quick: tuple[EncoderName, ...] = ("paired", "wordllama")
-    return next((one for one in quick if not missing_packages(one)), None)
+    """The lightest; the others find more, and are chosen by who has the time and the memory for them."""
+    return None if missing_packages("wordllama") else "wordllama"
 
 
 def check_installed(encoder: EncoderName = "wordllama") -> None:
