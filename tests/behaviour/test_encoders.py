@@ -87,6 +87,19 @@ def test_any_text_has_a_vector(
         assert row.any()
 
 
+def test_what_stands_behind_the_longest_text_is_not_read(
+    sentences: universal.UniversalEncoder, transformer: granite.GraniteEncoder
+) -> None:
+    for encoder in (sentences, transformer):
+        one, other = encoder.encode(["rain " * 300 + "and wind", "rain " * 300 + "in a report for the board"])
+        assert (one == other).all()
+
+
+def test_the_transformer_says_what_it_said_when_it_was_measured(transformer: granite.GraniteEncoder) -> None:
+    (row,) = rows(SENTENCES[2:3], transformer)
+    assert row[:6] == pytest.approx([0.0032, 0.0071, 0.0046, 0.0181, -0.0313, 0.0276], abs=2e-4)
+
+
 def test_the_bend_of_the_transformer_is_that_of_the_error_function() -> None:
     points = np.linspace(-6, 6, 1201, dtype=np.float32)
     exact = [x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in points.tolist()]

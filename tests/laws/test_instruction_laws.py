@@ -41,6 +41,7 @@ questions = st.builds(
 @given(shelves(), questions)
 def test_what_is_not_guaranteed_keeps_to_budget_and_count(shelf: Shelf, question: Question) -> None:
     recalled = shelf.recall(question)
+    assert shelf.index is shelf.index, "an index is made once"
     guaranteed = [one for one in recalled.chunks if one.kind == "guaranteed"]
     others = [one for one in recalled.chunks if one.kind != "guaranteed"]
     left = question.token_budget - sum(one.content.tokens for one in guaranteed)
