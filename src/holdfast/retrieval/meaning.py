@@ -54,10 +54,17 @@ def default_encoder() -> EncoderName | None:
     return None if missing_packages("wordllama") else "wordllama"
 
 
+def encoder_named(name: str) -> EncoderName:
+    """Refuses one that is unknown, or that cannot be had."""
+    known = next((one for one in ENCODERS if one == name), None)
+    if known is None:
+        raise UserError(f"unknown encoder {name[:80]!r}; known encoders: {', '.join(ENCODERS)}")
+    check_installed(known)
+    return known
+
+
 def check_installed(encoder: EncoderName = "wordllama") -> None:
     """Refuses an encoder that cannot be had, by the name of the extra that brings it."""
-    if encoder not in ENCODERS:
-        raise UserError(f"unknown encoder {encoder!r}; known encoders: {', '.join(ENCODERS)}")
     if missing := missing_packages(encoder):
         extra, _ = _NEEDED[encoder]
         raise UserError(
@@ -67,7 +74,7 @@ def check_installed(encoder: EncoderName = "wordllama") -> None:
 
 def meaning_stage(encoder: EncoderName = "wordllama") -> MeaningStage:
     """An empty stage on weights that an installed package carries; nothing is ever downloaded."""
-    check_installed(encoder)
+    encoder_named(encoder)
     # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
     stage: MeaningStage = importlib.import_module(f"holdfast.retrieval.{encoder}").stage()
     return stage

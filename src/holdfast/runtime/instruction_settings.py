@@ -13,7 +13,7 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import KEY_BYTES, decoded
 from holdfast.instructions.values import WAKE_REASONS
 from holdfast.instructions.wake import WakeTrust
-from holdfast.retrieval.meaning import EncoderName, check_installed, default_encoder
+from holdfast.retrieval.meaning import EncoderName, default_encoder, encoder_named
 from holdfast.sources.home import holdfast_home
 
 WAKE_SECRET = "HOLDFAST_WAKE_SECRET"
@@ -31,7 +31,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wake_audience: str = "holdfast"
     wake_public_key: str | None = None
     also_wake_reasons: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...] = ()
-    encoder: EncoderName | Literal["none"] | None = None
+    encoder: str | None = None
     floor: bool = True
     coverage_k: Literal["specified", "scaled"] = "specified"
 
@@ -56,8 +56,7 @@ def load_instructions(environ: Mapping[str, str]) -> Instructions:
     if table.encoder is None:
         encoder = default_encoder()
     elif table.encoder != "none":
-        check_installed(table.encoder)
-        encoder = table.encoder
+        encoder = encoder_named(table.encoder)
     settings = InstructionSettings(
         deployment=table.deployment,
         root=Path(table.root).expanduser() if table.root else home / "instructions",
