@@ -82,7 +82,8 @@ class Drawn:
 
 def near(stage: VectorStage | SideBySide, unit: Unit, query: str) -> float:
     stage.add(0, unit)
-    return stage.match(query, slots=1)[0]
+    told = stage.near(query, slots=1) if isinstance(stage, VectorStage) else stage.match(query, slots=1)
+    return float(told[0])
 
 
 @given(st.integers(0, 2**32), st.floats(0, 1))
@@ -126,6 +127,6 @@ def test_many_passages_make_the_matrix_grow_and_what_was_removed_is_never_near()
         stage.add(slot, Unit(str(slot), "rain and wind", f"page {slot}"))
     for slot in range(99):
         stage.remove(slot)
-    near = stage.match("rain and wind", slots=100)
+    near = stage.near("rain and wind", slots=100).tolist()
     assert near[:99] == [0.0] * 99
     assert near[99] > 0.99

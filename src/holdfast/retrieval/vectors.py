@@ -51,11 +51,9 @@ Reading = Callable[[Encoder, Unit], Sums]
 
 
 class VectorStage:
-    """The rows of all units in one matrix; a unit's similarity is that of its nearest row."""
+    """What one encoder says: the rows of all units in one matrix; a unit's similarity is that of its nearest row."""
 
-    def __init__(self, encoder: Encoder, reading: Reading, *, floor: float = 0.0, words_share: float = 1.0) -> None:
-        self.floor = floor
-        self.words_share = words_share
+    def __init__(self, encoder: Encoder, reading: Reading) -> None:
         self._encoder = encoder
         self._reading = reading
         self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
@@ -81,10 +79,6 @@ class VectorStage:
         freed = self._rows_of.pop(slot)
         self._owners[freed] = _NO_SLOT
         self._free += freed
-
-    def match(self, query: str, *, slots: int) -> list[float]:
-        similarities: list[float] = self.near(query, slots=slots).tolist()
-        return similarities
 
     def near(self, query: str, *, slots: int) -> Sums:
         wanted = whole_numbers(self._encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]

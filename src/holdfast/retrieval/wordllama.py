@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.vectors import Sums, Vectors, VectorStage, by_words
 from holdfast.retrieval.words import WORDS_KNOWN_MAX, words
 
@@ -47,8 +48,8 @@ class WordllamaEncoder:
         return tokens
 
 
-def stage() -> VectorStage:
-    return VectorStage(encoder(), by_words, floor=FLOOR)
+def stage() -> SideBySide:
+    return SideBySide([(1.0, VectorStage(encoder(), by_words))], floor=FLOOR)
 
 
 @cache
