@@ -55,6 +55,12 @@ def test_vectors_of_sentences_are_those_of_the_package_that_carries_the_weights(
     assert (own[0] @ theirs[2]) < 0.5
 
 
+def test_sentences_have_the_vectors_they_had_when_they_were_measured(sentences: universal.UniversalEncoder) -> None:
+    first, *others = rows(SENTENCES, sentences)
+    assert first[:5] == pytest.approx([-0.03678, 0.03190, 0.07384, 0.02141, -0.06098], abs=2e-5)
+    assert [first @ other for other in others] == pytest.approx([0.67231, 0.14102, 0.03957], abs=2e-5)
+
+
 def test_both_put_what_means_the_same_side_by_side(
     sentences: universal.UniversalEncoder, transformer: granite.GraniteEncoder
 ) -> None:

@@ -5,11 +5,12 @@ tokens see what stands beside it, and what all tokens say together goes through 
 token alone is kept, so that a text of known words costs one convolution of the two.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 import numpy as np
@@ -35,14 +36,19 @@ _SPANS = ((2, 0), (3, 1), (5, 2))
 """How many tokens a convolution sees, and how many of them stand before its own."""
 _WIDTH = 256
 _BLOCKS = 17
+_VECTOR = slice(512)
+_PARTS = 512 + len(_SPANS) * _WIDTH
+"""Where in the row of a token its vector is, and where its parts begin; what is projected of it lies between."""
 
 
-class _Token(msgspec.Struct, frozen=True):
-    """What a token brings into every text: its vector, and its part in the first convolution at each place of each."""
+class _Dense(msgspec.Struct, frozen=True):
+    """What becomes of all tokens together; layers with nothing between them are one."""
 
-    vector: Vectors
-    projected: Vectors
-    parts: tuple[Vectors, ...]
+    of_sum: Vectors
+    of_each: Vectors
+    inner: Vectors
+    outer: Vectors
+    last: Vectors
 
 
 class UniversalEncoder:
@@ -56,65 +62,67 @@ class UniversalEncoder:
             reading = beside.submit(_read, weights)
             self._tokenizer = _tokenizer(read_pieces(pieces))
             self._rows, self._layers = reading.result()
-        self._epsilon = float(self._layers["eps"])
+        self._epsilon = np.float32(self._layers["eps"])
+        self._dense = _dense(self._layers)
         self._token = lru_cache(TOKENS_KNOWN_MAX)(self._token_of)
+        self._turn = Lock()
 
     def encode(self, texts: Sequence[str]) -> Sums:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
-            sums[row] = self._sentence(text)
+            # Two at once would take longer than one after the other: each drives the weights out of the other's cache.
+            with self._turn:
+                sums[row] = self._sentence(text)
         return sums
 
     def _sentence(self, text: str) -> Vectors:
         ids = self._tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False).ids
-        tokens = [self._token(one) for one in (_FIRST, *(ids[: TOKENS_MAX - 2] or (_UNKNOWN,)), _LAST)]
-        seen = np.concatenate([np.stack([one.vector for one in tokens]), *self._convolved(tokens)], axis=1)
-        said = self._normal(seen, "ln_g", "ln_b").sum(axis=0)
-        return self._dense(said, len(tokens))
+        tokens = np.stack([self._token(one) for one in (_FIRST, *(ids[: TOKENS_MAX - 2] or (_UNKNOWN,)), _LAST)])
+        seen = np.concatenate([tokens[:, _VECTOR], *self._convolved(tokens)], axis=1)
+        return self._together(self._normal(seen).sum(axis=0), len(tokens))
 
-    def _convolved(self, tokens: Sequence[_Token]) -> list[Vectors]:
-        projected = np.stack([one.projected for one in tokens])
-        layers = self._layers
-        both = []
+    def _convolved(self, tokens: Vectors) -> Iterator[Vectors]:
+        parts = _PARTS
         for at, (span, before) in enumerate(_SPANS):
-            own = projected[:, at * _WIDTH : (at + 1) * _WIDTH]
-            parts = np.stack([one.parts[at] for one in tokens])
-            first = np.maximum(_in_place(parts, before) + layers[f"b1_{span}"], 0) + own
-            windows = _windows(first, span, before)
-            both.append(np.maximum(windows @ layers[f"w2_{span}"] + layers[f"b2_{span}"], 0) + first)
-        return both
+            first = np.zeros((len(tokens), _WIDTH), np.float32)
+            second = np.zeros_like(first)
+            for place in range(span):
+                _add_from(tokens[:, parts : parts + _WIDTH], place - before, into=first)
+                parts += _WIDTH
+            first = np.maximum(first + self._layers[f"b1_{span}"], 0) + tokens[:, _projected(at)]
+            for place in range(span):
+                # Place by place, for BLAS copies large matrices before it multiplies a few rows by them.
+                weights = self._layers[f"w2_{span}"][place * _WIDTH : (place + 1) * _WIDTH]
+                _add_from(first @ weights, place - before, into=second)
+            yield np.maximum(second + self._layers[f"b2_{span}"], 0) + first
 
-    def _dense(self, said: Vectors, tokens: int) -> Vectors:
-        layers = self._layers
-        mean: Vectors = (said @ layers["cnn_W"] + tokens * layers["cnn_b"]) / np.float32(np.sqrt(tokens))
-        inner = np.maximum(mean @ layers["p1"] + np.maximum(mean @ layers["d0"], 0) @ layers["d1"], 0)
-        outer: Vectors = np.tanh(inner @ layers["p3"] + np.maximum(inner @ layers["d2"], 0) @ layers["d3"])
+    def _together(self, said: Vectors, tokens: int) -> Vectors:
+        dense, root = self._dense, np.float32(np.sqrt(tokens))
+        straight, bent = np.split((said @ dense.of_sum) / root + dense.of_each * root, 2)
+        inner = np.maximum(straight + np.maximum(bent, 0) @ dense.inner, 0)
+        straight, bent = np.split(inner @ dense.outer, 2)
+        outer: Vectors = np.tanh(straight + np.maximum(bent, 0) @ dense.last)
         return outer
 
-    def _token_of(self, token: int) -> _Token:
-        block = token % _BLOCKS
-        vector = self._rows[token].astype(np.float32) * self._layers["scale"][block] + self._layers["lo"][block]
-        projected = np.concatenate(
-            [
-                self._normal((vector @ self._layers[f"proj{span}"] + self._layers[f"proj_b{span}"]), *_norms(span))
-                for span, _ in _SPANS
-            ]
+    def _token_of(self, token: int) -> Vectors:
+        """What a token brings into every text: its vector, and its part at each place of each first convolution."""
+        block, layers = token % _BLOCKS, self._layers
+        vector = self._rows[token].astype(np.float32) * layers["scale"][block] + layers["lo"][block]
+        projected = [
+            self._normal(vector @ layers[f"proj{span}"] + layers[f"proj_b{span}"]) * layers[f"ln_g{span}"]
+            + layers[f"ln_b{span}"]
+            for span, _ in _SPANS
+        ]
+        parts = (
+            one @ layers[f"w1_{span}"][place * _WIDTH : (place + 1) * _WIDTH]
+            for one, (span, _) in zip(projected, _SPANS, strict=True)
+            for place in range(span)
         )
-        parts = tuple(
-            np.stack(
-                [
-                    projected[at * _WIDTH : (at + 1) * _WIDTH] @ self._layers[f"w1_{span}"][start : start + _WIDTH]
-                    for start in range(0, span * _WIDTH, _WIDTH)
-                ]
-            )
-            for at, (span, _) in enumerate(_SPANS)
-        )
-        return _Token(vector, projected, parts)
+        return np.concatenate([vector, *projected, *parts])
 
-    def _normal(self, rows: Vectors, scale: str, shift: str) -> Vectors:
+    def _normal(self, rows: Vectors) -> Vectors:
         rest = rows - rows.mean(axis=-1, keepdims=True)
-        spread = np.sqrt((rest * rest).mean(axis=-1, keepdims=True) + np.float32(self._epsilon))
-        normal: Vectors = rest / spread * self._layers[scale] + self._layers[shift]
+        normal: Vectors = rest / np.sqrt((rest * rest).mean(axis=-1, keepdims=True) + self._epsilon)
         return normal
 
 
@@ -124,26 +132,29 @@ def encoder() -> Remembering:
     return Remembering(UniversalEncoder(carried_file(PACKAGE, WEIGHTS), carried_file(PACKAGE, PIECES), model_version))
 
 
-def _norms(span: int) -> tuple[str, str]:
-    return f"ln_g{span}", f"ln_b{span}"
+def _projected(at: int) -> slice:
+    return slice(_VECTOR.stop + at * _WIDTH, _VECTOR.stop + (at + 1) * _WIDTH)
 
 
-def _in_place(parts: Vectors, before: int) -> Vectors:
-    """The sum of what the tokens of each window say of their place in it; beyond the ends, nobody says anything."""
-    count, span, width = parts.shape
-    sums: Vectors = np.zeros((count, width), np.float32)
-    for place in range(span):
-        shift = place - before
-        into = slice(max(0, -shift), count - max(0, shift))
-        sums[into] += parts[max(0, shift) : count - max(0, -shift), place]
-    return sums
+def _add_from(rows: Vectors, shift: int, *, into: Vectors) -> None:
+    """To each row the one that stands `shift` behind it; beyond the ends there is none."""
+    count = len(rows)
+    into[max(0, -shift) : max(0, count - shift)] += rows[max(0, shift) : max(0, count + shift)]
 
 
-def _windows(rows: Vectors, span: int, before: int) -> Vectors:
-    count, width = rows.shape
-    padded: Vectors = np.zeros((count + span - 1, width), np.float32)
-    padded[before : before + count] = rows
-    return np.concatenate([padded[place : place + count] for place in range(span)], axis=1)
+def _dense(layers: Mapping[str, Vectors]) -> _Dense:
+    """In float64, so that how it is summed up is lost in the rounding."""
+    scale, shift, matrix, bias, straight, bent = (
+        layers[name].astype(np.float64) for name in ("ln_g", "ln_b", "cnn_W", "cnn_b", "p1", "d0")
+    )
+    both = np.concatenate([straight, bent], axis=1)
+    return _Dense(
+        of_sum=(scale[:, None] * matrix @ both).astype(np.float32),
+        of_each=((shift @ matrix + bias) @ both).astype(np.float32),
+        inner=layers["d1"],
+        outer=np.concatenate([layers["p3"], layers["d2"]], axis=1),
+        last=layers["d3"],
+    )
 
 
 def _tokenizer(pieces: Pieces) -> Tokenizer:
