@@ -1,8 +1,6 @@
 # Two commands do all the set-up: `make demo` and `make test`. Each builds .venv when it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-UV := $(shell command -v uv 2>/dev/null)
-INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 EXTRAS := [dev,semantic,minilm]
 PYTEST := $(BIN)/python -m pytest
 # One more than there are processors, because some tests wait; each has servers of its own, so not too many.
@@ -17,10 +15,10 @@ help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .venv/bin/python:
-	$(if $(UV),uv venv --quiet --seed --python $(PYTHON) .venv,$(PYTHON) -m venv .venv)
+	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) .venv; else $(PYTHON) -m venv .venv; fi
 
 .venv/.core .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e '.$(if $(findstring dev,$@),$(EXTRAS))' -c constraints.txt
+	scripts/install.sh $(if $(findstring dev,$@),'$(EXTRAS)')
 	@touch .venv/.core $@
 
 demo: .venv/.core  ## Play a cached multi-turn session against the simulator, offline
