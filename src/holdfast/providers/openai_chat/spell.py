@@ -124,10 +124,10 @@ def lead(before: Piece | None, piece: Piece) -> bytes:
 
 
 def _between(before: Piece, piece: Piece) -> bytes:
-    """A piece opens a message, or the next member of one, or goes on in an array."""
+    """A piece opens a message, or an array in one, or goes on where the one before it stands."""
     if piece.opens.startswith(b"{"):
         return _end_of_member(before) + b"},"
-    if piece.opens or _is_member(piece):
+    if piece.opens:
         return _end_of_member(before) + b","
     return b","
 
