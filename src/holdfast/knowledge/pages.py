@@ -81,14 +81,14 @@ def page_text(page: Page) -> str:
 
 
 def with_items(page: Page, seen: Iterable[Item]) -> Page:
-    """The page with what was seen: known items get its sources, new ones stand at the end; no other line changes."""
+    """The page with what was seen: known items get its sources, new ones stand at the end as they came."""
     lines = list(page.lines) or _opening(page.category)
     known: dict[str, tuple[int, Item]] = {}
     for number, item in page.items:
         known.setdefault(item.id, (number, item))
         known.setdefault(normalised(item.text), (number, item))
     added: dict[str, Item] = {}
-    for item in sorted(seen, key=lambda one: (one.first_seen, one.id)):
+    for item in seen:
         there = known.get(item.id) or known.get(normalised(item.text))
         if there is None:
             before = added.get(item.id)
