@@ -111,7 +111,7 @@ async def test_a_refused_stream_leaves_no_listener_behind(agent: MakeAgent) -> N
         turn = asyncio.ensure_future(session.send("hello"))
         await one.wire.paused.wait()
         for _ in range(3):
-            with pytest.raises(UserError, match="a turn is under way .*contextlib.aclosing"):
+            with pytest.raises(UserError, match=r"a turn is under way .*contextlib\.aclosing"):
                 async for _item in session.stream("me too"):
                     pass
         assert len(session._bus._listeners) == 0
