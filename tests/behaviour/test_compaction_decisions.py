@@ -1,6 +1,7 @@
 """When a session is made shorter, by which step, and what is spared."""
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from holdfast.compaction.watch import Watch, after_ask, after_call, after_compac
 from holdfast.economics.compacting import Rates, Sizes, break_even_calls, once_units, ripe, shorter_pays
 from holdfast.engine.checkpoints import clear_outputs, make_checkpoint, make_smallest_tail
 from holdfast.engine.compacting import Proposal, propose
+from holdfast.errors import UserError
 from holdfast.events.payloads import SkillLoaded
 from holdfast.events.payloads_compaction import CompactionNumbers, CompactionRefused, ContextCompacted
 from long_talks import LongTalk
@@ -213,3 +215,23 @@ async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> N
     found = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     assert [one.strategy for one in found] == ["clear", "checkpoint", "checkpoint"]
     assert {one.trigger for one in found} == {"overflow"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"preserve_recent_messages": -1}, "preserve_recent_messages of a CompactionConfig must be a whole number"),
+        ({"max_estimated_tokens": "x"}, "max_estimated_tokens of a CompactionConfig must be a whole number"),
+        (
+            {"tail_tokens_max": True},
+            "tail_tokens_max of a CompactionConfig must be a whole number of at least 0, not True",
+        ),
+        ({"share_max": float("nan")}, "share_max of a CompactionConfig must be a number from 0 to 1, not nan"),
+        ({"share_max": 20}, "share_max of a CompactionConfig must be a number from 0 to 1, not 20"),
+        ({"protected_tools": "read_file"}, "protected_tools of a CompactionConfig must be names of tools"),
+    ],
+)
+def test_a_configuration_that_cannot_be_kept_to_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        CompactionConfig(**given)
+    assert message in str(caught.value)

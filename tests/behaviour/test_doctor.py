@@ -369,6 +369,7 @@ def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None
         ("at 2026-11-16T10:11:12.5+01:00 it", "a date and time", "2026-11-16T10:11:12.5+01:00"),
         ("at 10:01.", "a time of day", "10:01"),
         ("since 1790000000 seconds", "seconds since the epoch", "1790000000"),
+        ("since 1790000000.25, at", "seconds since the epoch", "1790000000.25"),
         ("id 0b5a1c0e-8f3e-4b43-9a53-5b1d0a6f7c11.", "a UUID", "0b5a1c0e-8f3e-4b43-9a53-5b1d0a6f7c11"),
         ("run 9f86d081884c7d65", "a hexadecimal id", "9f86d081884c7d65"),
         ("commit 1a2b3c4", "a git hash", "1a2b3c4"),

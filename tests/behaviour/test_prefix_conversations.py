@@ -268,3 +268,72 @@ def test_a_prompt_below_the_floor_has_nothing_to_lose_and_that_is_said(asked: As
     assert asked.breaks[0].comparison.tokens_lost == 0
     assert "note: " in told(asked.breaks)
     assert "below the floor" in told(asked.breaks)
+
+
+def test_a_tool_that_is_added_is_named_and_no_order_is_blamed(asked: Asked) -> None:
+    tools = [tool("read"), tool("write", description="Another text.")]
+    reply = asked.ask(user("one"), tools=tools)
+    asked.ask(user("one"), assistant(reply), user("two"), tools=[*tools, tool("grep", description="A third.")])
+    (found,) = asked.breaks
+    assert found.cause == "tool list: grep is new; give all tools with the first call, and keep them"
+    assert "tools.2 of call 2 is new, where system.0 stood: layer tools, block 2, byte " in told(asked.breaks)
+    assert found.comparison.moved is not None
+    assert not any(line.startswith("-") for line in found.comparison.moved.diff)
+
+
+def test_a_tool_that_is_gone_is_named(asked: Asked) -> None:
+    tools = [tool("read"), tool("write", description="Another text.")]
+    reply = asked.ask(user("one"), tools=tools)
+    asked.ask(user("one"), assistant(reply), user("two"), tools=tools[:1])
+    (found,) = asked.breaks
+    assert (found.cause or "").startswith("tool list: write is gone; ")
+    assert "tools.1 is not there any more: layer tools, block 1, byte " in told(asked.breaks)
+    assert found.comparison.moved is not None
+    assert not any(line.startswith("+") for line in found.comparison.moved.diff)
+
+
+def test_of_many_new_tools_some_are_named(asked: Asked) -> None:
+    reply = asked.ask(user("one"), tools=[tool("a")])
+    many = [tool(name, description=f"Does {name}.") for name in "bcdefgh"]
+    asked.ask(user("one"), assistant(reply), user("two"), tools=many)
+    assert (asked.breaks[0].cause or "").startswith("tool list: b, c, d, e, f and 2 more are new, a is gone; ")
+
+
+def test_another_description_of_a_tool_is_told_as_such(asked: Asked) -> None:
+    reply = asked.ask(user("one"), tools=[tool("read", description="Reads.")])
+    asked.ask(user("one"), assistant(reply), user("two"), tools=[tool("read", description="Fetches.")])
+    assert asked.breaks[0].cause == "tool schema: a tool has another description or schema"
+
+
+def test_messages_that_were_dropped_are_told_from_messages_that_were_changed(asked: Asked) -> None:
+    messages = [user("one")]
+    for word in ("two", "three"):
+        messages = [*messages, assistant(asked.ask(*messages)), user(word)]
+    asked.ask(*messages[2:], assistant(asked.ask(*messages)), user("four"))
+    assert (asked.breaks[0].cause or "").startswith(
+        "history: what was sent here is gone, and what followed stands here"
+    )
+    changed = Asked()
+    reply = changed.ask(user("one"))
+    changed.ask(user("ONE, in short"), assistant(reply), user("two"))
+    assert (changed.breaks[0].cause or "").startswith("history: what was sent here is other text now; append")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        ("Now 1790000000.25", "Now 1790000003.5", "clock (seconds since the epoch): "),
+        ("Be brief.", "Be brief. It is 12:30:01.", "clock (a time of day): "),
+        ("Be brief. Id 0b1e2d3c-0000-4000-8000-000000000001.", "Be brief.", "random (a UUID): "),
+    ],
+)
+def test_a_time_or_an_id_that_comes_or_goes_is_seen(asked: Asked, first: str, second: str, cause: str) -> None:
+    reply = asked.ask(user("one"), system=LONG + first)
+    asked.ask(user("one"), assistant(reply), user("two"), system=LONG + second)
+    assert (asked.breaks[0].cause or "").startswith(cause)
+
+
+def test_two_keys_that_are_both_hidden_are_said_to_differ(asked: Asked) -> None:
+    reply = asked.ask(user("one"), system=LONG + "\nKey sk-ant-very-secret-1 is")
+    asked.ask(user("one"), assistant(reply), user("two"), system=LONG + "\nKey sk-ant-very-secret-2 is")
+    assert "(what differs is hidden: it looks like a key)" in told(asked.breaks)

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import pytest
 
@@ -487,3 +487,45 @@ async def test_a_callable_object_is_a_tool_under_the_name_of_its_class() -> None
 def test_a_partial_whose_parameters_cannot_be_read_is_refused() -> None:
     with pytest.raises(UserError, match="a partial has no name to be a tool under"):
         tool(functools.partial(max))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"side_effects": "Write"},
+            "tool 'add': unknown side effect 'Write'; known: none, read, write, execute, network",
+        ),
+        ({"timeout_seconds": -1}, "tool 'add': timeout_seconds must be a number above 0, not -1"),
+        ({"timeout_seconds": "9"}, "tool 'add': timeout_seconds must be a number above 0, not '9'"),
+        ({"timeout_seconds": float("nan")}, "tool 'add': timeout_seconds must be a number above 0, not nan"),
+        ({"name": "add up"}, "tool name 'add up' is refused; use 1 to 64 of the characters"),
+        ({"name": ""}, "tool name '' is refused"),
+        ({"name": 5}, "the name of a tool must be text, not int"),
+        ({"description": 5}, "the description of a tool must be text, not int"),
+        ({"description": "\ud800"}, "tool 'add': its description holds a lone surrogate"),
+        ({"paths": "a"}, "tool 'add': paths must be a list of names of parameters"),
+    ],
+)
+def test_a_tool_that_could_not_be_called_is_refused_when_it_is_made(given: dict[str, Any], message: str) -> None:
+    def add(a: int) -> int:
+        """Add one."""
+        return a + 1
+
+    with pytest.raises(UserError) as caught:
+        tool(add, **given)
+    assert message in str(caught.value)
+
+
+def test_a_function_without_name_and_docstring_is_a_tool_under_those_that_are_given() -> None:
+    def twice(number: int) -> int:
+        return 2 * number
+
+    made = tool(twice, name="double", description="Twice a number.")
+    assert (made.spec.name, made.spec.description) == ("double", "Twice a number.")
+
+    def unnamed() -> int:
+        return 1
+
+    unnamed.__name__ = "<lambda>"
+    assert tool(unnamed, name="one", description="One.").spec.name == "one"

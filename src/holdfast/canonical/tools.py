@@ -85,15 +85,21 @@ def _schema_of(schema_json: str) -> Schema:
         return {"type": "object"}
 
 
-def spec_from_function(function: Callable[..., object], *, hidden: str | None = None) -> ToolSpec:
+def spec_from_function(
+    function: Callable[..., object],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    hidden: str | None = None,
+) -> ToolSpec:
     """Name, docstring and annotations of a function as a tool that is called with keyword arguments.
 
     `Annotated[T, "text"]` gives a parameter its description. A parameter that is `hidden` is not the model's to fill.
     """
-    name = getattr(function, "__name__", None)
+    name = name if name is not None else getattr(function, "__name__", None)
     if not isinstance(name, str):
         raise UserError(f"a {type(function).__name__} has no name to be a tool under; pass a function")
-    description = inspect.getdoc(function)
+    description = description if description is not None else inspect.getdoc(function)
     if not description:
         raise UserError(f"tool {name!r} has no docstring; the model reads it to know when to call the tool")
     try:

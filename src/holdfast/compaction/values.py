@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.canonical.blocks import Message
+from holdfast.errors import UserError
 
 SOFT_TOKENS = 100_000
 RECORD_TOKENS_MAX = 6_000
@@ -35,6 +36,15 @@ Section = Literal[
 ]
 
 
+_COUNTS = (
+    "preserve_recent_messages",
+    "max_estimated_tokens",
+    "auto_compaction_input_tokens_threshold",
+    "record_tokens_max",
+    "tail_tokens_max",
+)
+
+
 class CompactionConfig(msgspec.Struct, frozen=True):
     """How a session is made shorter, and when.
 
@@ -57,6 +67,18 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     clear: bool = True
     protected_tools: tuple[str, ...] = PROTECTED_TOOLS
     prose: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            count: object = getattr(self, name)
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")
+        share: object = self.share_max
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise UserError(f"share_max of a CompactionConfig must be a number from 0 to 1, not {share!r:.80}")
+        tools: object = self.protected_tools
+        if not isinstance(tools, tuple | list) or not all(isinstance(one, str) for one in tools):
+            raise UserError("protected_tools of a CompactionConfig must be names of tools, such as ('read_file',)")
 
 
 DEFAULT_CONFIG = CompactionConfig()

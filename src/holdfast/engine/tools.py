@@ -65,19 +65,39 @@ def tool(
     A call may take a minute, or ten if it executes something or uses the network, unless `timeout_seconds` is given.
     """
     shown = _readable(function)
+    _check_words(name=name, description=description)
     context = _context_parameter(shown)
     if input_schema is not None:
-        spec = tool_spec(name or shown.__name__, description or inspect.getdoc(shown) or "", input_schema)
+        said = description if description is not None else inspect.getdoc(shown) or ""
+        spec = tool_spec(name if name is not None else shown.__name__, said, input_schema)
     else:
-        found = spec_from_function(shown, hidden=context)
-        spec = msgspec.structs.replace(found, name=name or found.name, description=description or found.description)
+        spec = spec_from_function(shown, name=name, description=description, hidden=context)
+    _check_manner(spec, side_effects, timeout_seconds)
     if timeout_seconds is None:
         timeout_seconds = LONG_TIMEOUT_SECONDS if side_effects in ("execute", "network") else TIMEOUT_SECONDS
     _check_paths(spec, paths)
     return Tool(spec, function, side_effects, timeout_seconds, tuple(paths), context)
 
 
+def _check_words(**words: object) -> None:
+    for what, said in words.items():
+        if not isinstance(said, str | None):
+            raise UserError(f"the {what} of a tool must be text, not {type(said).__name__}")
+
+
+def _check_manner(spec: ToolSpec, side_effects: object, timeout_seconds: object) -> None:
+    """A side effect that nobody knows would be asked about by nobody."""
+    known = typing.get_args(SideEffects)
+    if side_effects not in known:
+        raise UserError(f"tool {spec.name!r}: unknown side effect {side_effects!r:.80}; known: {', '.join(known)}")
+    if timeout_seconds is None or (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
+        return
+    raise UserError(f"tool {spec.name!r}: timeout_seconds must be a number above 0, not {timeout_seconds!r:.80}")
+
+
 def _check_paths(spec: ToolSpec, paths: Sequence[str]) -> None:
+    if isinstance(paths, str):
+        raise UserError(f"tool {spec.name!r}: paths must be a list of names of parameters, not one text")
     known = msgspec.json.decode(spec.input_schema_json).get("properties", {})
     if strange := next((path for path in paths if path not in known), None):
         raise UserError(f"tool {spec.name!r} has no parameter {strange!r} that could be a path")

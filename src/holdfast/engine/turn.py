@@ -181,8 +181,8 @@ async def _close_turn(talk: Conversation, last: Reply | None) -> Answer:
 
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
     """A user's words as they can be sent: no lone surrogates, no empty text."""
-    if strange := next((one for one in content if not isinstance(one, Text | Image)), None):
-        raise UserError(f"a user's message takes text and images, not {type(strange).__name__}")
+    if strange := [one for one in content if not isinstance(one, Text | Image)]:
+        raise UserError(f"a user's message takes text and images, not {type(strange[0]).__name__}")
     mended = tuple(Text(mend_surrogates(one.text)) if isinstance(one, Text) else one for one in content)
     kept = tuple(one for one in mended if not (isinstance(one, Text) and not one.text.strip()))
     if not kept:

@@ -3,6 +3,7 @@
 import difflib
 from decimal import Decimal
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -28,7 +29,11 @@ LINE_CHARS_MAX = 160
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The first cacheable byte that differs, and the block it is in; `diff` shows the two blocks around it."""
+    """The first cacheable byte that differs, and the block it is in; `diff` shows the two blocks around it.
+
+    `change` is "added" where a block of the second request stands between two layers of the first, such as a tool
+    behind the tools, and "removed" where a layer, or the request, ends before this block.
+    """
 
     path: str
     path_after: str | None
@@ -36,6 +41,7 @@ class Moved(msgspec.Struct, frozen=True):
     block: int
     byte: int
     diff: tuple[str, ...]
+    change: Literal["changed", "added", "removed"] = "changed"
 
 
 class ChangedParameter(msgspec.Struct, frozen=True):
@@ -157,14 +163,26 @@ def _moved(before: SentRequest, after: SentRequest, block: int) -> Moved:
     byte = common_length(old, new, before.scroll.links[block].start)
     piece = before.scroll.pieces[block]
     other = after.scroll.pieces[block] if is_there else None
+    change = _change(piece, other)
     return Moved(
         path=before.paths[block],
         path_after=after.paths[block] if is_there else None,
-        place=piece.place,
+        place=other.place if other and change == "added" else piece.place,
         block=block,
         byte=byte,
-        diff=tuple(readable_diff(said_in(piece), said_in(other) if other else "")),
+        diff=tuple(
+            readable_diff(
+                "" if change == "added" else said_in(piece), said_in(other) if other and change != "removed" else ""
+            )
+        ),
+        change=change,
     )
+
+
+def _change(old: Piece, new: Piece | None) -> Literal["changed", "added", "removed"]:
+    if new is None or PLACES.index(new.place) > PLACES.index(old.place):
+        return "removed"
+    return "added" if new.place != old.place else "changed"
 
 
 def said_in(piece: Piece) -> str:

@@ -97,7 +97,7 @@ def _cause_of_tools(before: Sequence[Piece], after: Sequence[Piece]) -> tuple[Mo
     new = [piece.data for piece in after if piece.place == "tools"]
     if sorted(old) == sorted(new):
         return "order", "the same tools in another order"
-    if old and new and _tool_name(old[0]) == _tool_name(new[0]) is not None:
+    if old and new and tool_name(old[0]) == tool_name(new[0]) is not None:
         if _same_members(old[0], new[0]):
             return "order", "the members of a tool in another order"
         return "tool schema", "a tool of the same name has another description or schema"
@@ -105,7 +105,7 @@ def _cause_of_tools(before: Sequence[Piece], after: Sequence[Piece]) -> tuple[Mo
     return "tool list", f"tools that are new or others: {come}, gone: {gone}"
 
 
-def _tool_name(data: bytes) -> str | None:
+def tool_name(data: bytes) -> str | None:
     value = _decoded(data)
     inner = value.get("function", value) if isinstance(value, dict) else None
     name = inner.get("name") if isinstance(inner, dict) else None

@@ -21,7 +21,7 @@ _PATTERNS = {
     "a time of day": rb"\b[0-2]\d:[0-5]\d(?::[0-5]\d)?\b",
     "words for now": rb"(?i)\b(?:today is|today's date|current (?:date|time|datetime)|the time is|as of now)\b",
     "a UUID": rb"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
-    "seconds since the epoch": rb"(?<![\w.])1[6-9]\d{8}(?:\d{3})?(?![\w.]|\.\d)",
+    "seconds since the epoch": rb"(?<![\w.])1[6-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\w|\.\d)",
     "a git hash": rb"(?i)\b(?:[0-9a-f]{40}|(?<=commit )[0-9a-f]{7,12}|(?<=HEAD )[0-9a-f]{7,12})\b",
     "a hexadecimal id": rb"(?i)\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{16,64}\b",
     "an object's address": rb"\bat 0x[0-9a-f]{6,}\b",
@@ -60,6 +60,12 @@ def volatile_at(written: bytes, at: int) -> str | None:
     around = _VOLATILE.finditer(written[start : at + AROUND_BYTES_MAX])
     found = (match for match in around if match.start() <= at - start <= match.end())
     return next((_name_of(match) for match in found), None)
+
+
+def volatile_within(written: bytes, start: int, end: int) -> str | None:
+    """What the first string between the two bytes looks like that looks volatile."""
+    match = _VOLATILE.search(written, start, min(end, start + AROUND_BYTES_MAX))
+    return _name_of(match) if match else None
 
 
 def _found(request: SentRequest, price: Price | None) -> Iterator[VolatileString]:

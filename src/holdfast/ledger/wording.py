@@ -18,6 +18,11 @@ def printable(line: str) -> str:
 
 def where_moved(moved: "Moved", *, after: str) -> str:
     """The block and its byte; `after` is what the second request is called."""
-    how = "is not there any more" if moved.path_after is None else "differs"
-    elsewhere = f" (in {after} at {moved.path_after})" if moved.path_after not in (None, moved.path) else ""
-    return f"{moved.path}{elsewhere} {how}: layer {moved.place}, block {moved.block}, byte {moved.byte}"
+    if moved.change == "added":
+        how = f"{moved.path_after} of {after} is new, where {moved.path} stood"
+    elif moved.change == "removed":
+        how = f"{moved.path} is not there any more"
+    else:
+        elsewhere = f" (in {after} at {moved.path_after})" if moved.path_after != moved.path else ""
+        how = f"{moved.path}{elsewhere} differs"
+    return f"{how}: layer {moved.place}, block {moved.block}, byte {moved.byte}"

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from holdfast.canonical.encoding import digest
-from holdfast.canonical.prompt import Parameters
 from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, shipped_models, utc_date
 from holdfast.catalog.overrides import with_overrides
@@ -45,6 +44,7 @@ from holdfast.runtime.knowing import adopting_of, knowledge_layer
 from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
 from holdfast.runtime.options import Options, ProvidesWire
 from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
+from holdfast.runtime.parameters import parameters_of
 from holdfast.runtime.skills import SessionSkills, session_skills
 from holdfast.runtime.toolbox import Where, delegation_of, missing_tools_hint, toolbox_of
 from holdfast.runtime.volatile import volatile_texts
@@ -135,7 +135,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         pricing_version=pricing_version(models),
         toolbox=toolbox,
         volatile=volatile_for(model),
-        parameters=_parameters(options, config, model, state.parameters),
+        parameters=parameters_of(options, config, model, adapter=provider.adapter, stored=state.parameters),
         clock=options.get("clock", system_clock),
         new_id=options.get("new_id", new_ulid),
         bus=bus,
@@ -361,21 +361,6 @@ def _keep_alive(options: Options, config: Config) -> KeepAlive | None:
 def _spend_max(options: Options, config: Config, state: State) -> Decimal | None:
     """What the caller says now; else what a stored session was given; else what is configured."""
     return state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd
-
-
-def _parameters(options: Options, config: Config, model: Model, stored: Parameters | None) -> Parameters:
-    """A stored session keeps its parameters, because some of them are part of what is cached."""
-    before = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
-    changes: dict[str, object] = {}
-    if "output_tokens_max" in options:
-        changes["output_tokens_max"] = min(config.output_tokens_max, model.output_tokens_max)
-    if "thinking" in options:
-        changes["thinking_json"] = msgspec.json.encode(options["thinking"]).decode()
-    if "betas" in options:
-        changes["betas"] = tuple(options["betas"])
-    if "stop_sequences" in options:
-        changes["stop_sequences"] = tuple(options["stop_sequences"])
-    return msgspec.structs.replace(before, **changes)
 
 
 def network(options: Options, config: Config, provider: Provider) -> Wire:

@@ -12,14 +12,20 @@ from holdfast.runtime.compose import config_of
 from holdfast.runtime.options import Options
 from holdfast.stores.open import open_store
 
+UNDER_WAY = (
+    "a turn is under way in this session; wait for it, or use a second session "
+    "(a stream that was left early is under way until it is closed: put it into contextlib.aclosing)"
+)
+
 
 def content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
     if isinstance(message, str):
         return (Text(message),)
-    if isinstance(message, Text | Image):
-        return (message,)
-    if isinstance(message, list | tuple):
-        return tuple(message)
+    content = tuple(message) if isinstance(message, list | tuple) else (message,)
+    if strange := [one.text for one in content if isinstance(one, Text) and not isinstance(one.text, str)]:
+        raise UserError(f"the text of a message must be text, not {type(strange[0]).__name__}")
+    if isinstance(message, Text | Image | list | tuple):
+        return content
     raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
 
 

@@ -56,6 +56,9 @@ class Options(TypedDict, total=False):
     of the last `completion_cache_seconds` (30), to the byte and from any session of this process, gets the same reply
     for nothing.
 
+    `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request. `request_fields` are
+    members of a request that have no option here, such as `top_p`, in the provider's own words.
+
     `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
     USER.md of the user, and the tools to keep them. `delegate` adds a tool that hands a task to a session with the same
@@ -128,7 +131,10 @@ class Options(TypedDict, total=False):
     calls_expected: int
     output_tokens_max: int
     steps_max: int
+    temperature: float
     thinking: Mapping[str, Json]
+    tool_choice: Mapping[str, Json]
+    request_fields: Mapping[str, Json]
     betas: Sequence[str]
     stop_sequences: Sequence[str]
     store: Log | str | Path
@@ -171,7 +177,8 @@ def checked(options: Options) -> Options:
             hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(Options.__annotations__)}"
             raise UserError(f"unknown option {key!r}; {hint}")
         if wanted := _misfit(key, value):
-            raise UserError(f"{key} must be {wanted}, not {type(value).__name__}")
+            shown = repr(value) if "number" in wanted and isinstance(value, int | float) else type(value).__name__
+            raise UserError(f"{key} must be {wanted}, not {shown}")
     for text, named in (("system_prompt", "preset_name"), ("persona", "persona_name")):
         if text in given and named in given:
             raise UserError(f"{text} and {named} say the same thing twice; give one of them")
@@ -205,6 +212,9 @@ def _misfit(key: str, value: object) -> str | None:
         "volatile": (callable(value) or _are_layers(value), "a list of LayerText or a function that gives one"),
         "workspace": (isinstance(value, str | Path), "a path"),
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
+        "tool_choice": (isinstance(value, Mapping), "a mapping such as {'type': 'auto'}"),
+        "request_fields": (_are_fields(value), "a mapping from names of fields to values, such as {'top_p': 0.9}"),
+        "temperature": (_is_temperature(value), "a number from 0 to 2"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "wire": (_is_wire(value), "a wire or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
@@ -249,6 +259,14 @@ def _is_count(value: object) -> bool:
 
 def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _is_temperature(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 2
+
+
+def _are_fields(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value)
 
 
 def _are_texts(value: object) -> bool:

@@ -37,7 +37,7 @@ from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
 from holdfast.recovery.ledger import Incident
 from holdfast.runtime.compacting import compact_open
 from holdfast.runtime.compose import Pieces, bus_of, compose, first_events, models_of
-from holdfast.runtime.given import content_of, open_log
+from holdfast.runtime.given import UNDER_WAY, content_of, open_log
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.recovering import recoverer_of, scenario_named, steps_given
@@ -341,7 +341,7 @@ class Session:
     def _begin(self, message: str | Block | Sequence[Block], emit: Callable[[Delta], None]) -> "asyncio.Task[Answer]":
         talk = self._open
         if self._turn is not None and not self._turn.done():
-            raise UserError("a turn is under way in this session; wait for it, or use a second session")
+            raise UserError(UNDER_WAY)
         content = content_of(message)
         self._composed.dimensions.hear(content)
         self._turn = asyncio.ensure_future(run_turn(talk, content, emit))

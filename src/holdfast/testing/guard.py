@@ -45,11 +45,11 @@ def told(breaks: Sequence[PrefixBreak]) -> str:
     lines = [f"the cached prefix moved: call {first.call} {opens} call {first.call_before} ({comparison.model})"]
     if comparison.moved:
         lines.append(f"  {where_moved(comparison.moved, after=f'call {first.call}')}")
-        lines += [f"    {hidden(printable(line))}" for line in comparison.moved.diff]
+        lines += _shown(comparison.moved.diff)
     for changed in comparison.parameters:
         lines.append(f"  {changed.name} changed: {changed.first_lost} and what stands behind is lost")
     if first.cause:
-        lines.append(f"  likely cause: {first.cause}")
+        lines.append(f"  likely cause: {hidden(printable(first.cause))}")
     lines.append(
         f"  {comparison.tokens_lost} of {comparison.tokens_before} cached tokens (estimated) are lost; "
         f"to write them again costs {dollars(comparison.lost_usd)} more"
@@ -59,6 +59,14 @@ def told(breaks: Sequence[PrefixBreak]) -> str:
         more = f" and {len(others) - CALLS_NAMED_MAX} more" if len(others) > CALLS_NAMED_MAX else ""
         lines.append(f"  so did call {', '.join(others[:CALLS_NAMED_MAX])}{more}")
     return "\n".join(lines)
+
+
+def _shown(diff: Sequence[str]) -> list[str]:
+    lines = [printable(line) for line in diff]
+    shown = [hidden(line) for line in lines]
+    gone, come = ([line[1:] for line in shown if line.startswith(sign)] for sign in "-+")
+    note = ["    (what differs is hidden: it looks like a key)"] if gone == come and shown != lines else []
+    return [f"    {line}" for line in shown] + note
 
 
 def hidden(line: str) -> str:
