@@ -278,6 +278,8 @@ def test_a_recall_can_be_asked_again(shop: Shop) -> None:
 
 def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
     shop.write()
+    shop.library.publish(shop.folder)
+    assert shop.run("lint").stdout == "no flaws\n"
     told = shop.manifest()
     told["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
     shop.write_manifest(told)

@@ -1,7 +1,7 @@
 """How a function about instructions becomes a route: switched on or not, in a thread, refused by code."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -65,13 +65,7 @@ def instruction_route(
     `who` may ask, where that is for the route to say: those who may not learn it before what is wrong with the body.
     """
 
-    async def check_holder(service: Service, key: KeyRow, path: Mapping[str, object]) -> None:
-        library = _switched_on(service)
-        if rule == "caller":
-            try:
-                await asyncio.to_thread(_check_who, library, _caller(key), str(path.get("agent_id", "")), who)
-            except InstructionError as error:
-                raise refused(error) from error
+    check_holder = _checking(rule, who)
 
     async def respond(service: Service, asked: Asked) -> Answer:
         library = _switched_on(service)
@@ -106,6 +100,18 @@ def instruction_route(
         retry_code=retry_code,
         check_holder=check_holder,
     )
+
+
+def _checking(rule: Rule, who: Who) -> Callable[[Service, KeyRow, Mapping[str, object]], Awaitable[None]]:
+    async def check(service: Service, key: KeyRow, path: Mapping[str, object]) -> None:
+        library = _switched_on(service)
+        if rule == "caller":
+            try:
+                await asyncio.to_thread(_check_who, library, _caller(key), str(path.get("agent_id", "")), who)
+            except InstructionError as error:
+                raise refused(error) from error
+
+    return check
 
 
 def _switched_on(service: Service) -> Library:
