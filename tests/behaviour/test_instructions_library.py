@@ -59,6 +59,55 @@ def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Sh
     assert "and the tests" in shop.library.recall("review a pull request").recalled.chunks[0].content.text
 
 
+def preloading(shop: Shop, text: str) -> None:
+    """A folder with a unit that is preloaded."""
+    shop.write(texts={"code-review": text})
+    manifest = shop.manifest()
+    listed = next(entry for entry in manifest["entries"] if entry["name"] == "code-review")
+    listed["required_by_task_types"] = ["manual"]
+    shop.write_manifest(manifest)
+
+
+def told_review(shop: Shop) -> str:
+    return shop.library.recall("review a pull request").recalled.chunks[0].content.text
+
+
+def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop) -> None:
+    old, new = UNITS["code-review"][2], "Review a pull request twice, and leave comments."
+    preloading(shop, old)
+    shop.library.publish(shop.folder)
+    shop.clock.advance(1)
+    preloading(shop, new)
+    published = shop.run("publish", str(shop.folder))
+    waits = "warning: code-review: v2 is not told before it is approved (task_types)\n"
+    assert waits in published.stdout
+    assert told_review(shop) == old
+    again = shop.run("publish", str(shop.folder))
+    assert again.stdout.startswith(f"v2 holds already; nothing to publish\n{waits}")
+    approved = shop.run("approve", "code-review", "--entity", "acme:user/ann")
+    assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is told from now on\n")
+    assert told_review(shop) == new
+    assert shop.run("publish", str(shop.folder)).stdout == "v2 holds already; nothing to publish\n"
+    for name, reason in (("code-review", "waits for an approval"), ("nothing", "lists no unit")):
+        refused = shop.run("approve", name)
+        assert refused.exit_code == 1
+        assert reason in str(refused.exception)
+
+
+def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop) -> None:
+    old = UNITS["code-review"][2]
+    preloading(shop, old)
+    shop.library.publish(shop.folder)
+    shop.clock.advance(1)
+    preloading(shop, "Review a pull request twice, and leave comments.")
+    shop.library.publish(shop.folder)
+    shop.library.approve("code-review")
+    assert told_review(shop) != old
+    shop.clock.advance(1)
+    assert shop.library.rollback("v1").waiting == ()
+    assert told_review(shop) == old
+
+
 def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
@@ -229,6 +278,8 @@ def test_a_recall_can_be_asked_again(shop: Shop) -> None:
 
 def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
     shop.write()
+    shop.library.publish(shop.folder)
+    assert shop.run("lint").stdout == "no flaws\n"
     told = shop.manifest()
     told["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
     shop.write_manifest(told)

@@ -96,6 +96,45 @@ def test_only_those_who_may_get_past_the_door(held: Held, method: str, path: str
         assert (answered.status, answered.code) == (403, "instruction_scope_denied")
 
 
+UNFIT = (
+    b"{",
+    b"[1]",
+    b"\xff",
+    b'{"no_such_field": 1}',
+    b'{"intent": 5, "audit_token": 5, "wake_token": 5, "entries": 5}',
+)
+
+
+@pytest.mark.parametrize("holder", ["itself", "peer", "supervisor", "read", "admin"])
+@pytest.mark.parametrize(("method", "path"), [key for key in MAY if key[0] != "GET"], ids=str)
+def test_who_may_not_is_told_so_whatever_is_wrong_with_the_body(
+    held: Held, method: str, path: str, holder: str
+) -> None:
+    may = MAY[method, path]
+    if path == "/v1/recall":
+        # Of whom it asks stands in the body alone.
+        may = AGENTS
+    for body in UNFIT:
+        answered = held.at.client.ask(
+            method,
+            path.replace("{agent_id}", AGENT),
+            body,
+            key=held.keys[holder],
+            headers={"content-type": "application/json"},
+        )
+        if holder in may:
+            assert answered.status == 400
+        else:
+            assert (answered.status, answered.code) == (403, "instruction_scope_denied")
+
+
+@pytest.mark.parametrize("path", [path for method, path in MAY if method == "GET"])
+def test_who_may_not_is_told_so_whatever_is_wrong_with_the_query(held: Held, path: str) -> None:
+    for query in ("?nope=1", "?days=0", "?a=1&a=2", f"?a={'x' * 9000}"):
+        answered = held.at.client.ask("GET", path.replace("{agent_id}", AGENT) + query, key=held.keys["peer"])
+        assert (answered.status, answered.code) == (403, "instruction_scope_denied")
+
+
 @pytest.mark.parametrize(("method", "path"), [key for key in MAY if "{agent_id}" in key[1]], ids=str)
 def test_whoever_may_not_cannot_learn_which_agents_there_are(held: Held, method: str, path: str) -> None:
     body = None if method == "GET" else BODIES.get(path, {})

@@ -67,6 +67,7 @@ BAD_CLAIMS: tuple[dict[str, object], ...] = (
     {"sub": "other"},
     {"exp": 1_800_000_000.0 - 31},
     {"iat": 1_800_000_000.0 + 31},
+    {"nbf": 1_800_000_000.0 + 31},
     {"exp": 1_800_000_000.0 + 3_601},
     {"jti": ""},
     {"jti": None},
@@ -128,6 +129,8 @@ def test_a_guaranteed_unit_that_is_missing_ends_the_heartbeat_and_others_warn(at
     assert at.publish(listed, "v2", approvals=approvals).status == 200
     answered = at.heartbeat(at.wake(REASON, jti="second"))
     assert (answered.status, answered.code) == (503, "preload_unit_unavailable")
+    # Its token is used up: the same request again would be refused.
+    assert "retryable" not in answered.json["error"]["details"]
     assert answered.json["error"]["details"]["unit"] == "gone"
     (record,) = at.records("preload_error")
     assert {one["unit"] for one in record["detail"]["warnings"]} == {"gone", "lost"}

@@ -150,11 +150,13 @@ def test_a_record_that_cannot_be_written_blocks_no_recall(furnished: Place) -> N
     assert furnished.warned == ["audit_write_failed: StoreError"]
 
 
-def test_a_store_that_fails_is_503_and_may_be_tried_again(furnished: Place) -> None:
-    furnished.lose("instruction_agents")
-    answered = furnished.recall(CLAIM)
-    assert (answered.status, answered.code) == (503, "recall_backend_unavailable")
-    assert answered.json["error"]["details"] == {"retryable": True}
+@pytest.mark.parametrize("table", ["instruction_agents", "instruction_units", "api_keys"])
+def test_a_store_that_fails_is_503_and_may_be_tried_again(furnished: Place, table: str) -> None:
+    furnished.lose(table)
+    scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
+    for answered in (furnished.recall(CLAIM), furnished.ask("POST", "/v1/recall", scope, key=furnished.agent_key)):
+        assert (answered.status, answered.code) == (503, "recall_backend_unavailable")
+        assert answered.json["error"]["details"] == {"retryable": True}
 
 
 def test_a_unit_that_is_not_there_is_named_and_does_no_harm(at: Place) -> None:

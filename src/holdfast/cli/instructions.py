@@ -16,6 +16,7 @@ COMMANDS = {
     "migrate": ("migrate", "Propose units and a manifest for files of instructions."),
     "check": ("publish", "Say whether a folder of instructions could be published, and what is wrong with it."),
     "publish": ("publish", "Publish a folder of instructions, if it passes every check."),
+    "approve": ("publish", "Let the new text of a unit be told that is loaded without being asked for."),
     "promote": ("publish", "Let units stand alone, after a week beside their files in which nothing was missed."),
     "archive": ("publish", "Move the files of promoted instructions to docs/legacy-instructions."),
     "rollback": ("publish", "Publish an older manifest and its texts as a new version."),

@@ -164,5 +164,7 @@ def lint(agent: str, db: str | None, as_json: bool) -> None:
         print_json(flaws)
     else:
         show_flaws(flaws)
+        if not flaws:
+            click.echo("no flaws")
     if flaws:
         raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""`holdfast instructions` check, publish, promote, archive, rollback: from a folder to what an agent is told."""
+"""`holdfast instructions` check, publish, approve, promote, archive, rollback: from a folder to what is told."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +71,27 @@ def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool
     _show_deployed(done, as_json=as_json)
 
 
+@click.command("approve")
+@click.argument("unit")
+@agent_option
+@db_option
+@_entity
+@click.option("--reason", default="", help="What you found; needed for a unit that stands first.")
+@json_option
+def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason: str, as_json: bool) -> None:
+    """Approve the newest version of UNIT, which is preloaded or guaranteed, so that it is told from now on.
+
+    `publish` and `rollback` say which versions wait for that.
+    """
+    with opened(db, entity=entity) as library:
+        done = library.approve(unit, agent=agent, reason=reason)
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(f"approved {done.fact_uri}: {', '.join(done.kinds) or 'nothing was missing'}")
+        click.echo("it is told from now on" if done.activated else "it still waits for the approval of another agent")
+
+
 @click.command("promote")
 @agent_option
 @db_option
@@ -119,8 +140,12 @@ def _show_deployed(done: "Deployed", *, as_json: bool) -> None:
             click.echo(f"{change} {name}")
     if done.published is None:
         click.echo(f"{done.version} holds already; nothing to publish")
+        for line in done.waiting:
+            click.echo(f"warning: {line}")
     else:
         _show_published(done.published, as_json=False)
+    if done.waiting:
+        click.echo("see `holdfast instructions approve --help`")
 
 
 def _show_published(done: "Published", *, as_json: bool) -> None:

@@ -57,6 +57,8 @@ def ask(
         recalled = shelf.recall(question)
     except (UserError, ArithmeticError, RuntimeError, LookupError) as error:
         raise InstructionError("recall_backend_unavailable", "recall cannot be used now; try again") from error
+    # What is told may have begun by a clock that is ahead of ours.
+    as_of = start if start is not None else max(now, shelf.since)
     token = library.new_id("audi")
     record = AuditRecord(
         id=library.new_id("audevent"),
@@ -74,7 +76,7 @@ def ask(
             "snapshot_id": shelf.snapshot_id,
             "manifest_version": shelf.manifest.version,
             "lifted": sorted(shelf.lifted),
-            "as_of": start if start is not None else now,
+            "as_of": as_of,
             "question": msgspec.to_builtins(question),
             **(msgspec.structs.asdict(weighed(agent, shelf)) if shadow else {}),
         },

@@ -45,5 +45,11 @@ def check_may_recall(caller: Caller, said: str, agent: Agent | None) -> None:
         raise denied()
 
 
+def check_has_instructions(caller: Caller, said: str = "", agent: Agent | None = None) -> None:
+    """For routes that name no agent: admins, and agents of whatever name."""
+    if not (caller.is_admin or caller.agent_name is not None):
+        raise denied()
+
+
 def denied() -> InstructionError:
     return InstructionError("instruction_scope_denied", "this key may not see or change the instructions of that agent")

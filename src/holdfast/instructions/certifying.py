@@ -24,7 +24,7 @@ def run_coverage(
 ) -> CoverageRun:
     """Measured on the texts there are, by the encoder in use."""
     started = library.now()
-    shelf = library.shelves.made(agent, manifest, at=started)
+    shelf = library.shelves.made(agent, manifest)
     settings = library.settings
     units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
     return CoverageRun(

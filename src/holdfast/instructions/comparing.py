@@ -73,7 +73,7 @@ def compare(earlier: Sequence[Measured], later: Sequence[Measured]) -> tuple[Uni
 
 def compare_versions(library: Library, said: str, version: str) -> CoverageDiff:
     """The current manifest with the one of a version. Raises InstructionError. Files are read as they are now."""
-    agent, now = library.records.agent(said), library.now()
+    agent = library.records.agent(said)
     manifest = library.records.manifest(agent.id) if agent else None
     if agent is None or manifest is None:
         raise no_manifest(said)
@@ -81,7 +81,7 @@ def compare_versions(library: Library, said: str, version: str) -> CoverageDiff:
     if old is None:
         raise InstructionError("manifest_not_found", f"agent {said[:80]!a} never had a manifest {version[:80]!a}")
     earlier = library.shelves.made(agent, old, at=old.created_at)
-    later = library.shelves.made(agent, manifest, at=now)
+    later = library.shelves.made(agent, manifest)
     units = compare(covered(earlier, library.settings), covered(later, library.settings))
     return CoverageDiff(old.version, manifest.version, later.index.embedding_model_version, units)
 

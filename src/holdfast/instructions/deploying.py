@@ -15,10 +15,11 @@ from holdfast.instructions.library import Library, new_agent, no_manifest
 from holdfast.instructions.measures import PROMOTE_MISS_RATE, WINDOW_MS, measured
 from holdfast.instructions.migration.folder import InstructionFolder
 from holdfast.instructions.migration.proposal import Proposal
-from holdfast.instructions.publication import Draft
-from holdfast.instructions.publishing import Publication, Published, publish
+from holdfast.instructions.publication import Draft, GivenApproval
+from holdfast.instructions.publishing import Publication, Published, counted, publish, waiting_told
 from holdfast.instructions.shelves import newest_units, owner_of
-from holdfast.instructions.values import Agent, Entry, Manifest, UnitVersion
+from holdfast.instructions.values import Agent, ApprovalKind, Entry, Manifest, UnitVersion
+from holdfast.instructions.waiting import activate_approved, needed_kinds, waiting_units
 from holdfast.instructions.writing import GivenUnit, write_unit
 from holdfast.sources.confined import EscapeError, PathError, locate, opened_place, roots_of, write_atomically
 
@@ -28,11 +29,23 @@ Change = Literal["create", "update", "noop", "tombstone"]
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """`changes` are by unit; `published` is None where the manifest is the one that holds already."""
+    """`changes` are by unit; `published` is None where the manifest is the one that holds already.
+
+    `waiting` says of each unit whose newest version nobody is told yet which approvals it needs.
+    """
 
     version: str
     changes: dict[str, Change]
     published: Published | None
+    waiting: tuple[str, ...] = ()
+
+
+class Approved(msgspec.Struct, frozen=True):
+    """`activated`: from now on it is told; else another agent that loads it unasked must approve it too."""
+
+    fact_uri: str
+    kinds: tuple[ApprovalKind, ...]
+    activated: bool
 
 
 def check_folder(library: Library, folder: InstructionFolder, caller: Caller) -> Checked:
@@ -60,7 +73,7 @@ def publish_folder(
     if not library.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent has this name")
     if current is not None and current.body == entries:
-        return Deployed(current.version, placing.changes, None)
+        return Deployed(current.version, placing.changes, None, waiting_told(library, agent, entries))
     wanted = folder.manifest.version
     version = wanted if current is None or is_newer(wanted, current.version) else next_version(current.version)
     draft = Draft(version, entries, folder.manifest.migration_mode)
@@ -71,7 +84,8 @@ def publish_folder(
         approvals=folder.manifest.approvals,
         began_at=began,
     )
-    return Deployed(version, placing.changes, publish(library, publication, caller))
+    done = publish(library, publication, caller)
+    return Deployed(version, placing.changes, done, waiting_told(library, agent, entries))
 
 
 def write_units(library: Library, proposal: Proposal, caller: Caller) -> dict[str, Change]:
@@ -118,8 +132,34 @@ def roll_back(library: Library, said: str, version: str, caller: Caller) -> Depl
         entries.append(placing.placed(entry, text))
     placing.without(current, entries)
     draft = Draft(next_version(current.version), tuple(entries), old.migration_mode)
-    done = publish(library, Publication(agent_id=agent.id, draft=draft, began_at=began), caller)
-    return Deployed(draft.version, placing.changes, done)
+    # These texts were told before: whoever brings them back approves them.
+    approvals = tuple(
+        GivenApproval(kind=kind, unit=entry.name, reason=f"rollback to {old.version}")
+        for entry in entries
+        for kind in needed_kinds(entry)
+    )
+    publication = Publication(agent_id=agent.id, draft=draft, approvals=approvals, began_at=began)
+    done = publish(library, publication, caller)
+    return Deployed(draft.version, placing.changes, done, waiting_told(library, agent, entries))
+
+
+def approve(library: Library, said: str, unit_name: str, caller: Caller, *, reason: str = "") -> Approved:
+    """Record every approval that the newest version of a unit waits for. Raises InstructionError."""
+    agent, manifest = _published(library, said)
+    entry = next((one for one in manifest.body if one.name == unit_name), None)
+    if entry is None:
+        raise InstructionError("approval_invalid", f"the manifest lists no unit {unit_name[:80]!a}")
+    waiting = waiting_units(library, agent, entry, library.records.approvals(agent.id))
+    if not waiting:
+        raise InstructionError("approval_invalid", f"no version of {unit_name[:80]!a} waits for an approval")
+    last = waiting[-1]
+    if "force_prepend" in last.lacks and not reason.strip():
+        raise InstructionError("prepend_approval_required", "it stands first: say as the reason what its review found")
+    version = last.unit.version
+    given = tuple(GivenApproval(kind=kind, unit=unit_name, version=version, reason=reason) for kind in last.lacks)
+    for one in counted(library, agent, given, caller):
+        library.records.add_approval(one, registers=agent)
+    return Approved(last.unit.uri, last.lacks, last.unit.uri in activate_approved(library, agent, unit_name))
 
 
 def _end_of(library: Library, old: Manifest) -> int:
@@ -210,7 +250,7 @@ class _Placing:
 
 
 def _is_same(unit: UnitVersion, text: str) -> bool:
-    return unit.status == "active" and unit.content_sha256 == hashlib.sha256(text.encode()).hexdigest()
+    return unit.status != "quarantined" and unit.content_sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write_file(root: Path | None, agent_id: str, entry: Entry, text: str) -> None:

@@ -67,6 +67,8 @@ def wake(
     if not library.records.use_wake(woken.jti, expires_at=int(woken.exp * 1000) + 60_000, at=now):
         raise InstructionError("wake_token_used", "this wake token was used before")
     agent, shelf = library.shelf(said, agent)
+    # Recalls of this heartbeat see what held when it began: what it is told now belongs to that.
+    now = max(now, shelf.since)
     stub = boot_stub(library, said, agent, profile)
     preloads, warnings = _preloads(shelf.manifest, shelf.contents, woken.wake_reason)
     total = stub.token_count + sum(one.content.tokens for one in preloads)

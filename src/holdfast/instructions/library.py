@@ -50,7 +50,7 @@ class Library:
 
     def shelf(self, said: str, agent: Agent | None) -> tuple[Agent, Shelf]:
         """Raises InstructionError `manifest_not_found`."""
-        shelf = None if agent is None else self.shelves.current(agent, at=self.now())
+        shelf = None if agent is None else self.shelves.current(agent)
         if agent is None or shelf is None:
             raise no_manifest(said)
         return agent, shelf

@@ -61,6 +61,9 @@ def check_shape(draft: Draft) -> None:
             raise _invalid(entry, "this name cannot be used")
         if not entry.description.strip() or len(entry.description) > DESCRIPTION_CHARACTERS_MAX:
             raise _invalid(entry, f"a description has 1 to {DESCRIPTION_CHARACTERS_MAX} characters")
+        # It stands in a line of the prompt: one more line would be read as another unit.
+        if len(entry.description.splitlines()) > 1:
+            raise _invalid(entry, "a description is one line")
         if entry.token_estimate is not None and not 0 <= entry.token_estimate <= 10**9:
             raise _invalid(entry, "token_estimate is a count")
         if entry.force_position and not entry.guarantee_load:
@@ -69,10 +72,12 @@ def check_shape(draft: Draft) -> None:
         said = (*triggers.intents, *triggers.keywords, *triggers.task_types)
         if any(not one.strip() or len(one) > TRIGGER_CHARACTERS_MAX for one in said):
             raise _invalid(entry, f"a trigger has 1 to {TRIGGER_CHARACTERS_MAX} characters")
+        if any(len(one.splitlines()) > 1 for one in said):
+            raise _invalid(entry, "a trigger is one line")
         if len(triggers.intents) > INTENTS_MAX:
             raise _invalid(entry, f"a unit has at most {INTENTS_MAX} intents")
-    if not 0 < len(draft.entries) <= ENTRIES_MAX:
-        raise InstructionError("manifest_entry_invalid", f"a manifest has 1 to {ENTRIES_MAX} entries")
+    if not draft.entries:
+        raise InstructionError("manifest_entry_invalid", "a manifest has at least one entry")
 
 
 def check_names(draft: Draft) -> None:
@@ -161,6 +166,13 @@ def check_caps(draft: Draft) -> None:
 
 def check_size(draft: Draft) -> int:
     """The tokens of the manifest; what each entry costs is told where it has too many."""
+    if len(draft.entries) > ENTRIES_MAX:
+        # So many have more tokens than that, whatever they say.
+        raise InstructionError(
+            "manifest_too_large",
+            f"the manifest has {len(draft.entries)} entries, and at most {MANIFEST_TOKENS_MAX} tokens are allowed",
+            details={"token_max": MANIFEST_TOKENS_MAX},
+        )
     tokens = draft.token_count
     if tokens > MANIFEST_TOKENS_MAX:
         costs = {entry.name: count_cl100k(_encode(entry).decode()) for entry in draft.entries}

@@ -33,10 +33,12 @@ from holdfast.instructions.values import (
     Approval,
     AuditRecord,
     CoverageRun,
+    Entry,
     Manifest,
     Provenance,
     UnitCoverage,
 )
+from holdfast.instructions.waiting import Waiting, ready_unit, waiting_units
 
 ATTEMPTS_MAX = 3
 RECERT_MS = 7 * 86_400_000
@@ -76,7 +78,7 @@ def publish(library: Library, publication: Publication, caller: Caller) -> Publi
     if publication.skip_coverage_gate:
         check_skip(draft, cosigners)
     check_caps(draft)
-    tokens = check_size(draft)
+    check_size(draft)
     provenance = Provenance(
         caller.author,
         tuple(one.id for one in approvals),
@@ -85,7 +87,7 @@ def publish(library: Library, publication: Publication, caller: Caller) -> Publi
         publication.began_at,
     )
     for _ in range(ATTEMPTS_MAX):
-        done = _attempt(library, publication, agent, added=added, tokens=tokens, provenance=provenance)
+        done = _attempt(library, publication, agent, added=added, provenance=provenance)
         if done is not None:
             return done
     raise InstructionError("manifest_version_conflict", "others publish for this agent all the time; try again")
@@ -97,10 +99,9 @@ def _attempt(
     agent: Agent,
     *,
     added: Sequence[Approval],
-    tokens: int,
     provenance: Provenance,
 ) -> Published | None:
-    """None where another manifest was published meanwhile."""
+    """None where another manifest was published meanwhile, or another version of a unit took its place."""
     draft, skip = publication.draft, publication.skip_coverage_gate
     current = library.records.manifest(agent.id)
     check_manifest_version(
@@ -109,20 +110,10 @@ def _attempt(
         is_known=library.records.has_manifest_version(agent.id, draft.version),
     )
     now = library.now()
-    manifest = Manifest(
-        library.new_id("manifest"),
-        agent.id,
-        draft.version,
-        manifest_address(agent.deployment, agent.id, draft.version).uri,
-        tokens,
-        draft.entries,
-        # One that follows another within a millisecond still begins behind it.
-        max(now, current.created_at + 1) if current else now,
-        mode_of(draft.entries),
-        provenance,
-    )
+    manifest = _drafted(library, draft, agent, current=current, provenance=provenance)
     check_stub(agent, manifest)
-    shelf = library.shelves.made(agent, manifest, at=now)
+    ready = _ready(library, agent, draft, added)
+    shelf = library.shelves.made(agent, manifest, instead={one.entry.name: one.unit for one in ready})
     settings = library.settings
     units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
     failing = tuple(one for one in units if not one.passed)
@@ -142,15 +133,64 @@ def _attempt(
     )
     events = (_bypass(library, manifest, failing, provenance),) if skip else ()
     over = current.id if current else None
-    done = library.records.publish(manifest, over=over, registers=agent, run=run, approvals=added, events=events)
+    done = library.records.publish(
+        manifest,
+        over=over,
+        registers=agent,
+        run=run,
+        approvals=added,
+        events=events,
+        activates=[(one.unit, one.over) for one in ready],
+    )
     if not done:
         return None
     warnings = (
         *_warnings(manifest, units, tuple(shelf.contents)),
+        *waiting_told(library, agent, draft.entries),
         *exposed(draft.entries, {name: content.text for name, content in shelf.contents.items()}),
         *crowded(draft.entries, library.records.guaranteed_count(), settings.guaranteed_units_soft_max),
     )
     return Published(manifest, units, skip, warnings)
+
+
+def _drafted(
+    library: Library, draft: Draft, agent: Agent, *, current: Manifest | None, provenance: Provenance
+) -> Manifest:
+    now = library.now()
+    return Manifest(
+        library.new_id("manifest"),
+        agent.id,
+        draft.version,
+        manifest_address(agent.deployment, agent.id, draft.version).uri,
+        draft.token_count,
+        draft.entries,
+        # One that follows another within a millisecond still begins behind it.
+        max(now, current.created_at + 1) if current else now,
+        mode_of(draft.entries),
+        provenance,
+    )
+
+
+def waiting_told(library: Library, agent: Agent, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """A line for each unit of which a newer version waits for somebody's approval."""
+    approvals = library.records.approvals(agent.id)
+    found = (waiting_units(library, agent, entry, approvals)[-1:] for entry in entries)
+    return tuple(one.told for some in found for one in some)
+
+
+def _ready(library: Library, agent: Agent, draft: Draft, added: Sequence[Approval]) -> tuple[Waiting, ...]:
+    """Versions that waited, and that this manifest and the approvals that come with it let go.
+
+    Such an approval, if it names no version, is that of the version that the manifest names.
+    """
+    versions = _versions(draft)
+    named = (
+        msgspec.structs.replace(one, version=versions.get(one.unit or "")) if one.version is None else one
+        for one in added
+    )
+    approvals = (*library.records.approvals(agent.id), *named)
+    found = (ready_unit(library, agent, entry, approvals) for entry in draft.entries)
+    return tuple(one for one in found if one is not None)
 
 
 def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], caller: Caller) -> tuple[Approval, ...]:
@@ -203,15 +243,17 @@ def _names(agent: Agent) -> tuple[str, ...]:
 
 def _applicable(draft: Draft, recorded: Sequence[Approval]) -> tuple[Approval, ...]:
     """An approval of one version of a unit says nothing of another."""
-    versions = {
-        entry.name: read_address(entry.fact_uri).version for entry in draft.entries if entry.fact_uri is not None
-    }
+    versions = _versions(draft)
     return tuple(
         one
         for one in recorded
         if one.version is None
         or one.version == (draft.version if one.kind == "skip_gate" else versions.get(one.unit or ""))
     )
+
+
+def _versions(draft: Draft) -> dict[str, str]:
+    return {entry.name: read_address(entry.fact_uri).version for entry in draft.entries if entry.fact_uri is not None}
 
 
 def _cosigners(draft: Draft, approvals: Sequence[Approval], caller: Caller) -> tuple[str, ...]:

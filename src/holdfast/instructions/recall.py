@@ -74,7 +74,7 @@ class Recalled(msgspec.Struct, frozen=True):
 
 
 class Shelf:
-    """A manifest with the texts behind it, ready to be asked."""
+    """A manifest with the texts behind it, ready to be asked; `since` is when the youngest of them began to hold."""
 
     def __init__(
         self,
@@ -83,7 +83,9 @@ class Shelf:
         *,
         meaning: Callable[[], MeaningStage | None] = lambda: None,
         lifted: Collection[str] = (),
+        since: int = 0,
     ) -> None:
+        self.since = since
         self.manifest = manifest
         self.contents = contents
         self.lifted = frozenset(lifted)

@@ -30,16 +30,14 @@ class InstructionRecords(Protocol):
 
     def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]: ...
 
-    def units_at(self, owners: Sequence[str], at: int) -> tuple[UnitVersion, ...]:
-        """Active versions of these owners that hold at a time."""
+    def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
+        """Active versions of these owners that hold at a time, or for None those that hold, whatever the time is."""
 
-    def add_unit(self, unit: UnitVersion, registers: Agent | None) -> bool:
-        """An active one ends those before it. False where the address is taken."""
+    def add_unit(self, unit: UnitVersion, registers: Agent | None, *, over: str | None) -> bool:
+        """An active one ends those before it. False where the address is taken, or `over` is not what holds."""
 
-    def activate_unit(self, unit: UnitVersion, *, at: int) -> bool:
-        """A pending one is active from now on, and those before it end."""
-
-    def quarantine_unit(self, unit: UnitVersion, *, at: int) -> bool: ...
+    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
+        """A pending one is active from now on, and those before it end. False where `over` is not what holds."""
 
     def manifest(self, agent_id: str) -> Manifest | None: ...
 
@@ -65,8 +63,12 @@ class InstructionRecords(Protocol):
         run: CoverageRun,
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
+        activates: Sequence[tuple[UnitVersion, str | None]] = (),
     ) -> bool:
-        """False, and nothing done, unless the current manifest is `over` and the version new. Stubs are forgotten."""
+        """False, and nothing done, unless the current manifest is `over` and the version new. Stubs are forgotten.
+
+        `activates` are versions that waited for an approval, each with the address of the one that it takes over from.
+        """
 
     def stub(self, agent_id: str, profile: str) -> Stub | None: ...
 

@@ -35,8 +35,11 @@ class Shelves:
         self._lock = Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    def current(self, agent: Agent, *, at: int) -> Shelf | None:
-        """None where the agent has no manifest. One look at the agent's row tells whether anything has changed."""
+    def current(self, agent: Agent) -> Shelf | None:
+        """None where the agent has no manifest. One look at the agent's row tells whether anything has changed.
+
+        No clock is asked: one that is behind would keep what was replaced a moment ago until the next change.
+        """
         with self._lock:
             kept = self._kept.get(agent.id)
             if kept is not None:
@@ -46,7 +49,7 @@ class Shelves:
         manifest = self._records.manifest(agent.id)
         if manifest is None:
             return None
-        shelf = self.made(agent, manifest, at=at, lifted=critical_units(self._records.coverage(agent.id)))
+        shelf = self.made(agent, manifest, lifted=critical_units(self._records.coverage(agent.id)))
         with self._lock:
             self._kept[agent.id] = _Kept(agent.revision, self._files(agent, shelf), shelf)
             while len(self._kept) > SHELVES_MAX:
@@ -58,22 +61,24 @@ class Shelves:
         agent: Agent,
         manifest: Manifest,
         *,
-        at: int,
+        at: int | None = None,
         lifted: Sequence[str] = (),
         instead: Mapping[str, UnitVersion] | None = None,
     ) -> Shelf:
-        """The texts behind a manifest as they were at a time; `instead` are units to be tried, by name."""
+        """The texts behind a manifest as they are, or were at a time; `instead` are units to be tried, by name."""
         pointed = {entry.name: owner_of(entry, agent) for entry in manifest.body}
         owners = sorted({owner for owner, _ in pointed.values() if owner})
         newest = newest_units(self._records.units_at(owners, at))
         contents: dict[str, Content] = {}
+        since = manifest.created_at
         for entry in manifest.body:
             unit = (instead or {}).get(entry.name) or newest.get(pointed[entry.name])
             if unit is not None:
                 contents[entry.name] = unit_content(unit)
+                since = max(since, unit.created_at)
             elif entry.path is not None and (text := self._read(agent, entry.path)) is not None:
                 contents[entry.name] = text_content(text, "fallback_path")
-        return Shelf(manifest, contents, meaning=partial(_stage, self.encoder), lifted=lifted)
+        return Shelf(manifest, contents, meaning=partial(_stage, self.encoder), lifted=lifted, since=since)
 
     def load_encoder(self) -> None:
         """Now rather than when the first is asked: reading the weights takes longer than many recalls."""

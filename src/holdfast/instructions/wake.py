@@ -34,6 +34,7 @@ class Wake(msgspec.Struct, frozen=True):
     iat: float
     exp: float
     jti: str
+    nbf: float | None = None
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -60,7 +61,8 @@ def read_wake(token: str, trust: WakeTrust, *, now: float) -> Wake:
     audiences = (wake.aud,) if isinstance(wake.aud, str) else wake.aud
     if wake.iss != trust.issuer or trust.audience not in audiences:
         raise _refused("its issuer or audience is another")
-    if not wake.iat - SKEW_SECONDS <= now < wake.exp + SKEW_SECONDS:
+    begins = max(wake.iat, wake.nbf if wake.nbf is not None else wake.iat)
+    if not begins - SKEW_SECONDS <= now < wake.exp + SKEW_SECONDS:
         raise _refused("it is not valid now")
     if not 0 < wake.exp - wake.iat <= LIFE_SECONDS_MAX:
         raise _refused(f"it is valid for more than {LIFE_SECONDS_MAX} seconds")

@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 
-from holdfast.instructions.addresses import is_newer, is_of_many, read_address
+from holdfast.instructions.addresses import Address, is_newer, is_of_many, read_address
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.coverage import measure
@@ -12,7 +12,8 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, new_agent
 from holdfast.instructions.shelves import newest_units, owner_of
 from holdfast.instructions.signatures import signed_by, unit_message
-from holdfast.instructions.values import Agent, ApprovalKind, Entry, Manifest, UnitCoverage, UnitStatus, UnitVersion
+from holdfast.instructions.values import Agent, Entry, Manifest, UnitCoverage, UnitStatus, UnitVersion
+from holdfast.instructions.waiting import ATTEMPTS_MAX, holding, listings, needed_kinds
 
 CONTENT_CHARACTERS_MAX = 200_000
 TRUST_SIGNED = 1.0
@@ -55,6 +56,17 @@ def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUni
         digest = hashlib.sha256(given.content.encode()).hexdigest()
     except UnicodeEncodeError as error:
         raise InstructionError("unit_invalid", "content is text that can be written as UTF-8") from error
+    for _ in range(ATTEMPTS_MAX):
+        written = _attempt(library, given, caller, address=address, digest=digest)
+        if written is not None:
+            return written
+    raise _conflict("others write this unit all the time; try again")
+
+
+def _attempt(
+    library: Library, given: GivenUnit, caller: Caller, *, address: Address, digest: str
+) -> WrittenUnit | None:
+    """None where another version was written meanwhile."""
     shared = is_of_many(address.owner)
     agent = None if shared else library.records.agent(address.owner)
     registers = None if shared or agent else new_agent(library, address.owner)
@@ -64,57 +76,27 @@ def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUni
         if before.content_sha256 != digest:
             raise _conflict("this version was written with other content; a version is written once")
         return WrittenUnit(before.uri, digest, before.token_count, before.status, is_new=False)
-    unit = _made(library, given, caller, owner=owner, digest=digest)
-    newest = newest_units(library.records.versions_of(owner, unit.name)).get((owner, unit.name))
-    if newest is not None and newest.status != "quarantined" and not is_newer(unit.version, newest.version):
+    versions = library.records.versions_of(owner, address.name)
+    # What nobody known has signed stands in nobody's way.
+    counting = [one for one in versions if one.status != "quarantined"]
+    newest = newest_units(counting).get((owner, address.name))
+    unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
+    if newest is not None and not is_newer(unit.version, newest.version):
         raise _conflict(f"version {unit.version} does not follow {newest.version}")
     manifest = library.records.manifest(agent.id) if agent else None
-    listed = _listings(library, agent, manifest, unit)
+    listed = listings(library, agent, manifest, unit)
     if unit.status == "active" and newest is not None and any(needed_kinds(entry) for _, entry in listed):
         unit = msgspec.structs.replace(unit, status="pending")
     coverage = _covered(library, agent, manifest, unit)
-    if not library.records.add_unit(unit, registers):
-        raise _conflict("another was written under this address at the same time")
+    held = holding(versions)
+    if not library.records.add_unit(unit, registers, over=held.uri if held else None):
+        return None
     return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=True, coverage=coverage)
 
 
-def needed_kinds(entry: Entry) -> tuple[ApprovalKind, ...]:
-    """Which approvals a new version needs before it takes the place of the one before it."""
-    kinds: list[ApprovalKind] = []
-    if entry.guarantee_load:
-        kinds.append("guarantee_load")
-    if entry.force_position:
-        kinds.append("force_prepend")
-    if entry.required_by_task_types:
-        kinds.append("task_types")
-    return tuple(kinds)
-
-
-def activate_approved(library: Library, agent: Agent, unit_name: str) -> tuple[str, ...]:
-    """Versions that waited for approvals and now have them all."""
-    manifest = library.records.manifest(agent.id)
-    entry = next((one for one in manifest.body if one.name == unit_name), None) if manifest else None
-    if entry is None:
-        return ()
-    activated = []
-    for unit in library.records.versions_of(*owner_of(entry, agent)):
-        if unit.status != "pending":
-            continue
-        approved = all(
-            _is_approved(library, other, listed, unit) for other, listed in _listings(library, agent, manifest, unit)
-        )
-        if approved and library.records.activate_unit(unit, at=library.now()):
-            activated.append(unit.uri)
-    return tuple(activated)
-
-
-def _is_approved(library: Library, agent: Agent, entry: Entry, unit: UnitVersion) -> bool:
-    approvals = library.records.approvals(agent.id)
-    given = {one.kind for one in approvals if (one.unit, one.version) == (entry.name, unit.version)}
-    return given.issuperset(needed_kinds(entry))
-
-
-def _made(library: Library, given: GivenUnit, caller: Caller, *, owner: str, digest: str) -> UnitVersion:
+def _made(
+    library: Library, given: GivenUnit, caller: Caller, *, owner: str, digest: str, newest: UnitVersion | None
+) -> UnitVersion:
     address = read_address(given.fact_uri)
     now = library.now()
     signature, signer = given.signature, None
@@ -139,7 +121,7 @@ def _made(library: Library, given: GivenUnit, caller: Caller, *, owner: str, dig
         authored_at=now,
         source_trust=_trust(given, caller, signer),
         status="active" if signer is not None else "quarantined",
-        derived_from=given.derived_from,
+        derived_from=given.derived_from or (newest.content_sha256 if newest else None),
         signature=signature,
         signed_by=signer,
     )
@@ -156,24 +138,6 @@ def _trust(given: GivenUnit, caller: Caller, signer: str | None) -> float:
     return TRUST_NAMED if caller.entity else TRUST_UNNAMED
 
 
-def _listings(
-    library: Library, agent: Agent | None, manifest: Manifest | None, unit: UnitVersion
-) -> tuple[tuple[Agent, Entry], ...]:
-    """Whose entries mean the unit: those of its agent, or those of all agents where it is kept for many."""
-    if is_of_many(unit.agent_id):
-        manifests = library.records.manifests_listing(unit.agent_id, unit.name)
-        listing = [(library.records.agent(one.agent_id), one) for one in manifests]
-    else:
-        listing = [(agent, manifest)] if manifest is not None else []
-    return tuple(
-        (other, entry)
-        for other, one in listing
-        if other is not None
-        for entry in one.body
-        if owner_of(entry, other) == (unit.agent_id, unit.name)
-    )
-
-
 def _listed(manifest: Manifest | None, agent: Agent | None, unit: UnitVersion) -> Entry | None:
     entries = manifest.body if manifest and agent else ()
     return next((one for one in entries if agent and owner_of(one, agent) == (unit.agent_id, unit.name)), None)
@@ -185,7 +149,7 @@ def _covered(
     entry = _listed(manifest, agent, unit)
     if agent is None or manifest is None or entry is None or unit.status == "quarantined":
         return None
-    shelf = library.shelves.made(agent, manifest, at=library.now(), instead={entry.name: unit})
+    shelf = library.shelves.made(agent, manifest, instead={entry.name: unit})
     settings = library.settings
     return measure(shelf, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
 

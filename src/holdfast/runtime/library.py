@@ -20,8 +20,10 @@ from holdfast.instructions.certifying import choose_encoder
 from holdfast.instructions.checking import Checked
 from holdfast.instructions.comparing import CoverageDiff, Measured, compare_versions, covered
 from holdfast.instructions.deploying import (
+    Approved,
     Change,
     Deployed,
+    approve,
     check_folder,
     promote,
     publish_folder,
@@ -141,6 +143,10 @@ class Library:
 
     def rollback(self, version: str, *, agent: str = MAIN) -> Deployed:
         return roll_back(self._kept, agent, version, self._admin)
+
+    def approve(self, unit: str, *, agent: str = MAIN, reason: str = "") -> Approved:
+        """Let the newest version of a unit that is loaded unasked take its place. Raises InstructionError."""
+        return approve(self._kept, agent, unit, self._admin, reason=reason)
 
     def archive(self, *files: str | os.PathLike[str], root: str | os.PathLike[str], agent: str = MAIN) -> Archived:
         return archive(self._kept, agent, [Path(file) for file in files], root=Path(root))

@@ -132,7 +132,12 @@ async def _answered(service: Service, one: Route, request: Request) -> Response:
     try:
         # Who asks comes first: whoever may not learns nothing of what there is.
         admitted = await _admitted(service, one, request)
-        fields = await fields_of(one, request)
+        try:
+            fields = await fields_of(one, request)
+        except RefusedError:
+            if one.check_holder is not None and admitted.key is not None:
+                await one.check_holder(service, admitted.key, request.path_params)
+            raise
         asked = Asked(
             fields,
             one.method == "GET",
@@ -145,7 +150,9 @@ async def _answered(service: Service, one: Route, request: Request) -> Response:
     except RefusedError as refused:
         return _refusal(refused)
     except StoreError:
-        return _refusal(RefusedError(503, "store_unavailable", "the store cannot be used now"))
+        details = {"retryable": True} if one.retry_code else None
+        code = one.retry_code or "store_unavailable"
+        return _refusal(RefusedError(503, code, "the store cannot be used now", details=details))
     except ClientDisconnect:
         return Response(status_code=499)
     except Exception as error:  # noqa: BLE001 - whatever it was, whoever asked gets an answer in our shape

@@ -11,7 +11,7 @@ from holdfast.instructions.library import Library
 from holdfast.instructions.shelves import owner_of
 from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Agent, CoverageRun, Entry, Manifest, UnitCoverage, UnitVersion
-from holdfast.instructions.writing import needed_kinds
+from holdfast.instructions.waiting import follows, holding, lacking_kinds
 from holdfast.service.failures import RefusedError
 from holdfast.service.instruction_routes import DENIED, refused
 from holdfast.service.instruction_values import OneAgent
@@ -237,8 +237,6 @@ def _waiting(library: Library, agent: Agent, manifest: Manifest | None) -> tuple
     approvals = library.records.approvals(agent.id) if manifest else ()
 
     def told(entry: Entry, unit: UnitVersion) -> WaitingLine:
-        given = {one.kind for one in approvals if (one.unit, one.version) == (entry.name, unit.version)}
-        needs = (kind for kind in needed_kinds(entry) if kind not in given)
         return WaitingLine(
             unit=entry.name,
             version=unit.version,
@@ -247,14 +245,23 @@ def _waiting(library: Library, agent: Agent, manifest: Manifest | None) -> tuple
             authored_at=told_time(unit.authored_at),
             tokens=unit.token_count,
             content=unit.content,
-            needs=tuple(needs) if unit.status == "pending" else (),
+            needs=lacking_kinds(entry, unit, approvals) if unit.status == "pending" else (),
         )
 
     return tuple(
         told(entry, unit)
         for entry in (manifest.body if manifest else ())
-        for unit in library.records.versions_of(*owner_of(entry, agent))
-        if unit.status != "active"
+        for unit in _not_told(library.records.versions_of(*owner_of(entry, agent)))
+    )
+
+
+def _not_told(versions: tuple[UnitVersion, ...]) -> tuple[UnitVersion, ...]:
+    """What is older than the version that is told waits for nothing any more, unless nobody known has signed it."""
+    held = holding(versions)
+    return tuple(
+        unit
+        for unit in versions
+        if unit.status == "quarantined" or (unit.status == "pending" and (held is None or follows(unit, held)))
     )
 
 

@@ -15,7 +15,7 @@ from holdfast.instructions.shadowing import shadow_report
 from holdfast.instructions.signatures import KEY_BYTES, decoded
 from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Agent, Approval, AuditRecord, CoverageRun, Probe, Signer
-from holdfast.instructions.writing import activate_approved
+from holdfast.instructions.waiting import activate_approved
 from holdfast.service.instruction_routes import instruction_route
 from holdfast.service.instruction_values import (
     ApprovalRecorded,
@@ -149,7 +149,7 @@ def list_probes(library: Library, caller: Caller, request: OneAgent) -> ProbesTo
 
 def _probes_told(library: Library, agent: Agent) -> ProbesTold:
     kept = library.records.probes(agent.id)
-    shelf = library.shelves.current(agent, at=library.now())
+    shelf = library.shelves.current(agent)
     results = run_probes(shelf, kept, use_floor=library.settings.use_floor) if shelf else ()
     by_id = {one.probe_id: one for one in results}
     told = tuple(

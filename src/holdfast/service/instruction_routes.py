@@ -1,19 +1,22 @@
 """How a function about instructions becomes a route: switched on or not, in a thread, refused by code."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
 
-from holdfast.instructions.callers import Caller
+from holdfast.events.access import KeyRow
+from holdfast.instructions.callers import Caller, check_own
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library
+from holdfast.instructions.values import Agent
 from holdfast.service.failures import RefusedError
 from holdfast.service.routes import Answer, Asked, Method, NoReply, Route, Rule, convert
 from holdfast.service.service import Service
 
 DENIED = "instruction_scope_denied"
+RETRY = "recall_backend_unavailable"
 
 _STATUSES = {
     DENIED: 403,
@@ -26,7 +29,7 @@ _STATUSES = {
     "unit_version_conflict": 409,
     "shortname_taken": 409,
     "wake_token_used": 409,
-    "recall_backend_unavailable": 503,
+    RETRY: 503,
     "preload_unit_unavailable": 503,
 }
 """All other codes are 400."""
@@ -34,6 +37,9 @@ _STATUSES = {
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 Run = Callable[[Library, Caller, Request], msgspec.Struct | Answer]
+
+Who = Callable[[Caller, str, Agent | None], None]
+"""Raises InstructionError for a caller that may not ask of this agent, who may be unknown."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,26 +53,28 @@ def instruction_route(
     reply: type[msgspec.Struct] = NoReply,
     summary: str,
     rule: Rule = "caller",
+    who: Who = check_own,
     unfit: Callable[[str], str] = lambda field: "invalid_body",
     refusals: tuple[int, ...] = (),
     successes: tuple[int, ...] = (200,),
     content_type: str = "application/json",
+    retry_code: str | None = None,
 ) -> Route:
-    """`unfit` says the code for a body whose named field does not fit; such a body is always 400."""
+    """`unfit` says the code for a body whose named field does not fit; such a body is always 400.
+
+    `who` may ask, where that is for the route to say: those who may not learn it before what is wrong with the body.
+    """
+
+    check_holder = _checking(rule, who)
 
     async def respond(service: Service, asked: Asked) -> Answer:
-        library = service.library
-        if library is None:
-            raise RefusedError(
-                404,
-                "instructions_disabled",
-                "instructions are not switched on here; see `holdfast serve --instructions`",
-            )
+        library = _switched_on(service)
         assert asked.key is not None, "a route about instructions lets nobody in without a key"
-        caller = Caller(asked.key.scope, asked.key.id, asked.key.entity)
+        caller = _caller(asked.key)
         try:
             said = convert(asked, request)
         except msgspec.ValidationError as error:
+            await check_holder(service, asked.key, asked.fields)
             raise _unfit(error, unfit) from error
         try:
             told = await asyncio.to_thread(run, library, caller, said)
@@ -88,12 +96,44 @@ def instruction_route(
         successes=successes,
         denied=DENIED,
         body_optional=True,
+        unfit_status=400,
+        retry_code=retry_code,
+        check_holder=check_holder,
     )
+
+
+def _checking(rule: Rule, who: Who) -> Callable[[Service, KeyRow, Mapping[str, object]], Awaitable[None]]:
+    async def check(service: Service, key: KeyRow, path: Mapping[str, object]) -> None:
+        library = _switched_on(service)
+        if rule == "caller":
+            try:
+                await asyncio.to_thread(_check_who, library, _caller(key), str(path.get("agent_id", "")), who)
+            except InstructionError as error:
+                raise refused(error) from error
+
+    return check
+
+
+def _switched_on(service: Service) -> Library:
+    if service.library is None:
+        raise RefusedError(
+            404, "instructions_disabled", "instructions are not switched on here; see `holdfast serve --instructions`"
+        )
+    return service.library
+
+
+def _caller(key: KeyRow) -> Caller:
+    return Caller(key.scope, key.id, key.entity)
+
+
+def _check_who(library: Library, caller: Caller, said: str, who: Who) -> None:
+    who(caller, said, library.records.agent(said) if said else None)
 
 
 def refused(error: InstructionError) -> RefusedError:
     status = _STATUSES.get(error.code, 400)
-    details = dict(error.details or {}) | ({"retryable": True} if status == 503 else {})
+    # A heartbeat that was ended has used up its token: only a new one may try again.
+    details = dict(error.details or {}) | ({"retryable": True} if error.code == RETRY else {})
     return RefusedError(status, error.code, str(error), details=details or None)
 
 

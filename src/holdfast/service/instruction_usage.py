@@ -3,7 +3,7 @@
 from msgspec import UNSET
 
 from holdfast.instructions.asking import close
-from holdfast.instructions.callers import Caller, denied
+from holdfast.instructions.callers import Caller, check_has_instructions
 from holdfast.instructions.library import Library
 from holdfast.instructions.trace import check_size
 from holdfast.instructions.watching import keep_trace
@@ -13,8 +13,7 @@ from holdfast.service.routes import Answer, Route
 
 
 def close_audit(library: Library, caller: Caller, request: AuditClose) -> Answer:
-    if not caller.is_admin and caller.agent_name is None:
-        raise denied()
+    check_has_instructions(caller)
     trace = request.trace or ()
     # What could be refused is checked before anything is written.
     check_size(trace)
@@ -32,6 +31,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/instruction/audit",
         close_audit,
         request=AuditClose,
+        who=check_has_instructions,
         summary="Say which of the loaded units were used, and which were missed, or show it by a trace.",
         unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
         successes=(204,),

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.errors import StoreError, UserError
 from holdfast.instructions.addresses import garden_of
 from holdfast.instructions.asking import Answered, ask
-from holdfast.instructions.callers import Caller, check_may_recall, check_own, denied
+from holdfast.instructions.callers import Caller, check_has_instructions, check_may_recall, check_own, denied
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.heartbeat import boot_stub, wake
 from holdfast.instructions.library import Library, new_agent
@@ -18,7 +18,7 @@ from holdfast.instructions.values import Entry, UnitCoverage
 from holdfast.instructions.writing import GivenUnit, write_unit
 from holdfast.retrieval.fusion import Weights
 from holdfast.service import instruction_reviews, instruction_usage
-from holdfast.service.instruction_routes import instruction_route
+from holdfast.service.instruction_routes import RETRY, instruction_route
 from holdfast.service.instruction_values import (
     AgentSettings,
     AgentTold,
@@ -191,7 +191,7 @@ def _recalled(
         agent, shelf = library.shelf(said, agent)
         answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
     except StoreError as error:
-        raise InstructionError("recall_backend_unavailable", "the store cannot be used now; try again") from error
+        raise InstructionError(RETRY, "the store cannot be used now; try again") from error
     return _recall_told(answered, explain=explain)
 
 
@@ -352,6 +352,8 @@ ROUTES: tuple[Route, ...] = (
         recall_instruction,
         request=RecallAsk,
         reply=RecallTold,
+        who=check_may_recall,
+        retry_code=RETRY,
         summary="Load the units that fit an intent.",
         unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
         refusals=(503,),
@@ -362,6 +364,8 @@ ROUTES: tuple[Route, ...] = (
         recall_scope,
         request=ScopeRecall,
         reply=RecallTold,
+        who=check_has_instructions,
+        retry_code=RETRY,
         summary="The same, for a scope and with weights.",
         unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
         refusals=(503,),

@@ -60,7 +60,7 @@ def has_body(one: Route) -> bool:
 def statuses_of(one: Route) -> tuple[int, ...]:
     """The failures that a route may answer with."""
     keyed = () if one.rule == "open" else (401,)
-    bodied = () if one.method == "GET" else (413, 415, 422)
+    bodied = () if one.method == "GET" else (413, 415, one.unfit_status)
     return tuple(sorted({*ALWAYS, *keyed, *bodied, *one.refusals}))
 
 

@@ -16,7 +16,7 @@ _LENGTH = re.compile(r"[0-9]{1,15}")
 
 async def fields_of(one: Route, request: Request) -> dict[str, object]:
     """Raises RefusedError for what cannot be read, is too large, or is said twice."""
-    fields = _queried(request) if one.method == "GET" else await _told(request, required=one.needs_body)
+    fields = _queried(request) if one.method == "GET" else await _told(one, request)
     twice = fields.keys() & request.path_params.keys()
     if twice:
         raise RefusedError(400, "said_twice", f"{min(twice)} stands in the path already")
@@ -34,12 +34,12 @@ def _queried(request: Request) -> dict[str, object]:
     return fields
 
 
-async def _told(request: Request, *, required: bool) -> dict[str, object]:
+async def _told(one: Route, request: Request) -> dict[str, object]:
     if request.url.query:
         raise RefusedError(400, "unknown_field", "this request takes no query; put its fields into the body")
     body = await _body(request)
-    if not body and required:
-        raise RefusedError(422, "body_required", "this request has a JSON object as its body")
+    if not body and one.needs_body:
+        raise RefusedError(one.unfit_status, "body_required", "this request has a JSON object as its body")
     if not body:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -50,7 +50,7 @@ async def _told(request: Request, *, required: bool) -> dict[str, object]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(400, "malformed_json", "the body is not valid JSON") from error
     if not isinstance(found, dict):
-        raise RefusedError(422, "invalid_body", "the body is a JSON object")
+        raise RefusedError(one.unfit_status, "invalid_body", "the body is a JSON object")
     return found
 
 

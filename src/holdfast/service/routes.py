@@ -50,6 +50,9 @@ class Route(msgspec.Struct, frozen=True):
 
     `refusals` are the statuses that this route may answer with, beside those that every route may; `successes` those
     of what was done. `denied` is the code for a key that may not. `body_optional`: the route says what is missing.
+    `unfit_status` is that of a body that does not fit; `retry_code` says that the store failed, and to try again.
+    `check_holder` refuses a key that may not ask of what the path names: who may not is told so, and not what is wrong
+    with the rest of what was said.
     """
 
     method: Method
@@ -65,6 +68,9 @@ class Route(msgspec.Struct, frozen=True):
     successes: tuple[int, ...] = (200,)
     denied: str = "not_allowed"
     body_optional: bool = False
+    unfit_status: int = 422
+    retry_code: str | None = None
+    check_holder: Callable[[Service, KeyRow, Mapping[str, str]], Awaitable[None]] | None = None
 
     @property
     def path_names(self) -> tuple[str, ...]:

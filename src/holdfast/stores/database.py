@@ -18,7 +18,8 @@ from holdfast.ledger.figures import Figures
 from holdfast.ledger.postings import matters
 from holdfast.ledger.tables import Tables
 from holdfast.stores.figure_reads import FigureReads
-from holdfast.stores.instructions_records import DatabaseInstructions, InstructionTables
+from holdfast.stores.instructions_records import DatabaseInstructions
+from holdfast.stores.instructions_tables import InstructionTables
 from holdfast.stores.queries import Cell, Queries
 from holdfast.stores.record_queries import RecordQueries
 from holdfast.stores.records import Changes, DatabaseRecords

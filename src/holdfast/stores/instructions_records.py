@@ -1,7 +1,7 @@
 """Agents, units, manifests, audit and coverage in a database, whatever the engine."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from holdfast.instructions.values import (
     Stub,
     UnitVersion,
 )
-from holdfast.stores.instructions_tables import Table
+from holdfast.stores.instructions_tables import InstructionTables, Table
 from holdfast.stores.queries import Cell
 from holdfast.stores.records import Changes, Fetch
 from holdfast.stores.steps import Step
@@ -29,41 +29,8 @@ from holdfast.stores.together import Together
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 _LISTS = "body LIKE ?"
-_LISTS_OF_AUDIT = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
-
-
-class InstructionTables(msgspec.Struct, frozen=True):
-    mark: str
-    schema: str
-    agents: Table[Agent]
-    units: Table[UnitVersion]
-    manifests: Table[Manifest]
-    audit: Table[AuditRecord]
-    stubs: Table[Stub]
-    approvals: Table[Approval]
-    coverage: Table[CoverageRun]
-    probes: Table[Probe]
-    signers: Table[Signer]
-
-
-@cache
-def instruction_tables(mark: str, *, schema: str = "") -> InstructionTables:
-    def table(name: str, row: type[Row], *nested: str) -> Table[Row]:
-        return Table(name, row, nested=nested, mark=mark, schema=schema)
-
-    return InstructionTables(
-        mark,
-        schema,
-        agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
-        units=table("instruction_units", UnitVersion),
-        manifests=table("instruction_manifests", Manifest, "body", "provenance"),
-        audit=table("instruction_audit", AuditRecord, *_LISTS_OF_AUDIT),
-        stubs=table("boot_stubs", Stub),
-        approvals=table("instruction_approvals", Approval),
-        coverage=table("instruction_coverage", CoverageRun, "units"),
-        probes=table("instruction_probes", Probe, "required_units"),
-        signers=table("instruction_signers", Signer),
-    )
+_TURN = "instruction_units"
+"""The row whose lock those hold who put a version in the place of another."""
 
 
 class DatabaseInstructions:
@@ -107,38 +74,28 @@ class DatabaseInstructions:
     def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
         return self._rows(self._tables.units, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
 
-    def units_at(self, owners: Sequence[str], at: int) -> tuple[UnitVersion, ...]:
+    def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
         if not owners:
             return ()
+        held, times = "valid_until IS NULL", () if at is None else (at, at)
+        if times:
+            held = "created_at <= ? AND (valid_until IS NULL OR valid_until > ?)"
         marks = ", ".join("?" * len(owners))
-        held = "status = 'active' AND created_at <= ? AND (valid_until IS NULL OR valid_until > ?)"
-        return self._rows(self._tables.units, f"WHERE agent_id IN ({marks}) AND {held} ORDER BY uri", *owners, at, at)
+        where = f"WHERE agent_id IN ({marks}) AND status = 'active' AND {held} ORDER BY uri"
+        return self._rows(self._tables.units, where, *owners, *times)
 
-    def add_unit(self, unit: UnitVersion, registers: Agent | None) -> bool:
+    def add_unit(self, unit: UnitVersion, registers: Agent | None, *, over: str | None) -> bool:
         table = self._tables.units
         steps = [self._registration(registers)] if registers else []
+        if unit.status == "active":
+            steps += self._turn(unit, over)
         steps.append(Step(table.insert, table.cells(unit)))
         if unit.status == "active":
             steps += self._takes_over(unit, unit.created_at)
         return self._changes.change_all(steps)
 
-    def activate_unit(self, unit: UnitVersion, *, at: int) -> bool:
-        # It holds from now on, and not from when it was written.
-        active = self._said(
-            f"UPDATE {self._tables.units.name} SET status = 'active', created_at = ? "
-            "WHERE uri = ? AND status = 'pending'",
-            (at, unit.uri),
-            rows_min=1,
-        )
-        return self._changes.change_all([active, *self._takes_over(unit, at)])
-
-    def quarantine_unit(self, unit: UnitVersion, *, at: int) -> bool:
-        gone = self._said(
-            f"UPDATE {self._tables.units.name} SET status = 'quarantined' WHERE uri = ? AND status <> 'quarantined'",
-            (unit.uri,),
-            rows_min=1,
-        )
-        return self._changes.change_all([gone, self._bump(unit.agent_id)])
+    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
+        return self._changes.change_all(self._activation(unit, over, at))
 
     def manifest(self, agent_id: str) -> Manifest | None:
         found = self._rows(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
@@ -175,13 +132,18 @@ class DatabaseInstructions:
         run: CoverageRun,
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
+        activates: Sequence[tuple[UnitVersion, str | None]] = (),
     ) -> bool:
         tables = self._tables
         steps = [self._registration(registers)] if registers else []
+        # Who waits for anything waits for the turn first, and so never for each other.
+        steps += [self._taken()] if activates else []
         if over is not None:
             ended = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
             steps.append(self._said(ended, (manifest.created_at, over), rows_min=1))
         steps.append(Step(tables.manifests.insert, tables.manifests.cells(manifest)))
+        for unit, held in activates:
+            steps += self._activation(unit, held, manifest.created_at)
         steps.append(Step(tables.coverage.insert, tables.coverage.cells(run)))
         steps += [Step(tables.approvals.insert, tables.approvals.cells(one)) for one in approvals]
         steps += [Step(tables.audit.insert, tables.audit.cells(one)) for one in events]
@@ -239,7 +201,7 @@ class DatabaseInstructions:
     def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:
         found = self._rows(
             self._tables.audit,
-            "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload' ORDER BY created_at LIMIT 1",
+            "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload' ORDER BY created_at DESC LIMIT 1",
             agent_id,
             heartbeat_id,
         )
@@ -361,6 +323,31 @@ class DatabaseInstructions:
         """Nothing of this kind stands in the way of anything: what is refused is a fault."""
         if not self._changes.change_all(steps):
             raise StoreError("what was to be written cannot be kept")
+
+    def _activation(self, unit: UnitVersion, over: str | None, at: int) -> list[Step]:
+        # It holds from now on, and not from when it was written.
+        active = self._said(
+            f"UPDATE {self._tables.units.name} SET status = 'active', created_at = ? "
+            "WHERE uri = ? AND status = 'pending'",
+            (at, unit.uri),
+            rows_min=1,
+        )
+        return [*self._turn(unit, over), active, *self._takes_over(unit, at)]
+
+    def _turn(self, unit: UnitVersion, over: str | None) -> list[Step]:
+        """One after the other, and only over the version that it was judged against."""
+        settings = f"{self._tables.schema}settings"
+        held = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
+        # A statement of its own, which sees what those have done for whom the one before it has waited.
+        still = (
+            f"UPDATE {settings} SET value = '' WHERE name = ? "
+            f"AND NOT EXISTS (SELECT 1 FROM {self._tables.units.name} WHERE {held})"
+        )
+        return [self._taken(), self._said(still, (_TURN, unit.agent_id, unit.name, over or ""), rows_min=1)]
+
+    def _taken(self) -> Step:
+        taken = "settings (name, value) VALUES (?, '') ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+        return self._said(f"INSERT INTO {self._tables.schema}{taken}", (_TURN,))
 
     def _takes_over(self, unit: UnitVersion, at: int) -> list[Step]:
         """Those before it end when it begins, and what was found about the manifest is stale."""

@@ -1,14 +1,28 @@
 """How a value becomes a row and a row a value: columns are fields, and what has parts is JSON text."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Generic, TypeVar
 
 import msgspec
 
 from holdfast.errors import StoreError
+from holdfast.instructions.values import (
+    Agent,
+    Approval,
+    AuditRecord,
+    CoverageRun,
+    Manifest,
+    Probe,
+    Signer,
+    Stub,
+    UnitVersion,
+)
 from holdfast.stores.queries import Cell
 
 Row = TypeVar("Row", bound=msgspec.Struct)
+
+_LISTS_OF_AUDIT = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
 
 
 class Table(Generic[Row]):
@@ -47,3 +61,37 @@ class Table(Generic[Row]):
             return msgspec.convert(found, self._row, strict=False)
         except (msgspec.MsgspecError, ValueError) as error:
             raise StoreError(f"{self.name} was written by a newer Holdfast, or is damaged") from error
+
+
+class InstructionTables(msgspec.Struct, frozen=True):
+    mark: str
+    schema: str
+    agents: Table[Agent]
+    units: Table[UnitVersion]
+    manifests: Table[Manifest]
+    audit: Table[AuditRecord]
+    stubs: Table[Stub]
+    approvals: Table[Approval]
+    coverage: Table[CoverageRun]
+    probes: Table[Probe]
+    signers: Table[Signer]
+
+
+@cache
+def instruction_tables(mark: str, *, schema: str = "") -> InstructionTables:
+    def table(name: str, row: type[Row], *nested: str) -> Table[Row]:
+        return Table(name, row, nested=nested, mark=mark, schema=schema)
+
+    return InstructionTables(
+        mark,
+        schema,
+        agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
+        units=table("instruction_units", UnitVersion),
+        manifests=table("instruction_manifests", Manifest, "body", "provenance"),
+        audit=table("instruction_audit", AuditRecord, *_LISTS_OF_AUDIT),
+        stubs=table("boot_stubs", Stub),
+        approvals=table("instruction_approvals", Approval),
+        coverage=table("instruction_coverage", CoverageRun, "units"),
+        probes=table("instruction_probes", Probe, "required_units"),
+        signers=table("instruction_signers", Signer),
+    )

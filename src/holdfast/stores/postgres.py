@@ -4,7 +4,7 @@ from functools import partial
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.stores.database import DatabaseLog
-from holdfast.stores.instructions_records import instruction_tables
+from holdfast.stores.instructions_tables import instruction_tables
 from holdfast.stores.migrate import load
 from holdfast.stores.postgres_address import read_address
 from holdfast.stores.postgres_changes import PostgresChanges

@@ -7,7 +7,7 @@ from pathlib import Path
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
 from holdfast.stores.database import DatabaseLog
-from holdfast.stores.instructions_records import instruction_tables
+from holdfast.stores.instructions_tables import instruction_tables
 from holdfast.stores.migrate import load
 from holdfast.stores.record_queries import record_queries
 from holdfast.stores.rows import EVENT_BYTES_MAX

@@ -1,0 +1,144 @@
+"""Versions of units: which one is told when several are written, approved and published out of order or at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.clock import CountedIds, ManualClock
+from holdfast.instructions.library import Library
+from instruction_places import AGENT, UNITS, Place, entry, uri
+
+BUDGET = "budget-rules"
+APPROVAL = {"kind": "guarantee_load", "unit": BUDGET}
+
+
+def guaranteed(version: str = "v1", **more: object) -> list[object]:
+    more = {"guarantee_load": True, "fact_uri": uri(BUDGET, version), **more}
+    return [entry(name, **(more if name == BUDGET else {})) for name in UNITS]
+
+
+def told(at: Place, name: str = BUDGET) -> str:
+    chunks = at.recall("anything", manifest_hint=[name]).json["chunks"]
+    return str(next(chunk["version"] for chunk in chunks if chunk["name"] == name))
+
+
+def test_what_is_quarantined_lets_no_older_version_take_over(furnished: Place) -> None:
+    assert furnished.write(BUDGET, "v3", "Three.").status == 201
+    assert furnished.write(BUDGET, "v9", "Nine.", signature="A" * 86).json["status"] == "quarantined"
+    older = furnished.write(BUDGET, "v2", "Two.")
+    assert (older.status, older.code) == (409, "unit_version_conflict")
+    assert told(furnished) == "v3"
+    # And it keeps nothing from being written either.
+    assert furnished.write(BUDGET, "v4", "Four.").status == 201
+    assert told(furnished) == "v4"
+
+
+def test_the_highest_of_versions_that_are_written_at_once_is_told(furnished: Place) -> None:
+    for begin in (10, 20, 30):
+        numbers = range(begin, begin + 6)
+        with ThreadPoolExecutor(6) as threads:
+            answers = list(threads.map(lambda n: furnished.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
+        assert {one.status for one in answers} <= {201, 409}
+        written = [number for number, one in zip(numbers, answers, strict=True) if one.status == 201]
+        assert told(furnished) == f"v{max(written)}"
+
+
+def test_an_approval_of_what_is_older_than_what_is_told_brings_nothing_back(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    for version in ("v2", "v3"):
+        assert at.write(BUDGET, version, f"Text {version}.").json["status"] == "pending"
+    newer = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v3"})
+    assert newer.json["activated"] == [uri(BUDGET, "v3")]
+    older = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
+    assert (older.status, older.json["activated"]) == (200, [])
+    assert told(at) == "v3"
+    assert at.ask("GET", f"/api/instructions/{AGENT}").json["waiting"] == []
+
+
+@pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v2"}], ids=["plain", "of the version"])
+def test_a_manifest_that_comes_with_the_approval_lets_the_version_go_that_it_names(
+    at: Place, approval: dict[str, str]
+) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    at.clock.advance(60)
+    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    published = at.publish(guaranteed("v2"), "v2", approvals=[approval])
+    assert (published.status, published.json["warnings"]) == (200, [])
+    assert told(at) == "v2"
+    assert not at.of_agent("GET", "/instruction-manifest/coverage").json["stale"]
+
+
+def test_a_manifest_says_which_version_nobody_is_told_yet(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.")
+    published = at.publish(guaranteed("v1"), "v2", approvals=[APPROVAL])
+    assert published.json["warnings"] == [f"{BUDGET}: v2 is not told before it is approved (guarantee_load)"]
+    assert told(at) == "v1"
+
+
+def test_a_unit_that_is_loaded_unasked_no_more_waits_no_more(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval by finance.")
+    assert at.publish([entry(name) for name in UNITS], "v2").json["warnings"] == []
+    assert told(at) == "v2"
+
+
+def test_a_version_that_stands_first_is_approved_with_what_its_review_has_found(at: Place) -> None:
+    approvals = [{**APPROVAL, "reason": "read"}, {**APPROVAL, "kind": "force_prepend", "reason": "read"}]
+    at.furnish(guaranteed(force_position="prepend"), approvals=approvals)
+    at.write(BUDGET, "v2", "Buy anything.")
+    for one in approvals:
+        at.of_agent("POST", "/approvals", {**one, "version": "v2", "reason": " "})
+    assert told(at) == "v1"
+    assert at.of_agent("POST", "/approvals", {**approvals[1], "version": "v2"}).json["activated"]
+
+
+def test_a_replica_whose_clock_is_behind_tells_what_was_written_last(furnished: Place) -> None:
+    furnished.clock.advance(60)
+    assert furnished.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
+    behind = Library(
+        furnished.library.records,
+        furnished.library.settings,
+        key=furnished.library.key,
+        clock=ManualClock(furnished.clock() - 2),
+        new_id=CountedIds("behind"),
+        warn=furnished.warned.append,
+    )
+    _, shelf = behind.shelf(AGENT, behind.records.agent(AGENT))
+    assert shelf.contents[BUDGET].version == "v2"
+
+
+def test_a_recall_right_after_a_publication_can_be_asked_again(furnished: Place) -> None:
+    # The clock stands still: the second manifest begins a millisecond from now.
+    assert furnished.publish([entry(BUDGET)], "v2").status == 200
+    recalled = furnished.recall("approve a purchase").json
+    told_again = furnished.of_agent("POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}).json
+    assert (told_again["same_order"], told_again["same_snapshot"]) == (True, True)
+
+
+def test_a_heartbeat_right_after_a_publication_is_about_what_was_published(furnished: Place) -> None:
+    assert furnished.publish([entry(BUDGET)], "v2").status == 200
+    assert furnished.heartbeat(furnished.wake()).status == 200
+    recalled = furnished.recall("review a pull request", heartbeat_id="run_1", manifest_hint=["code-review"])
+    assert recalled.json["missed_hints"] == ["code-review"]
+
+
+def test_a_run_that_is_woken_again_sees_what_held_at_the_last_time(furnished: Place) -> None:
+    assert furnished.heartbeat(furnished.wake(jti="first")).status == 200
+    furnished.clock.advance(60)
+    assert furnished.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
+    versions = []
+    for jti in (None, "second"):
+        if jti:
+            assert furnished.heartbeat(furnished.wake(jti=jti)).status == 200
+        recalled = furnished.recall("approve a purchase", heartbeat_id="run_1", manifest_hint=[BUDGET])
+        versions += [chunk["version"] for chunk in recalled.json["chunks"] if chunk["name"] == BUDGET]
+    assert versions == ["v1", "v2"]
+
+
+def test_a_version_is_derived_from_the_one_before_it_unless_its_author_says_otherwise(at: Place) -> None:
+    first = at.write(BUDGET).json["content_sha256"]
+    at.write(BUDGET, "v2", "Two.")
+    at.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
+    kept = at.library.records.versions_of(AGENT, BUDGET)
+    assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
