@@ -202,6 +202,30 @@ def test_the_key_of_a_page_stays_here_and_other_cookies_go_on(upstream: RawUpstr
     assert b"cookie" not in alone
 
 
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("steps", [10_000, 40, 1])
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(
+    upstream: RawUpstream, gateway: ServedGateway, steps: int
+) -> None:
+    offered = post(b"x" * 60, more=UPGRADE)
+    with connected(gateway) as connection:
+        for request in (offered, post(b"{}"), offered):
+            for start in range(0, len(request), steps):
+                connection.sendall(request[start : start + steps])
+            assert read_message(connection)[1] == b"{}"
+    assert upstream.bodies == [b"x" * 60, b"{}", b"x" * 60]
+    assert b"upgrade" not in b"".join(upstream.heads).lower()
+
+
+def test_another_protocol_that_is_asked_for_in_advance_or_without_a_name_is_refused(gateway: ServedGateway) -> None:
+    for asked in (post() + post(more=UPGRADE), b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with connected(gateway) as connection:
+            connection.sendall(asked)
+            assert b"does not change protocols" in received_until(connection, b"protocols")
+
+
 def test_one_connection_carries_requests_one_after_another_and_in_advance() -> None:
     with served(SimulatedProvider()) as url, serving_gateway(url) as gateway, connected(gateway) as connection:
         bodies = [ASKED.replace(b"Hello.", b"Hello %d." % place) for place in range(5)]
