@@ -118,6 +118,22 @@ async def test_a_message_that_was_changed_on_the_log_is_found(tmp_path: Path) ->
     assert "layer 'history'" in result.output
 
 
+@pytest.mark.parametrize("shared", [-1, 10_000])
+async def test_a_request_that_shares_what_was_never_sent_is_found(tmp_path: Path, shared: int) -> None:
+    kept = Kept(tmp_path)
+    await kept.play()
+    events = kept.events()
+    place, request = next(
+        (number, event.payload)
+        for number, event in reversed(list(enumerate(events)))
+        if isinstance(event.payload, RequestPrepared)
+    )
+    kept.change(place, msgspec.structs.replace(request, shared_blocks=shared))
+    result = kept.certify()
+    assert result.exit_code == 1
+    assert f"call 4 does not hold: it says that it shares {shared} blocks with a call of" in result.output
+
+
 @pytest.mark.parametrize(("simulated", "read"), [(False, 0), (True, 10)])
 async def test_a_read_that_is_short_is_found(tmp_path: Path, simulated: bool, read: int) -> None:
     kept = Kept(tmp_path)

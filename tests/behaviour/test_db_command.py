@@ -160,6 +160,7 @@ def test_an_import_goes_on_where_a_session_stopped_and_refuses_one_that_went_ano
 
 
 HEADER = '{"holdfast_export":1,"content":true,"exported_at":1}\n'
+LATE = '{{"id":"e","at":{at},"session_id":"s","actor":"user","payload":{{"type":"session.started","model":"m"}}}}\n'
 BAD = {
     "": "is not an export of Holdfast",
     '{"content": true}\n': "is not an export of Holdfast",
@@ -167,6 +168,8 @@ BAD = {
     '{"holdfast_export":1,"content":false,"exported_at":1}\n': "without what was said",
     HEADER: "ends too early",
     HEADER + "[" * 100_000: "line 2 is damaged",
+    HEADER + LATE.format(at=1e15): "line 2: an event is of no time that there is",
+    HEADER + LATE.format(at=-1.0): "line 2: an event is of no time that there is",
     HEADER + '{"end_of_export":true,"sessions":1,"events":1}\n': "line 2: the file has 0 events and says 1",
 }
 

@@ -1,7 +1,10 @@
 """Encoders of sentences, computed from weights that other projects carry."""
 
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +186,12 @@ def test_every_encoder_finds_by_meaning_and_has_a_floor(encoder: EncoderName) ->
     assert index.search("do I need an umbrella", floor=0).found[0].id == "weather"
     assert index.search("xyzzy plugh").found == ()
     assert 0.1 < index.floor < 0.5
+
+
+def test_an_encoder_tells_nobody_that_it_is_used(tmp_path: Path) -> None:
+    program = "from holdfast.retrieval.meaning import meaning_stage; meaning_stage('minilm').match('rain', slots=0)"
+    # Without what marks a machine that builds, on which the runtime below is silent of itself.
+    environ = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert list(tmp_path.rglob("*")) == []

@@ -181,6 +181,51 @@ def test_headers_of_one_connection_and_our_own_stay_behind(upstream: RawUpstream
     }
 
 
+def test_a_length_that_is_called_one_connections_own_still_ends_the_body(
+    upstream: RawUpstream, gateway: ServedGateway
+) -> None:
+    within = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    with connected(gateway) as connection:
+        connection.sendall(post(within, more="connection: keep-alive, content-length\r\n"))
+        read_message(connection)
+    assert headers_in(upstream.heads[0])[b"content-length"] == str(len(within)).encode()
+
+
+def test_the_key_of_a_page_stays_here_and_other_cookies_go_on(upstream: RawUpstream, gateway: ServedGateway) -> None:
+    with connected(gateway) as connection:
+        connection.sendall(post(more="cookie: a=1; holdfast_key=hf_secret; b=holdfast_key\r\n"))
+        read_message(connection)
+        connection.sendall(post(more="cookie: holdfast_key=hf_secret\r\n"))
+        read_message(connection)
+    mixed, alone = map(headers_in, upstream.heads)
+    assert mixed[b"cookie"] == b"a=1; b=holdfast_key"
+    assert b"cookie" not in alone
+
+
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("steps", [10_000, 40, 1])
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(
+    upstream: RawUpstream, gateway: ServedGateway, steps: int
+) -> None:
+    offered = post(b"x" * 60, more=UPGRADE)
+    with connected(gateway) as connection:
+        for request in (offered, post(b"{}"), offered):
+            for start in range(0, len(request), steps):
+                connection.sendall(request[start : start + steps])
+            assert read_message(connection)[1] == b"{}"
+    assert upstream.bodies == [b"x" * 60, b"{}", b"x" * 60]
+    assert b"upgrade" not in b"".join(upstream.heads).lower()
+
+
+def test_another_protocol_that_is_asked_for_in_advance_or_without_a_name_is_refused(gateway: ServedGateway) -> None:
+    for asked in (post() + post(more=UPGRADE), b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with connected(gateway) as connection:
+            connection.sendall(asked)
+            assert b"does not change protocols" in received_until(connection, b"protocols")
+
+
 def test_one_connection_carries_requests_one_after_another_and_in_advance() -> None:
     with served(SimulatedProvider()) as url, serving_gateway(url) as gateway, connected(gateway) as connection:
         bodies = [ASKED.replace(b"Hello.", b"Hello %d." % place) for place in range(5)]

@@ -102,6 +102,14 @@ def test_our_key_in_the_place_of_a_providers_key_is_replaced_by_it(
     assert len(upstream.heads) == 1
 
 
+def test_our_key_is_not_told_to_the_provider_where_a_client_says_it_twice(upstream: RawUpstream) -> None:
+    with serving_gateway(upstream.url, environ={"ANTHROPIC_API_KEY": CANARY}) as gateway:
+        key = key_for(gateway)
+        assert asked(gateway, {"x-api-key": key, "authorization": f"Bearer {key}"})[0] == 200
+    assert key.encode() not in upstream.heads[0]
+    assert headers_in(upstream.heads[0])[b"x-api-key"] == CANARY.encode()
+
+
 def test_without_a_row_the_providers_usual_variable_holds(upstream: RawUpstream) -> None:
     with serving_gateway(upstream.url, environ={"ANTHROPIC_API_KEY": CANARY}) as gateway:
         assert asked(gateway, {"x-api-key": key_for(gateway)})[0] == 200

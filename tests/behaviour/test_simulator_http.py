@@ -1,8 +1,10 @@
 """The simulator on a port: its endpoints, its steering, and what it does with what is not for it."""
 
+import asyncio
 import io
 import socket
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -134,6 +136,22 @@ async def test_models_are_listed_as_the_query_says(client: aiohttp.ClientSession
 async def test_a_body_beyond_the_limit_is_refused(client: aiohttp.ClientSession) -> None:
     status, reply = await call(client, "POST", "/v1/messages", io.BytesIO(b" " * (32 * 1024 * 1024 + 1)))
     assert (status, reply["error"]["type"]) == (413, "request_too_large")
+
+
+async def test_a_client_that_leaves_within_its_request_is_no_event(
+    server: RunningSimulator, client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = urlsplit(server.url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    for has_left in (False, True):
+        if has_left:
+            writer.transport.abort()
+        # What came before this one was seen by the time that it is answered.
+        async with client.get("/_sim/cache") as answered:
+            assert answered.status == 200
+    assert caplog.records == []
 
 
 async def test_a_port_that_is_taken_is_named() -> None:

@@ -48,6 +48,7 @@ def test_what_is_masked_stays_as_it_is(text: str) -> None:
         ("postgresql://ann:s3cret@db/x", f"postgresql://{MASK}@db/x"),
         ("DB_PASSWORD=hunter2 next", f"DB_PASSWORD={MASK} next"),
         ('{"api_key": "abc def"}', '{"api_key": ' + MASK + "}"),
+        (f"{'LONG_' * 20}PASSWORD=hunter2 next", f"{'LONG_' * 20}PASSWORD={MASK} next"),
         ("secret: 'a b', more", f"secret: {MASK}, more"),
         ("the password is long", "the password is long"),
         ("ask-me", "ask-me"),

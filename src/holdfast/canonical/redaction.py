@@ -17,7 +17,7 @@ _SHAPES = (
     r"(?<=://)[^\s/:@]{1,200}:[^\s/@]{1,200}(?=@)",
 )
 _NAMED = re.compile(
-    r"""(?ix) \b ( [\w-]{0,40} (?:password|passwd|secret|api[_-]?key|access[_-]?token) [\w-]{0,40}
+    r"""(?ix) ( (?:password|passwd|secret|api[_-]?key|access[_-]?token) [\w-]{0,40}
     ["']? \s{0,3} [=:] \s{0,3} )
     ( "[^"\n]{1,400}" | '[^'\n]{1,400}' | [^\s"',;}{)(\]\[]{1,400} )"""
 )

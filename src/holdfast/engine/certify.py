@@ -69,15 +69,18 @@ def certify(
 
 
 def _checked(state: State, prepared: RequestPrepared, draft: Draft, number: int) -> Certificate:
-    recorded = (*state.links[: prepared.shared_blocks], *prepared.links)
     before = state.links
-    shared = prepared.shared_blocks
+    # A log that was tampered with may name any number.
+    shared = min(max(prepared.shared_blocks, 0), len(before))
+    recorded = (*before[:shared], *prepared.links)
     made = Certificate(
         call=number,
         prefix_bytes=before[shared - 1].end if shared else 0,
         equal_to_call=number - 1 if shared else None,
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
+    if shared != prepared.shared_blocks:
+        return _refused(made, f"it says that it shares {prepared.shared_blocks} blocks with a call of {len(before)}")
     if prepared.encoding != ENCODING:
         return _refused(made, f"it was spelled by {prepared.encoding}, which this version does not know")
     made_anew = draft.scroll.links

@@ -4,6 +4,9 @@ from typing import Protocol
 
 import msgspec
 
+COOKIE = "holdfast_key"
+"""In which a page in a browser carries a key."""
+
 
 class KeyRow(msgspec.Struct, frozen=True):
     """`digest` is that of the secret part; the key itself is shown once and kept nowhere.

@@ -59,9 +59,7 @@ class KeyDoor:
         self._grants.check(holder.key_id, self._clock())
         if in_its_place is not None:
             secret = self._grants.provider_key(holder.key_id, target.mount)
-            headers = [
-                (name, _spelled(value, secret)) if name == in_its_place else (name, value) for name, value in headers
-            ]
+            headers = _replaced(headers, in_its_place, secret)
             account = secret
         wanted = self._improve or self._grants.row(holder.key_id).improve
         caller = Caller(
@@ -100,6 +98,15 @@ def _our_key(headers: Headers) -> tuple[bytes | None, bytes | None]:
         if name in CREDENTIALS and (found := OUR_KEYS.fullmatch(value.strip())):
             return found[1], name
     return own, None
+
+
+def _replaced(headers: Headers, in_its_place: bytes, secret: bytes) -> Headers:
+    """With the provider's key in one header; a client that says ours in several must not tell it to the provider."""
+    return [
+        (name, _spelled(value, secret)) if name == in_its_place else (name, value)
+        for name, value in headers
+        if name == in_its_place or name not in CREDENTIALS or not OUR_KEYS.fullmatch(value.strip())
+    ]
 
 
 def _spelled(value: bytes, secret: bytes) -> bytes:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+from holdfast.events.access import COOKIE
 from holdfast.gateway.reply import Headers
 
 OUR_KEY = b"x-holdfast-key"
 OUR_PREFIX = b"x-holdfast-"
+OUR_COOKIE = COOKIE.encode()
 
 _HOP_BY_HOP = frozenset(
     {
@@ -27,11 +29,14 @@ CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
 def request_headers(given: Iterable[tuple[bytes, bytes]], authority: bytes) -> Headers:
     """In the order in which they came; the host is the upstream's, and a body of unknown length stays one."""
     kept = list(given)
-    dropped = _NOT_SENT | _named_hops(kept)
+    # A client may call the length one of its connection's own; without it, its body would be read as the next request.
+    dropped = _NOT_SENT | (_named_hops(kept) - {b"content-length"})
     sent: Headers = []
     for name, value in kept:
         if name == b"host":
             sent.append((name, authority))
+        elif name == b"cookie":
+            sent += [(name, left)] if (left := _without_our_cookie(value)) else []
         elif name not in dropped and not _is_ours(name):
             sent.append((name, value))
     if any(name == b"transfer-encoding" for name, _ in kept):
@@ -58,6 +63,13 @@ def header(given: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:
 def _is_ours(name: bytes) -> bool:
     # The simulator is told of faults by a header that looks like ours and is meant for it.
     return name.startswith(OUR_PREFIX) and name != b"x-holdfast-fault"
+
+
+def _without_our_cookie(value: bytes) -> bytes:
+    if OUR_COOKIE not in value:
+        return value
+    cookies = (one.strip() for one in value.split(b";"))
+    return b"; ".join(one for one in cookies if one.partition(b"=")[0].strip() != OUR_COOKIE)
 
 
 def _named_hops(given: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:

@@ -3,18 +3,22 @@
 Slower than wordllama by a hundred times, and better. One thread computes; more would take what others need.
 """
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from onnxruntime import InferenceSession, SessionOptions
 from tokenizers import Tokenizer
 
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.vectors import Remembering, Sums, VectorStage, by_sentences
+
+# From 1.29 on it tells its maker of this machine as soon as it is loaded, unless this was said before.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+from onnxruntime import InferenceSession, SessionOptions
 
 MODEL = "model.onnx"
 TOKENS = "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"

@@ -1,8 +1,10 @@
 """How bytes that are no request are answered: in the shape that all errors have, and within limits."""
 
 import asyncio
+import re
 from typing import cast
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -13,6 +15,7 @@ HEAD_BYTES_MAX = 65_536
 
 
 _HEAD_STARTS = b"HTTP/1.1 "
+_UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
 
 
 class HeadsJoined:
@@ -47,8 +50,14 @@ class HeadsJoined:
 
 
 class BoundedProtocol(HttpToolsProtocol):
+    """Another protocol that a client offers is not taken up: its request is read as if it had offered none."""
+
     _head_bytes = 0
     _in_head = True
+    _at_rest = True
+    _begins_here = True
+    _received: bytes | None = None
+    _offers_upgrade = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the server's own
         super().connection_made(transport)
@@ -56,6 +65,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport = cast("asyncio.Transport", HeadsJoined(transport))
 
     def data_received(self, data: bytes) -> None:
+        self._begins_here = self._at_rest
+        if self._at_rest:
+            self._received = data
+        elif self._in_head and self._received is not None:
+            self._received += data
         super().data_received(data)
         if self._in_head:
             # Only what comes without an end of the head in it is counted: behind the end stands the body.
@@ -65,11 +79,34 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if not self._begins_here:
+            # Behind another one in what came together: where it begins is not known.
+            self._received = None
         self._head_bytes, self._in_head = 0, True
+        self._begins_here = self._at_rest = False
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        super().on_headers_complete()
+        self._offers_upgrade = self.parser.should_upgrade()
+        if not self._offers_upgrade:
+            self._received = None
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._at_rest = True
+        if not self._offers_upgrade:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser has left out the body of a request that offers an upgrade: read it all again without the offer."""
+        head, end, rest = (self._received or b"").partition(b"\r\n\r\n")
+        plain = _UPGRADE.sub(b"", head + b"\r\n")
+        if not end or len(plain) == len(head) + 2:
+            self.send_400_response("this service does not change protocols")
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        self._begins_here = self._at_rest = True
+        super().data_received(plain + b"\r\n" + rest)
 
     def send_400_response(self, msg: str) -> None:
         body = msgspec.json.encode(RefusedError(400, "malformed_request", msg.rstrip(".")).reply)

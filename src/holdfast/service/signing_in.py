@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from holdfast.events.access import COOKIE
 from holdfast.service.routes import Answer, Asked, Nothing, Route, convert
 from holdfast.service.service import Service
-
-COOKIE = "holdfast_key"
 
 _RULES = "Path=/; HttpOnly; SameSite=Strict"
 

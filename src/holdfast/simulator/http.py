@@ -64,6 +64,9 @@ async def _respond(request: web.Request) -> web.StreamResponse:
         refusal = _refusal(request, refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413))
         refusal.force_close()
         return refusal
+    except (ConnectionError, web.RequestPayloadError, asyncio.IncompleteReadError):
+        # The client has left before all of its request was here.
+        return web.Response(status=400)
     if request.path.startswith("/_sim/"):
         return _steer(provider, request, body)
     answer = provider.answer(request.method, request.path, headers=request.headers, body=body, query=request.query)

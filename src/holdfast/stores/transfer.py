@@ -16,6 +16,8 @@ from holdfast.stores.rows import EVENT_BYTES_MAX
 
 FORMAT = 1
 LINE_BYTES_MAX = EVENT_BYTES_MAX + 65_536
+TIME_SECONDS_MAX = 253_402_214_400.0
+"""The last day of the year 9999: no later one can be told."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ def _numbered(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
 
 def _read(line: bytes, number: int, name: str) -> Event | End:
     try:
-        return _event(line)
+        event = _event(line)
     except _UNREADABLE as error:
         try:
             return _end(line)
@@ -131,6 +133,9 @@ def _read(line: bytes, number: int, name: str) -> Event | End:
                 f"{name}, line {number} is damaged, or was written by a newer Holdfast; nothing of its session was "
                 "imported: export it anew, or upgrade holdfast"
             ) from error
+    if not 0 <= event.at < TIME_SECONDS_MAX:
+        raise UserError(f"{name}, line {number}: an event is of no time that there is: export it anew")
+    return event
 
 
 def _merged(log: Log, events: list[Event], place: str) -> Imported:
