@@ -17,7 +17,9 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
+from holdfast.events.payloads import RequestPrepared
 from holdfast.gateway.volatile import DATES, Rule
+from holdfast.ledger.cache_state import CacheState, fold_cache
 from holdfast.replay.forwarded import Counterfactual, counterfactual
 from holdfast.service.access import make_key
 from holdfast.simulator.provider import SimulatedProvider
@@ -135,6 +137,16 @@ def anthropic(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
     return "/anthropic/v1/messages", {**body, "system": [{"type": "text", "text": system, **mark}]}
 
 
+def at_the_top(spell: Spell) -> Spell:
+    """The same, where badly written, with the mark that the provider places itself."""
+
+    def spelled(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+        path, body = spell(turn, well)
+        return path, body if well else {**body, "cache_control": {"type": "ephemeral"}}
+
+    return spelled
+
+
 MODELS = {
     "anthropic": "claude-sonnet-5-5",
     "chat": "gpt-6.1-sol",
@@ -148,6 +160,8 @@ SPELLS: dict[str, Spell] = {
     "responses": responses,
     "gemini": gemini,
     "openrouter": openrouter,
+    "anthropic, marked at the top": at_the_top(anthropic),
+    "openrouter, marked at the top": at_the_top(openrouter),
 }
 
 
@@ -190,6 +204,19 @@ def test_bad_habits_mended_cost_what_the_same_costs_written_well(name: str) -> N
     assert {"volatile date", "volatile memory", "tools out of order"} <= {row.habit for row in improved.habits}
     # What observing says that improving would cost is what improving then costs.
     assert as_it_is.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
+
+
+def test_the_mark_that_a_provider_places_itself_is_seen_and_priced() -> None:
+    store = MemoryStore()
+    found = played(at_the_top(anthropic), store=store)
+    without = played(anthropic)
+    assert found.as_sent_usd == pytest.approx(1.25 * without.as_sent_usd, rel=0.02)
+    assert found.as_sent_usd < found.cost_usd
+    (row,) = store.sessions()
+    plans = [event.payload.plan for event in store.read(row.id) if isinstance(event.payload, RequestPrepared)]
+    assert [[mark.ttl for mark in plan.marks] for plan in plans] == [["5m"]] * TURNS
+    state = fold_cache(CacheState(row.id), store.read(row.id), shipped_models())
+    assert state.ttl == "5m"
 
 
 def test_each_habit_is_named_with_its_price() -> None:

@@ -9,13 +9,13 @@ from decimal import Decimal
 from holdfast.cachemodel.machine import step
 from holdfast.cachemodel.values import BlockKind, Call, Entries, Prefix, Scope
 from holdfast.canonical.pieces import Link, Piece, shared_links
-from holdfast.canonical.prompt import Mark
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.draft import Draft
 from holdfast.events.payloads_gateway import Priced
 from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.providers.automatic import automatic_mark
 
 AS_SENT = ""
 IMPROVED = "improved"
@@ -41,7 +41,8 @@ class _Track:
             Prefix(piece.place, link.digest, round(link.end * tokens_a_byte), kind_of(piece), ending)
             for piece, link, ending in zip(pieces, links, _endings(pieces), strict=True)
         )
-        marks = tuple(Mark(mark.piece, mark.ttl) for mark in wire.plan.marks if mark.piece < len(pieces))
+        own = tuple(mark for mark in wire.plan.marks if mark.piece < len(pieces))
+        marks = (*own, *automatic_mark(wire.parameters, pieces, own, row.cache))
         call = Call(Scope("", row.name), prefixes, marks, at)
         outcome, self.entries = step(row.cache, self.entries, call)
         shared = shared_links(self.links, links)
