@@ -58,10 +58,12 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 @click.option("--stats", is_flag=True, help="Counters of the cache and its breaks, in place of the calls.")
 def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
+    from collections import Counter
     from decimal import Decimal
 
     import msgspec
 
+    from holdfast.canonical.usage import Usage
     from holdfast.events.payloads import LlmCallFailed
     from holdfast.ledger.books import entries
     from holdfast.ledger.calls import delegated, keeping_cost_usd, pinging_cost_usd
@@ -108,6 +110,14 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     total = sum((one.record.cost_usd for one in made), keeping + pinging + elsewhere)
     models = ", then ".join(dict.fromkeys(one.record.model for one in made))
     click.echo(f"{counted(len(made), 'call')}, ${total:.6f}{kept}; {models or 'none'}")
+    failures = Counter(
+        event.payload.error_class
+        for event in events
+        if isinstance(event.payload, LlmCallFailed) and event.payload.usage == Usage()
+    )
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.most_common())
+        click.echo(f"{counted(failures.total(), 'call')} more came to nothing: {kinds}")
     for line in _beginning(events):
         click.echo(line)
 

@@ -56,7 +56,10 @@ class Shadow:
 
     def __init__(self) -> None:
         self._tracks: dict[tuple[str, str], _Track] = {}
+        self._before: dict[tuple[str, str], tuple[Entries, tuple[Link, ...]]] = {}
         self.tokens_factor = 1.0
+        self.priced_count = 0
+        """How many requests were priced; the number of the newest."""
 
     def priced(
         self, adapter: Adapter, row: Model, at: float, *, tokens: int, ways: Mapping[str, WireRequest]
@@ -73,11 +76,19 @@ class Shadow:
         if not links or len(links) > PIECES_MAX:
             return None
         tokens_a_byte = tokens * self.tokens_factor / links[-1].end
+        self._before = {name: (track.entries, track.links) for name, track in self._tracks.items()}
+        self.priced_count += 1
         found = {name: self._track(adapter, name).price(wire, row, at, tokens_a_byte) for name, wire in ways.items()}
         sent_usd, sent_tokens, sent_shared = found[AS_SENT]
         usd, size, shared = found.get(IMPROVED, (sent_usd, sent_tokens, sent_shared))
         extra = {name: float(cost - usd) for name, (cost, _, _) in found.items() if name not in (AS_SENT, IMPROVED)}
         return Priced(float(sent_usd), float(usd), sent_tokens, size, shared), extra
+
+    def take_back(self, number: int) -> None:
+        """A request came to nothing, and has left nothing in a cache; not where others were priced by it meanwhile."""
+        if number == self.priced_count:
+            for name, track in self._tracks.items():
+                track.entries, track.links = self._before.get(name, (Entries(), ()))
 
     def _track(self, adapter: Adapter, name: str) -> _Track:
         return self._tracks.setdefault((adapter.name, name), _Track(adapter))
