@@ -58,12 +58,10 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 @click.option("--stats", is_flag=True, help="Counters of the cache and its breaks, in place of the calls.")
 def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """The calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
-    from collections import Counter
     from decimal import Decimal
 
     import msgspec
 
-    from holdfast.canonical.usage import Usage
     from holdfast.events.payloads import LlmCallFailed
     from holdfast.ledger.books import entries
     from holdfast.ledger.calls import delegated, keeping_cost_usd, pinging_cost_usd
@@ -110,14 +108,6 @@ def show(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     total = sum((one.record.cost_usd for one in made), keeping + pinging + elsewhere)
     models = ", then ".join(dict.fromkeys(one.record.model for one in made))
     click.echo(f"{counted(len(made), 'call')}, ${total:.6f}{kept}; {models or 'none'}")
-    failures = Counter(
-        event.payload.error_class
-        for event in events
-        if isinstance(event.payload, LlmCallFailed) and event.payload.usage == Usage()
-    )
-    if failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.most_common())
-        click.echo(f"{counted(failures.total(), 'call')} more came to nothing: {kinds}")
     for line in _beginning(events):
         click.echo(line)
 
@@ -171,11 +161,19 @@ def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
 
 
 def _beginning(events: "list[Event]") -> "Iterator[str]":
-    """For whom the session works, and why its prefix is padded or not."""
+    """What of it came to nothing, for whom the session works, and why its prefix is padded or not."""
+    from collections import Counter
+
+    from holdfast.canonical.usage import Usage
     from holdfast.cli.forwarded import told_of_gateway
     from holdfast.cli.requests import printable
-    from holdfast.events.payloads import EpochOpened, SessionStarted
+    from holdfast.events.payloads import EpochOpened, LlmCallFailed, SessionStarted
 
+    failed = (it for event in events if isinstance(it := event.payload, LlmCallFailed) and it.usage == Usage())
+    failures = Counter(it.error_class for it in failed)
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.most_common())
+        yield f"{counted(failures.total(), 'call')} more came to nothing: {kinds}"
     for event in events:
         match event.payload:
             case SessionStarted(parent=parent) if parent is not None:
