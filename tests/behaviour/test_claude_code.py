@@ -12,7 +12,9 @@ import pytest
 from holdfast.canonical.blocks import Text
 from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Stability
 from holdfast.canonical.usage import Usage
+from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import ProviderError, UserError
+from holdfast.ledger.books import entries
 from holdfast.ledger.calls import calls
 from holdfast.providers.claude_code import claude_code
 from holdfast.providers.claude_code.command import CommandWire, split_command
@@ -90,6 +92,17 @@ async def test_the_whole_conversation_is_told_again_and_no_mark_is_placed(option
     assert second.endswith("<user>\ntwo\n</user>\n\nAnswer the last message of the user.")
     assert "<system>\nCount.\n</system>" in first
     assert "cache_control" not in second
+
+
+async def test_what_a_command_read_is_priced_and_judged_by_nobody(options: Options) -> None:
+    async with Session.create(**options) as session:
+        await session.send("one")
+        await session.send("two")
+    store = options["store"]
+    assert isinstance(store, MemoryStore)
+    found = list(entries(store.read(session.id), shipped_models()))
+    assert [one.verdict for one in found] == [None, None]
+    assert all(one.uncached_usd > one.record.cost_usd for one in found)
 
 
 async def test_a_model_that_others_cache_needs_consent(options: Options) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 from holdfast.cli.main import command
 from holdfast.errors import UserError
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import TurnStarted
+from holdfast.events.payloads import LlmCallStarted, TurnStarted
 from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.stores.open import open_store
 from long_talks import GOAL, LongTalk
@@ -56,6 +57,29 @@ def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id
     assert re.search(r"; 0 left\s+out$", result.stdout, re.M)
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     assert compactions(db, session_id) == []
+
+
+def test_the_start_of_an_id_is_enough(db: str, session_id: str, tmp_path: Path) -> None:
+    start = session_id[:10]
+    assert run("history", start, "--db", db).stdout == run("history", session_id, "--db", db).stdout
+    assert run("recovery", "list", start, "--db", db).exit_code == 0
+    file = tmp_path / "one.jsonl"
+    assert run("db", "export", str(file), "--session", start, "--db", db).exit_code == 0
+    assert session_id in file.read_text()
+    assert run("compact", start, "--db", db).exit_code == 0
+    assert len(compactions(db, session_id)) == 1
+
+
+def test_a_session_of_another_client_has_no_messages_to_show(db: str, session_id: str) -> None:
+    with closing(open_store(db)) as log:
+        first, *_ = log.read(session_id)
+        started = LlmCallStarted("anthropic:claude-sonnet-5-5", "anthropic", 10, "r1")
+        log.append(
+            [Event("e1", 1.0, "forwarded", "system", first.payload), Event("e2", 2.0, "forwarded", "system", started)]
+        )
+    for name in ("history", "compact"):
+        with pytest.raises(UserError, match="'forwarded' is that of another client, or was pruned"):
+            run(name, "forwarded", "--db", db)
 
 
 def test_a_session_is_compacted_once_and_then_there_is_nothing_new(db: str, session_id: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.events.payloads import CachePinged, LlmCallCompleted, LlmCallFailed
 from holdfast.gateway.grants import Grant
+from holdfast.gateway.remembering import spendings
 from holdfast.ledger.calls import calls
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.serving import served
@@ -86,6 +87,9 @@ def test_a_silent_conversation_is_kept_warm_and_what_that_cost_is_recorded() -> 
         clock.advance(200)
         later = ask(gateway, body("one", "yes", "two"))
         made = pings(gateway)
+        told = list(spendings(gateway.store))
+    assert sum(one.calls for one in told) == 2
+    assert [one.dollars for one in told if not one.calls] == [float(ping.cost_usd) for ping in made]
     assert later["usage"]["cache_read_input_tokens"] > 1_000
     assert [ping.usage.cache_write for ping in made] == [0, 0, 0]
     assert all(ping.usage.cache_read > 1_000 and ping.usage.output == 0 and ping.cost_usd > 0 for ping in made)

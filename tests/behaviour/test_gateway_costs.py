@@ -17,7 +17,9 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
+from holdfast.events.payloads import RequestPrepared
 from holdfast.gateway.volatile import DATES, Rule
+from holdfast.ledger.cache_state import CacheState, fold_cache
 from holdfast.replay.forwarded import Counterfactual, counterfactual
 from holdfast.service.access import make_key
 from holdfast.simulator.provider import SimulatedProvider
@@ -135,6 +137,16 @@ def anthropic(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
     return "/anthropic/v1/messages", {**body, "system": [{"type": "text", "text": system, **mark}]}
 
 
+def at_the_top(spell: Spell) -> Spell:
+    """The same, where badly written, with the mark that the provider places itself."""
+
+    def spelled(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+        path, body = spell(turn, well)
+        return path, body if well else {**body, "cache_control": {"type": "ephemeral"}}
+
+    return spelled
+
+
 MODELS = {
     "anthropic": "claude-sonnet-5-5",
     "chat": "gpt-6.1-sol",
@@ -148,15 +160,24 @@ SPELLS: dict[str, Spell] = {
     "responses": responses,
     "gemini": gemini,
     "openrouter": openrouter,
+    "anthropic, marked at the top": at_the_top(anthropic),
+    "openrouter, marked at the top": at_the_top(openrouter),
 }
 
 
-def ask(gateway: ServedGateway, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+def ask(
+    gateway: ServedGateway,
+    path: str,
+    body: dict[str, Any],
+    headers: dict[str, str] | None = None,
+    *,
+    status: int = 200,
+) -> None:
     connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=20)
     keys = {"x-api-key": "any", "authorization": "Bearer any", "x-goog-api-key": "any"}
     connection.request("POST", path, json.dumps(body), {**keys, **(headers or {})})
     reply = connection.getresponse()
-    assert reply.status == 200, reply.read()
+    assert reply.status == status, reply.read()
     reply.read()
     connection.close()
     gateway.recorded()
@@ -190,6 +211,63 @@ def test_bad_habits_mended_cost_what_the_same_costs_written_well(name: str) -> N
     assert {"volatile date", "volatile memory", "tools out of order"} <= {row.habit for row in improved.habits}
     # What observing says that improving would cost is what improving then costs.
     assert as_it_is.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
+
+
+def test_the_mark_that_a_provider_places_itself_is_seen_and_priced() -> None:
+    store = MemoryStore()
+    found = played(at_the_top(anthropic), store=store)
+    without = played(anthropic)
+    assert found.as_sent_usd == pytest.approx(1.25 * without.as_sent_usd, rel=0.02)
+    assert found.as_sent_usd < found.cost_usd
+    (row,) = store.sessions()
+    plans = [event.payload.plan for event in store.read(row.id) if isinstance(event.payload, RequestPrepared)]
+    assert [[mark.ttl for mark in plan.marks] for plan in plans] == [["5m"]] * TURNS
+    state = fold_cache(CacheState(row.id), store.read(row.id), shipped_models())
+    assert state.ttl == "5m"
+
+
+def refused_between(store: SqliteStore, *, refused: bool) -> str:
+    """Three turns of bad habits, of which each but the last is refused once and asked again if so wanted."""
+    clock = ManualClock(1_790_000_000)
+    lines = ['{"fault": "429"}', '{"content": "Yes."}'] if refused else ['{"content": "Yes."}']
+    with (
+        served(SimulatedProvider(clock=clock, script="\n".join(lines * 2 + ['{"content": "Yes."}']))) as url,
+        serving_gateway(url, store=store, clock=clock) as gateway,  # type: ignore[arg-type]
+    ):
+        for turn in range(3):
+            for status in (429, 200) if refused and turn < 2 else (200,):
+                ask(gateway, *anthropic(turn, False), status=status)
+                clock.advance(2)
+        (session,) = gateway.recorded()
+    return session
+
+
+def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) -> None:
+    found: list[Counterfactual | None] = []
+    paths = [str(tmp_path / "refused.db"), str(tmp_path / "answered.db")]
+    for path in paths:
+        with SqliteStore(path) as store:
+            session = refused_between(store, refused=path == paths[0])
+            found.append(counterfactual(store.read(session), shipped_models()))
+    with_refused, without = found
+    assert with_refused is not None
+    assert without is not None
+    assert with_refused.calls == without.calls == 3
+    for name in ("cost_usd", "as_sent_usd", "improved_usd", "optimum_usd", "improved_optimum_usd"):
+        assert getattr(with_refused, name) == pytest.approx(getattr(without, name), rel=0.02), name
+    assert [row.calls for row in with_refused.habits] == [row.calls for row in without.habits]
+    assert [row.usd for row in with_refused.policies] == pytest.approx([row.usd for row in without.policies], rel=0.02)
+    (row,) = json.loads(run("gateway", "spend", "--db", paths[0], "--json"))
+    assert (row["calls"], row["failed"]) == (3, 2)
+    shown = run("sessions", "show", session_in(paths[0]), "--db", paths[0])
+    assert "2 calls more came to nothing: 2 rate_limit" in shown
+    assert "could be mended in 3 calls: marks missing" in shown
+
+
+def session_in(path: str) -> str:
+    with SqliteStore(path) as store:
+        (row,) = store.sessions()
+    return row.id
 
 
 def test_each_habit_is_named_with_its_price() -> None:

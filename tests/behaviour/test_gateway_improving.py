@@ -18,6 +18,7 @@ from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.gateway.door import is_subscription
 from holdfast.gateway.grants import Grant
 from holdfast.gateway.improving import Improver
+from holdfast.gateway.letters import read_once
 from holdfast.gateway.volatile import DATES, Rule, Volatile
 from holdfast.ledger.calls import calls
 from holdfast.service.access import make_key
@@ -250,3 +251,19 @@ def test_only_what_a_rule_names_is_taken_out() -> None:
     rest, taken = Volatile().taken_out(text)
     assert rest == "\n".join(("Be kind.", other, "End."))
     assert [found for _, found in taken] == [today, time]
+
+
+@pytest.mark.parametrize("moved", ["", "Today's date is 2026-11-16.\n"])
+def test_a_mark_at_the_top_is_kept_alive_up_to_the_end_of_what_is_said_again(moved: str) -> None:
+    body = {
+        "model": "claude-sonnet-5-5",
+        "max_tokens": 50,
+        "system": moved + GUIDE,
+        "messages": [{"role": "user", "content": "One. " * 400}],
+        "cache_control": {"type": "ephemeral"},
+    }
+    improver = Improver(shipped_models(), Volatile((DATES,)))
+    found = read_once(improver, "anthropic", json.dumps(body).encode(), path="/v1/messages", account="a", at=1.79e9)
+    assert bool(moved) == (b"2026-11-16" in (found.improved.body or b"")[-200:])
+    assert found.letter is not None
+    assert found.letter.piece == 1

@@ -330,3 +330,17 @@ def test_a_percentile_is_a_value_that_was_measured(percent: int, value: int) -> 
     assert percentile({4: 1, 1: 1, 3: 1, 2: 1}, percent) == value
     assert percentile({4: 10, 1: 10, 3: 10, 2: 10}, percent) == value
     assert percentile({7: 3}, percent) == 7
+
+
+async def test_snapshots_and_other_ways_to_a_model_have_its_price(told: Told) -> None:
+    clock = ManualClock(START)
+    for model in ("openai-chat:gpt-5.4", "anthropic:claude-sonnet-5-5-20260901"):
+        provider = SimulatedProvider(clock=clock)
+        async with Session.create(
+            model=model, system_prompt=LONG, store=told.store, wire=provider, clock=clock
+        ) as session:
+            await session.send("One.")
+            await session.send("Two.")
+    found = told.rows(f"/analytics/savings?{ALL}")
+    assert found["rows_missing_from_price_table"] == 0
+    assert found["saved_by_caching_usd"] > 0

@@ -301,3 +301,18 @@ async def test_a_ping_counts_as_use(kept: bool) -> None:
             stage.clock.advance(400)
         await session.send("So?")
     assert stage.kinds[-1] == ("held" if kept else "ttl_expired")
+
+
+@pytest.mark.parametrize(
+    "name", ["anthropic:claude-sonnet-5-5-20260901", "openai-chat:gpt-6-sol", "openai-chat:gpt-6-sol-2026-09-01"]
+)
+async def test_a_snapshot_and_another_way_to_a_model_are_judged_and_priced_like_the_model(name: str) -> None:
+    stage = Stage()
+    options: Options = {**stage.created, "model": name}
+    async with Session.create(**options) as session:
+        await session.send("So?")
+        await session.send("So?")
+    assert stage.kinds == ["first_use", "held"]
+    _, second = entries(stage.events, shipped_models())
+    assert second.record.model == name
+    assert second.uncached_usd > second.record.cost_usd

@@ -46,10 +46,20 @@ def find_model(name: str, models: Models | None = None) -> Model:
     catalog is the one released.
     """
     known = shipped_models() if models is None else models
-    row = known.get(name) or _under_another_name(name, known) or _over_another_way(name, known)
+    row = known_model(name, known)
     if row is None:
         raise UserError(_unknown(name, known))
     return row
+
+
+def known_model(name: str, models: Models) -> Model | None:
+    """What `find_model` finds, or None: for names that were recorded, and that nobody can be asked to mend."""
+    return models.get(name) or _under_another_name(name, models) or _over_another_way(name, models)
+
+
+def cached_by_others(model: Model) -> bool:
+    """Whether somebody else decides what of a prompt is cached, so that nobody can say what should have been read."""
+    return model.provider in _CACHED_BY_OTHERS
 
 
 def price_at(model: Model, on: datetime.date, prompt_tokens: int) -> Price:
@@ -96,10 +106,11 @@ def near_names(name: str, known: Models) -> tuple[str, ...]:
 
 
 def _under_another_name(name: str, known: Models) -> Model | None:
-    for spelling in (name, _SNAPSHOT.sub("", name)):
+    provider, _, bare = name.partition(":")
+    for spelling in (bare, _SNAPSHOT.sub("", bare)):
         for model in known.values():
-            if spelling in (model.id, *(f"{model.provider}:{alias}" for alias in model.aliases)):
-                return msgspec.structs.replace(model, name=_bare(name))
+            if model.provider == provider and (spelling == model.name or spelling in model.aliases):
+                return msgspec.structs.replace(model, name=bare)
     return None
 
 
@@ -111,8 +122,9 @@ def _over_another_way(name: str, known: Models) -> Model | None:
     row = known.get(owner) or _under_another_name(owner, known)
     if row is None:
         return None
-    caches = row.supports_prompt_caching and provider not in _CACHED_BY_OTHERS
-    return msgspec.structs.replace(row, provider=provider, supports_prompt_caching=caches)
+    reached = msgspec.structs.replace(row, provider=provider)
+    caches = row.supports_prompt_caching and not cached_by_others(reached)
+    return msgspec.structs.replace(reached, supports_prompt_caching=caches)
 
 
 def _unknown(name: str, known: Models) -> str:

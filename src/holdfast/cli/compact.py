@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from holdfast.engine.compacting import Proposal, Standing, Unhelpful
@@ -46,7 +46,7 @@ def command(
         CompactionConfig(), **{name: value for name, value in given.items() if value is not None}
     )
     with open_configured(db) as log:
-        standing = standing_in(log, session_id)
+        standing = standing_in(log, found_session(log, session_id))
         found = propose(standing, config, "asked")
         if not dry_run and not isinstance(found, Unhelpful):
             _append(log, standing, found)
@@ -77,10 +77,10 @@ def standing_in(log: "Log", session_id: str) -> "Standing":
     from holdfast.runtime.learning import learned_in
 
     state = fold(log.read(session_id), session_id)
-    if not state.model:
-        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
     if not state.epoch:
-        raise UserError(f"session {session_id!r} was recorded from a wrapped client: its messages are not on the log")
+        raise UserError(
+            f"session {session_id!r} is that of another client, or was pruned: its messages are not on the log"
+        )
     if state.turn is not None:
         raise UserError(f"a turn is under way in session {session_id!r}, or was cut off; resume it first")
     model, at = find_model(state.model, configured_models()), system_clock()

@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from holdfast.cli.counts import counted
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +180,7 @@ def export(*, file: str, db: str | None, wanted: str | None, since: str | None, 
 
     now = system_clock()
     with open_configured(db) as log:
-        rows = _chosen(log.sessions(), wanted, since, now)
+        rows = _chosen(log.sessions(), found_session(log, wanted) if wanted else None, since, now)
         lines = exported(log, _with_count(rows), content=content, now=now)
         if file == "-":
             for line in lines:

@@ -14,14 +14,16 @@ def told_of_gateway(events: "Iterable[Event]") -> "Iterator[str]":
 
     from holdfast.cli.requests import printable
     from holdfast.events.payloads_gateway import GatewayForwarded
+    from holdfast.replay.forwarded import paid_for
 
-    forwarded = [event.payload for event in events if isinstance(event.payload, GatewayForwarded)]
+    known = list(events)
+    forwarded = [event.payload for event in known if isinstance(event.payload, GatewayForwarded)]
     if not forwarded:
         return
     least = min(forwarded, key=lambda one: one.confidence)
     sure = f"{least.confidence:.0%} or more: {printable(least.because)}"
     yield f"through the gateway; its calls belong together by {sure}"
-    changes = [change for one in forwarded for change in one.changes]
+    changes = [change for one in paid_for(known) for change in one.changes]
     for (habit, done), count in Counter((change.habit, change.done) for change in changes).most_common():
         calls = "1 call" if count == 1 else f"{count} calls"
         usd = sum(change.usd or 0.0 for change in changes if change.habit == habit and change.done == done)

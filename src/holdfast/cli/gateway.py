@@ -111,15 +111,15 @@ def spend(since: str | None, db: str | None, as_json: bool) -> None:
         raise UserError("the gateway needs its packages: pip install 'holdfast[server]'") from error
 
     first = utc_date(seconds_of(since, system_clock())) if since else None
-    sums: dict[tuple[str, str, str], tuple[int, float]] = {}
+    sums: dict[tuple[str, str, str], tuple[int, int, float]] = {}
     with open_configured(db) as log:
         for one in spendings(log, since=first):
             row = (utc_date(one.at).isoformat(), one.key_id or "", one.label or "")
-            calls, usd = sums.get(row, (0, 0.0))
-            sums[row] = calls + 1, usd + one.dollars
-    rows = [(*row, calls, usd) for row, (calls, usd) in sorted(sums.items())]
+            calls, failed, usd = sums.get(row, (0, 0, 0.0))
+            sums[row] = calls + one.calls, failed + one.failed, usd + one.dollars
+    rows = [(*row, *told) for row, told in sorted(sums.items())]
     if as_json:
-        names = ("day", "key_id", "label", "calls", "cost_usd")
+        names = ("day", "key_id", "label", "calls", "failed", "cost_usd")
         click.echo(
             msgspec.json.format(msgspec.json.encode([dict(zip(names, row, strict=True)) for row in rows])).decode()
         )
@@ -127,8 +127,11 @@ def spend(since: str | None, db: str | None, as_json: bool) -> None:
     if not rows:
         click.echo("Nothing went through the gateway in that time.")
         return
-    shown = ((day, key or "none", label, str(calls), f"${usd:.6f}") for day, key, label, calls, usd in rows)
-    show_table(("day", "key", "name", "calls", "cost"), shown)
+    shown = (
+        (day, key or "none", label, str(calls), str(failed), f"${usd:.6f}")
+        for day, key, label, calls, failed, usd in rows
+    )
+    show_table(("day", "key", "name", "calls", "failed", "cost"), shown)
 
 
 @command.command("try")

@@ -2,7 +2,7 @@
 
 import click
 
-from holdfast.cli.stores import open_configured
+from holdfast.cli.stores import found_session, open_configured
 
 
 @click.command("history")
@@ -21,16 +21,20 @@ def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
     from holdfast.engine.history import groups_behind, logged
     from holdfast.engine.told import told
     from holdfast.errors import UserError
+    from holdfast.events.payloads import LlmCallStarted
     from holdfast.ledger.wording import printable
 
     numbers = numbers_in(wanted) if wanted is not None else (1, 10**9)
     if numbers is None:
         raise UserError(f"{wanted!r} is no range of messages; write m12 or 12-20")
     with open_configured(db) as log:
+        session_id = found_session(log, session_id)
         events = list(log.read(session_id))
-    if not events:
-        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
     passages = logged(events)
+    if not passages and any(isinstance(event.payload, LlmCallStarted) for event in events):
+        raise UserError(
+            f"session {session_id!r} is that of another client, or was pruned: its messages are not on the log"
+        )
     shown = [passage for group in groups_behind(passages, *numbers) for passage in group]
     if not shown:
         last = passages[-1].number if passages else 0

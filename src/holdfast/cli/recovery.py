@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.stores import configured_models, open_configured
+from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ def list_incidents(
         _show_recipes(as_json=as_json)
         return
     with open_configured(db) as log:
-        found = list(_incidents(log, session_id, limit))
+        found = list(_incidents(log, found_session(log, session_id) if session_id else None, limit))
     shown = [one for one in found if everything or session_id or one[1].state != "succeeded"]
     if as_json:
         told = [{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown]
@@ -100,7 +100,7 @@ def run(
     known = scenario_named(scenario)
     commands = _commands(steps)
     with open_configured(db) as log:
-        stored = _opened(log, session_id)
+        stored = _opened(log, found_session(log, session_id))
         keeps = ConversationLedger(stored)
         row = configured_models().get(stored.state.model)
         view = ViewSteps(stored, binds_thinking=row is None or row.cache.binds_thinking)
@@ -130,15 +130,11 @@ def run(
 
 
 def _incidents(log: "Log", session_id: str | None, limit: int) -> "Iterator[tuple[str, Incident]]":
-    from holdfast.errors import UserError
     from holdfast.recovery.ledger import ledger_of
 
     ids = [session_id] if session_id else [row.id for row in log.sessions(limit=limit)]
     for id in ids:
-        events = list(log.read(id))
-        if session_id and not events:
-            raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
-        for incident in reversed(tuple(ledger_of(events).incidents.values())):
+        for incident in reversed(tuple(ledger_of(list(log.read(id))).incidents.values())):
             yield id, incident
 
 
@@ -146,11 +142,8 @@ def _opened(log: "Log", session_id: str) -> "StoredConversation":
     from holdfast.clock import new_ulid, system_clock
     from holdfast.engine.repairing import StoredConversation
     from holdfast.engine.state import fold
-    from holdfast.errors import UserError
 
     state = fold(log.read(session_id), session_id)
-    if state.last_event_id is None:
-        raise UserError(f"there is no session {session_id!r}; `holdfast sessions list` shows all")
     return StoredConversation(log, state, clock=system_clock, new_id=new_ulid)
 
 

@@ -161,11 +161,19 @@ def delete(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
 
 
 def _beginning(events: "list[Event]") -> "Iterator[str]":
-    """For whom the session works, and why its prefix is padded or not."""
+    """What of it came to nothing, for whom the session works, and why its prefix is padded or not."""
+    from collections import Counter
+
+    from holdfast.canonical.usage import Usage
     from holdfast.cli.forwarded import told_of_gateway
     from holdfast.cli.requests import printable
-    from holdfast.events.payloads import EpochOpened, SessionStarted
+    from holdfast.events.payloads import EpochOpened, LlmCallFailed, SessionStarted
 
+    failed = (it for event in events if isinstance(it := event.payload, LlmCallFailed) and it.usage == Usage())
+    failures = Counter(it.error_class for it in failed)
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.most_common())
+        yield f"{counted(failures.total(), 'call')} more came to nothing: {kinds}"
     for event in events:
         match event.payload:
             case SessionStarted(parent=parent) if parent is not None:

@@ -14,6 +14,7 @@ from holdfast.engine.draft import Draft
 from holdfast.engine.harmless import Warnings
 from holdfast.engine.recorder import Prepared, Recorder
 from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.providers.automatic import automatic_mark
 from holdfast.providers.diagnosing import compares
 from holdfast.providers.tier_parameters import settings_of
 
@@ -44,6 +45,8 @@ class Witness:
             sent = wire if row is None or rewrite is None else rewrite(scroll, row)
             # What the provider cannot be told was left out of our spelling, and a mark on it too.
             marks = tuple(mark for mark in sent.plan.marks if mark.piece < len(scroll.pieces))
+            automatic = () if row is None else automatic_mark(sent.parameters, scroll.pieces, marks, row.cache)
+            planned = (*marks, *automatic)
             if marks:
                 self._tails[adapter.name] = marks[-1].piece, scroll.links[marks[-1].piece].digest
             opening = adapter.opening(sent.parameters)
@@ -51,7 +54,7 @@ class Witness:
                 model=model,
                 provider=adapter.name,
                 row=row,
-                plan=Plan(marks),
+                plan=Plan(planned),
                 links=tuple(scroll.links),
                 parameters_digest=digest(opening),
                 body_bytes=len(scroll.render(opening, marks)),

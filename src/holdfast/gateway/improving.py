@@ -89,7 +89,7 @@ def _anthropic(body: Body, row: Model, edits: Edits, adapter: Adapter) -> Body:
         edits.note(LIFETIMES, "marks")
     if edits.mends(MARKS):
         request = _request(adapter, body, row, "")
-        rewritten = marks.rewrite({**body}, request)
+        rewritten = marks.rewrite({**body}, request, text_follows=bool(edits.moved))
         added = len(rewritten.wire.plan.marks) - len(request.wire.plan.marks)
         if added:
             edits.note(MARKS, f"{added} placed")
@@ -132,7 +132,8 @@ def _openrouter(body: Body, row: Model, edits: Edits, adapter: Adapter) -> Body:
             edits.note(LIFETIMES, "marks")
         if edits.mends(MARKS):
             request = _request(adapter, body, row, "")
-            body, added = openrouter.with_marks(body, marks.missing_marks(request, request.wire.plan.marks), adapter)
+            missing = marks.missing_marks(request, request.wire.plan.marks, text_follows=bool(edits.moved))
+            body, added = openrouter.with_marks(body, missing, adapter)
             if added:
                 edits.note(MARKS, f"{added} placed")
     if row.cache.kind != "none" and edits.mends(KEY) and body.get(openrouter.SESSION) is None:

@@ -10,10 +10,11 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.economics.pinging import pings_max
 from holdfast.engine.draft import Draft
 from holdfast.engine.gate import Claim, MarkedPrefix
-from holdfast.gateway.edits import Body
+from holdfast.gateway.edits import VOLATILE, Body
 from holdfast.gateway.improving import Improved, Improver
 from holdfast.planning.savings import write_rate
 from holdfast.providers.adapter import Adapter
+from holdfast.providers.automatic import automatic_mark
 from holdfast.providers.emptying import AsksForNothing
 from holdfast.providers.registry import adapter_for
 
@@ -53,6 +54,9 @@ def read_once(improver: Improver, speaks: str, body: bytes, *, path: str, accoun
     draft.update(improved.wire.prompt)
     links, rules = draft.scroll.links, improved.row.cache
     marks = [mark for mark in improved.wire.plan.marks if mark.piece < len(links)]
+    if not any(change.habit.startswith(VOLATILE) for change in improved.changes):
+        # Else the provider's own mark stands on what was moved, which no later request begins with.
+        marks += automatic_mark(improved.wire.parameters, draft.scroll.pieces, marks, rules)
     prefixes = tuple(
         MarkedPrefix(links[mark.piece].digest, links[mark.piece].end, rules.ttls_seconds[mark.ttl])
         for mark in marks

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.reply import Reply, ReplyFinished
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.harmless import Warnings
@@ -54,6 +55,7 @@ class _UnderWay(msgspec.Struct, frozen=True):
     recorder: Recorder
     call: Call
     shadow: Shadow
+    priced_number: int
 
 
 class Observer:
@@ -158,7 +160,9 @@ class Observer:
         )
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
-            exchange.record = _UnderWay(found.key, adapter, witness.recorder, call, shadow)
+            exchange.record = _UnderWay(
+                found.key, adapter, witness.recorder, call, shadow, shadow.priced_count if priced else 0
+            )
 
     def _habits(
         self, exchange: Exchange, body: bytes, shadow: Shadow, asked: tuple[Adapter, WireRequest, float, int]
@@ -226,6 +230,8 @@ class Observer:
             recorder.fail(call, "other", "the reply could not be read", reply)
         else:
             recorder.fail(call, "network", "the upstream ended before its reply was whole", reply)
+        if reply is None or reply.usage == Usage():
+            under_way.shadow.take_back(under_way.priced_number)
         if exchange.caller.key_id is not None and reply is not None:
             self._spent(exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, reply.usage)))
         return reply

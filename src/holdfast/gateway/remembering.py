@@ -6,11 +6,19 @@ from datetime import date
 import msgspec
 
 from holdfast.canonical.pieces import Link
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import utc_date
 from holdfast.engine.recorder import Resumed
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
-from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared, SessionStarted
+from holdfast.events.payloads import (
+    CachePinged,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+    SessionStarted,
+)
 from holdfast.events.payloads_gateway import GatewayForwarded, Trace
 from holdfast.gateway.clues import Clues
 from holdfast.gateway.conversations import Said
@@ -29,12 +37,17 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What one call cost, whose key it came with, and what the key's holder is called."""
+    """What one call or ping cost, whose key it came with, and what the key's holder is called.
+
+    `failed` where a call came to nothing.
+    """
 
     key_id: str | None
     label: str | None
     at: float
     dollars: float
+    calls: int = 1
+    failed: int = 0
 
 
 def wider_scope(mount: str, key_id: str | None) -> str:
@@ -108,7 +121,11 @@ def _spent(events: Iterable[Event], since: date | None) -> Iterator[Spending]:
                 keys[it.request_id] = event.at, forwarded.key_id
             case LlmCallCompleted() | LlmCallFailed() as it:
                 at, key_id = keys.pop(it.request_id, (event.at, None))
+                failed = isinstance(it, LlmCallFailed) and it.usage == Usage()
                 if since is None or utc_date(at) >= since:
-                    yield Spending(key_id, label, at, float(it.cost_usd))
+                    yield Spending(key_id, label, at, float(it.cost_usd), int(not failed), int(failed))
+            case CachePinged() as it:
+                if forwarded is not None and (since is None or utc_date(event.at) >= since):
+                    yield Spending(forwarded.key_id, label, event.at, float(it.cost_usd), 0)
             case _:
                 pass

@@ -9,13 +9,13 @@ from decimal import Decimal
 from holdfast.cachemodel.machine import step
 from holdfast.cachemodel.values import BlockKind, Call, Entries, Prefix, Scope
 from holdfast.canonical.pieces import Link, Piece, shared_links
-from holdfast.canonical.prompt import Mark
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.draft import Draft
 from holdfast.events.payloads_gateway import Priced
 from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.providers.automatic import automatic_mark
 
 AS_SENT = ""
 IMPROVED = "improved"
@@ -41,7 +41,8 @@ class _Track:
             Prefix(piece.place, link.digest, round(link.end * tokens_a_byte), kind_of(piece), ending)
             for piece, link, ending in zip(pieces, links, _endings(pieces), strict=True)
         )
-        marks = tuple(Mark(mark.piece, mark.ttl) for mark in wire.plan.marks if mark.piece < len(pieces))
+        own = tuple(mark for mark in wire.plan.marks if mark.piece < len(pieces))
+        marks = (*own, *automatic_mark(wire.parameters, pieces, own, row.cache))
         call = Call(Scope("", row.name), prefixes, marks, at)
         outcome, self.entries = step(row.cache, self.entries, call)
         shared = shared_links(self.links, links)
@@ -55,7 +56,10 @@ class Shadow:
 
     def __init__(self) -> None:
         self._tracks: dict[tuple[str, str], _Track] = {}
+        self._before: dict[tuple[str, str], tuple[Entries, tuple[Link, ...]]] = {}
         self.tokens_factor = 1.0
+        self.priced_count = 0
+        """How many requests were priced; the number of the newest."""
 
     def priced(
         self, adapter: Adapter, row: Model, at: float, *, tokens: int, ways: Mapping[str, WireRequest]
@@ -72,11 +76,19 @@ class Shadow:
         if not links or len(links) > PIECES_MAX:
             return None
         tokens_a_byte = tokens * self.tokens_factor / links[-1].end
+        self._before = {name: (track.entries, track.links) for name, track in self._tracks.items()}
+        self.priced_count += 1
         found = {name: self._track(adapter, name).price(wire, row, at, tokens_a_byte) for name, wire in ways.items()}
         sent_usd, sent_tokens, sent_shared = found[AS_SENT]
         usd, size, shared = found.get(IMPROVED, (sent_usd, sent_tokens, sent_shared))
         extra = {name: float(cost - usd) for name, (cost, _, _) in found.items() if name not in (AS_SENT, IMPROVED)}
         return Priced(float(sent_usd), float(usd), sent_tokens, size, shared), extra
+
+    def take_back(self, number: int) -> None:
+        """A request came to nothing, and has left nothing in a cache; not where others were priced by it meanwhile."""
+        if number == self.priced_count:
+            for name, track in self._tracks.items():
+                track.entries, track.links = self._before.get(name, (Entries(), ()))
 
     def _track(self, adapter: Adapter, name: str) -> _Track:
         return self._tracks.setdefault((adapter.name, name), _Track(adapter))

@@ -13,7 +13,7 @@ from holdfast.canonical.moves import Move
 from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import ReplySource
 from holdfast.canonical.usage import Usage
-from holdfast.catalog.lookup import Models, price_at, utc_date
+from holdfast.catalog.lookup import Models, cached_by_others, known_model, price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.envelope import Event
@@ -237,7 +237,7 @@ def _ended(
         return msgspec.structs.replace(books, under_way=under_way, planned=planned), None
     row = _priced(models, it.model)
     verdict, left = None, books.left
-    if isinstance(it, LlmCallCompleted) and request is not None and row is not None:
+    if isinstance(it, LlmCallCompleted) and request is not None and row is not None and not cached_by_others(row):
         verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
         left = left_by(request, it.usage, row)
     entry = Entry(
@@ -281,7 +281,7 @@ def _beside(books: Books, event: Event, it: LlmCallCompleted, models: Models) ->
 
 def _priced(models: Models, name: str) -> Model | None:
     """Without a price nothing can be said to be lost."""
-    row = models.get(name)
+    row = known_model(name, models)
     return row if row is not None and row.prices else None
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, shipped_models
+from holdfast.catalog.lookup import Models, known_model, shipped_models
 from holdfast.events.envelope import Event
 from holdfast.events.log import Log
 from holdfast.events.payloads import CacheLearned, SessionStarted
@@ -54,7 +54,7 @@ def lessons_of(log: Log, models: Models | None = None) -> Lessons:
 
 def _cache_lesson(scene: Scene, events: list[Event], models: Models) -> CacheLesson:
     learned = learn(events, scene)
-    row = models.get(scene.model)
+    row = known_model(scene.model, models)
     floor = learned.floor.corrected(row.cache.tokens_min) if row is not None else None
     return CacheLesson(
         model=scene.model,

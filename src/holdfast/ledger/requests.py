@@ -1,6 +1,5 @@
 """What a request in a file says: whose it is, its blocks, where each stands, and the marks that it came with."""
 
-from collections.abc import Sequence
 from decimal import Decimal
 from itertools import accumulate
 
@@ -8,7 +7,7 @@ import msgspec
 
 from holdfast.cachemodel.tiers import TierParameters
 from holdfast.canonical.blocks import Block
-from holdfast.canonical.prompt import Mark, Place, Ttl
+from holdfast.canonical.prompt import Mark, Place
 from holdfast.canonical.scroll import Scroll
 from holdfast.canonical.tools import ToolSpec
 from holdfast.catalog.lookup import Models, find_model
@@ -18,8 +17,8 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.ledger.paths import paths_of, read_with
 from holdfast.planning.marks import plan_marks
 from holdfast.providers.adapter import WireRequest
+from holdfast.providers.automatic import automatic_mark
 from holdfast.providers.failures import readable
-from holdfast.providers.fields import extra_field, field_of
 from holdfast.providers.reading import refuse_oversized
 from holdfast.providers.recognition import Recognised, recognise
 from holdfast.providers.registry import adapter_for
@@ -104,7 +103,8 @@ def _read(raw: bytes, model: str | None, models: Models | None) -> SentRequest:
             scroll.extend(adapter.spell(segment))
         paths = paths_of(adapter, body, scroll.pieces, model=told.model)
     marks = tuple(mark for mark in wire.plan.marks if mark.piece < len(scroll.pieces))
-    marks += _automatic(wire, scroll, marks, row)
+    if row is not None:
+        marks += automatic_mark(wire.parameters, scroll.pieces, marks, row.cache)
     return SentRequest(told, row, wire, scroll, paths, marks, tuple(accumulate(scroll.tokens)))
 
 
@@ -113,18 +113,6 @@ def _row(id: str, models: Models | None) -> Model | None:
         return find_model(id, models)
     except UserError:
         return None
-
-
-def _automatic(wire: WireRequest, scroll: Scroll, marks: Sequence[Mark], row: Model | None) -> tuple[Mark, ...]:
-    """The mark that the provider places itself where a request asks for it at its top."""
-    asked = extra_field(wire.parameters, "cache_control")
-    if asked is None or row is None or not row.cache.takes_automatic_mark:
-        return ()
-    last = next((index for index in reversed(range(len(scroll.pieces))) if scroll.pieces[index].markable), None)
-    if last is None or any(mark.piece == last for mark in marks):
-        return ()
-    ttl: Ttl = "1h" if field_of(asked, "ttl") == "1h" else "5m"
-    return (Mark(last, ttl, "automatic"),)
 
 
 def tier_parameters_of(request: SentRequest) -> TierParameters:

@@ -15,6 +15,7 @@ from holdfast.canonical.blocks import Role
 from holdfast.canonical.pieces import Link, Piece
 from holdfast.canonical.prompt import Place, Stability
 from holdfast.canonical.scroll import Scroll
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
 from holdfast.catalog.rows import Model, Price
 from holdfast.economics.cost import cost_usd
@@ -67,7 +68,10 @@ class Counterfactual(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct):
-    """A request as the log tells it; `tokens` is the provider's count, once it is known."""
+    """A request as the log tells it; `tokens` is the provider's count, once it is known.
+
+    One that came to nothing was not paid for, and has left nothing in a cache.
+    """
 
     at: float
     model: str
@@ -76,29 +80,36 @@ class _Asked(msgspec.Struct):
     links: tuple[Link, ...]
     tokens: int
     cost_usd: Decimal = Decimal(0)
+    came_to_nothing: bool = False
+
+
+def paid_for(events: Iterable[Event]) -> tuple[GatewayForwarded, ...]:
+    """What is known of each forwarded call that was answered, or is under way."""
+    return tuple(one.forwarded for one in _asked(events) if not one.came_to_nothing)
 
 
 def counterfactual(events: Iterable[Event], models: Models) -> Counterfactual | None:
-    """None where no call of the session went through a gateway and was priced."""
+    """None where no call of the session went through a gateway, was answered and was priced."""
     known = list(events)
     asked = [one for one in _asked(known) if one.forwarded.priced is not None]
-    if not asked:
+    answered = [one for one in asked if not one.came_to_nothing]
+    if not answered:
         return None
-    spent = sum((one.cost_usd for one in asked), pinging_cost_usd(known))
+    spent = sum((one.cost_usd for one in answered), pinging_cost_usd(known))
     least, least_improved, policies = _planned(asked, models)
-    priced = [one.forwarded.priced for one in asked if one.forwarded.priced is not None]
+    priced = [one.forwarded.priced for one in answered if one.forwarded.priced is not None]
     as_sent = sum(one.as_sent_usd for one in priced)
     improved = sum(one.improved_usd for one in priced)
     paid = (as_sent, *(row.usd for row in policies))
     return Counterfactual(
-        calls=len(asked),
+        calls=len(answered),
         cost_usd=float(spent),
         as_sent_usd=as_sent,
         improved_usd=improved,
         # Counts are rounded a little differently; what somebody reached is never below the least.
         optimum_usd=None if least is None else min(least, *paid),
         improved_optimum_usd=None if least_improved is None else min(least_improved, improved),
-        habits=_habits(asked),
+        habits=_habits(answered),
         policies=policies,
     )
 
@@ -126,6 +137,7 @@ def _asked(events: Iterable[Event]) -> Iterator[_Asked]:
                 if ended is not None:
                     ended.tokens = it.usage.tokens_sent or ended.tokens
                     ended.cost_usd = it.cost_usd
+                    ended.came_to_nothing = isinstance(it, LlmCallFailed) and it.usage == Usage()
             case _:
                 pass
     return iter(begun)
@@ -154,8 +166,14 @@ def _planned(asked: list[_Asked], models: Models) -> tuple[float | None, float |
     tracks = [_Track(policy, row) for policy in (OurPolicy(Learned()), *rivals)]
     prompt, as_sent, improved = _Prompt(row), list[Step](), list[Step]()
     before: _Asked | None = None
+    held: int | None = None
     for one in asked:
         shared = prompt.enter(one)
+        # What a request shares with the last one that was answered, it shares with all that came to nothing between.
+        shared = shared if held is None else min(held, shared)
+        held = shared if one.came_to_nothing else None
+        if one.came_to_nothing:
+            continue
         gap = one.at - before.at if before else None
         price = price_at(row, utc_date(one.at), one.tokens)
         moment = Moment(prompt.scroll, row.cache, price, one.at, gap, "person" if before else "start")

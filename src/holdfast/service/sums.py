@@ -6,7 +6,7 @@ from decimal import Decimal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.catalog.lookup import Models, price_at, utc_date
+from holdfast.catalog.lookup import Models, known_model, price_at, utc_date
 from holdfast.catalog.rows import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.events.access import KeyRow
@@ -194,7 +194,7 @@ def repriced(sized: Iterable[Sized], baseline: Model, models: Models, *, at: flo
     missing = 0
     limits, today = size_limits(models), utc_date(at)
     for some in sized:
-        row = models.get(some.model)
+        row = known_model(some.model, models)
         if row is None or not row.prices:
             missing += some.calls
             continue

@@ -18,20 +18,24 @@ Spots = Mapping[int, Ttl]
 """Which pieces, counted from the first tool, get a mark, and of what lifetime."""
 
 
-def rewrite(arguments: Arguments, request: Request) -> Rewritten:
-    """The caller's marks stay and come first; ours take the places that are left."""
+def rewrite(arguments: Arguments, request: Request, *, text_follows: bool = False) -> Rewritten:
+    """The caller's marks stay and come first; ours take the places that are left.
+
+    With `text_follows` something is going to stand behind the conversation that the next request does not begin with.
+    """
     if (PROMPT_NAMES | {MARK}) & extra_body(arguments).keys():
         return Rewritten(arguments, request.wire)
     own = request.wire.plan.marks
-    ours = missing_marks(request, own)
+    ours = missing_marks(request, own, text_follows=text_follows)
     marks = tuple(sorted((*own, *ours), key=lambda mark: mark.piece))
     changed = _marked(arguments, {mark.piece: mark.ttl for mark in ours}, request)
     return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(marks)))
 
 
-def missing_marks(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
+def missing_marks(request: Request, own: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
     """The marks of the plan that are not there, as many as there are places left."""
     automatic = request.body.get(MARK)
+    ends_marked = automatic is not None and not text_follows
     taken = _count(request.body) + (automatic is not None)
     left = max(0, request.model.cache.marks_max - taken)
     marked = {mark.piece for mark in own}
@@ -39,8 +43,8 @@ def missing_marks(request: Request, own: Sequence[Mark]) -> tuple[Mark, ...]:
     wanted = [
         mark
         for mark in _planned(request)
-        # The provider's automatic mark stands at the end of the conversation already.
-        if mark.piece not in marked and not (automatic is not None and pieces[mark.piece].place == "messages")
+        # The provider's automatic mark stands at the end of the conversation already, or on what follows it.
+        if mark.piece not in marked and not (ends_marked and pieces[mark.piece].place == "messages")
     ]
     # A mark for an hour must not stand behind one for five minutes. What lies in front of it is written for an
     # hour in any case, so this costs nothing.
