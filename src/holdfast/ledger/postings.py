@@ -15,7 +15,7 @@ from holdfast.ledger.books import ENTERED, Books, Entry, entered, has_image
 from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, picodollars
 from holdfast.ledger.shares import Payer
 
-LEDGER_VERSION = 2
+LEDGER_VERSION = 3
 """Rises when the same events are judged or booked in another way than before: tables of an older one are made anew."""
 
 POSTED = (*ENTERED, CacheKept)
