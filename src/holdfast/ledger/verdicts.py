@@ -196,7 +196,7 @@ def _lost_usd(request: Request, usage: Usage, row: Model, tokens: int) -> Decima
         again = min(tokens, sent)
         lost += max(Decimal(0), rate - price.cache_read) * again
         tokens -= again
-    return lost / _MILLION
+    return lost / _MILLION if lost else Decimal(0)
 
 
 _DIAGNOSED: dict[str, str] = {
