@@ -87,8 +87,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     `uncached_usd` is what it would have cost without a cache, or its cost where no price is known; `chain` is the
     digest of all that it sent. A call that broke off, of which no usage was told, or whose model the catalog does not
-    know, has no verdict, nor has one that a kept reply has answered: it cost nothing, and left every cache as it was. `stable_written` tokens were
-    written for tools and stable system prompt.
+    know, has no verdict, nor has one that a kept reply has answered: it cost nothing, and left every cache as it was.
+    `stable_written` tokens were written for tools and stable system prompt.
     """
 
     event_id: str
