@@ -10,7 +10,7 @@ from holdfast.canonical.reply import Reply, ReplyFinished
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.harmless import Warnings
-from holdfast.engine.recorder import Call, Recorder, Resumed
+from holdfast.engine.recorder import Call, Recorder, Resumed, billed
 from holdfast.engine.witness import Witness
 from holdfast.errors import ProviderError
 from holdfast.events.log import Log
@@ -227,7 +227,9 @@ class Observer:
         else:
             recorder.fail(call, "network", "the upstream ended before its reply was whole", reply)
         if exchange.caller.key_id is not None and reply is not None:
-            self._spent(exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, reply.usage)))
+            self._spent(
+                exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, billed(call, reply.usage)))
+            )
         return reply
 
     def _read(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:
