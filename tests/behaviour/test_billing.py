@@ -1,4 +1,4 @@
-"""What calls cost by our books is what OpenRouter says itself, also where it does not say for how long it has written."""
+"""What calls through OpenRouter cost, which does not say for how long it has written."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.canonical.pieces import Link, link_up
-from holdfast.canonical.prompt import Mark
+from holdfast.canonical.prompt import Mark, Ttl
 from holdfast.canonical.usage import Usage
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.engine.billing import by_lifetime
@@ -15,7 +15,8 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
 OPUS = "openrouter:anthropic/claude-opus-5.5"
-HOUR, SHORT = "1h", "5m"
+HOUR: Ttl = "1h"
+SHORT: Ttl = "5m"
 
 
 def by_hand(usage: Usage) -> Decimal:
