@@ -121,6 +121,18 @@ async def test_the_third_call_makes_a_cache_where_the_first_two_read_nothing() -
         assert moved_prefixes(list(play.store.read(session.id))) == []
 
 
+async def test_a_session_that_comes_back_once_an_hour_pays_for_no_storage() -> None:
+    play = Play()
+    async with play.session() as session:
+        await play.say(session, times=10, seconds=3_000)
+        cost = session.cost
+    # The head is read 1.2 times an hour at most, and an hour's storage costs more than that saves.
+    assert play.actions == []
+    price = price_at(find_model(MODEL), utc_date(play.clock()), 10_000)
+    sent = sum(it.usage.tokens_sent * price.input + it.usage.output * price.output for it in play.completed)
+    assert cost == sent / 1_000_000
+
+
 async def test_calls_that_read_from_the_providers_own_cache_need_none() -> None:
     play = Play()
     async with play.session() as session:

@@ -104,6 +104,8 @@ def test_what_is_paid_for_without_a_call_is_spent_all_the_same(store: DatabaseLo
     store.append([event("e1", ping, at=START), *calls_made(4, start=4)]).result(10)
     (day,) = store.tables().days()
     assert (day.amounts.calls, day.amounts.spent_usd) == (1, Decimal("0.0183"))
+    # Without a cache nobody would have pinged it: 20,110 tokens at 2 dollars and 50 at 10.
+    assert day.amounts.uncached_usd == Decimal("0.04072")
     assert day.amounts == store.tables().totals() == store.tables().totals(Scope(session_id="s"))
 
 

@@ -3,6 +3,7 @@
 import datetime
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from holdfast.planning.explicit import (
     Use,
     WantedPrefix,
     plan_keeping,
+    reads_expected,
 )
 
 FLASH = find_model("gemini:gemini-3.8-flash")
@@ -60,6 +62,19 @@ def test_a_cache_is_made_exactly_where_as_many_reads_again_pay_for_it(price: Pri
     without = calls * tokens * price.input / million
     made = tokens * price.input / million + storage_usd(tokens, seconds, price)
     assert isinstance(found, Create) == (made + calls * tokens * price.cache_read / million < without)
+
+
+@given(st.integers(0, 50), st.just(0.0) | st.floats(0.001, 1e6), st.integers(1, 10_000))
+def test_no_more_reads_are_expected_than_came_and_than_their_rhythm_has_room_for(
+    calls: int, seconds: float, ttl: int
+) -> None:
+    reads = reads_expected(calls, seconds, ttl)
+    assert 0 <= reads <= calls
+    if calls > 1 and seconds > 0:
+        gap = seconds / (calls - 1)
+        assert float(reads) == pytest.approx(min(calls, ttl / gap))
+    else:
+        assert reads == calls
 
 
 def test_two_uncached_calls_make_the_cache_of_a_flash_model_pay() -> None:

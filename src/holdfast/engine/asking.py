@@ -18,6 +18,7 @@ from holdfast.canonical.reply import Delta, Reply, ReplyFinished
 from holdfast.canonical.transcript import is_blank
 from holdfast.canonical.usage import Usage
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.billing import by_lifetime
 from holdfast.engine.broken_off import Arrived
 from holdfast.engine.checkpoints import shorten_if_due
 from holdfast.engine.completions import Heard
@@ -118,6 +119,8 @@ async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Se
             started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
             await talk.record("agent", prepared, started)
             reply, retries = await _exchange(talk, body, crossing, emit, sent=sent, heard=heard)
+        billed = by_lifetime(reply.usage, parts.model.provider, plan.marks, scroll.links)
+        reply = msgspec.structs.replace(reply, usage=billed)
         told = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
         completed = _completed(talk, told, crossing, retries=retries, request_id=request_id)
         kept_now = keep_reply(talk, key, heard, reply)

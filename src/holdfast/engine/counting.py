@@ -69,10 +69,19 @@ def count_call(state: State, call: LlmCallCompleted) -> State:
         answered_links=len(state.links),
         memory=remembered(state.memory, state.request, call.usage) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
+        uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
         calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
         comparison=comparison_after(state.comparison, call),
         compaction=after_call(state.compaction, call.usage),
     )
+
+
+def _span(state: State) -> tuple[float, float]:
+    """When uncached calls began, with one more: the newest request."""
+    if state.request is None:
+        return state.uncached_span
+    first, _ = state.uncached_span if state.uncached_calls else (state.request.at, 0.0)
+    return first, state.request.at
 
 
 def count_failure(state: State, call: LlmCallFailed) -> State:

@@ -77,6 +77,7 @@ async def _kept_now(talk: Conversation, adapter: KeepsCaches) -> KeptPrefix | No
         price=talk.price(tokens),
         uncached_calls=state.uncached_calls,
         at=parts.clock(),
+        uncached_seconds=state.uncached_span[1] - state.uncached_span[0],
     )
     match step:
         case Use(kept):

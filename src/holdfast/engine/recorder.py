@@ -20,6 +20,7 @@ from holdfast.catalog.lookup import Models, find_model, price_at, pricing_versio
 from holdfast.catalog.rows import Model
 from holdfast.clock import Clock, NewId
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.billing import by_lifetime
 from holdfast.engine.harmless import Warnings
 from holdfast.errors import FailureKind, UserError
 from holdfast.events.envelope import Event
@@ -66,6 +67,12 @@ class Call(msgspec.Struct, frozen=True):
     request_id: str
     prepared: Prepared
     started_at: float
+
+
+def billed(call: Call, usage: Usage) -> Usage:
+    """What a call took, its writes by the lifetimes that it had asked for."""
+    prepared = call.prepared
+    return by_lifetime(usage, prepared.provider, prepared.plan.marks, prepared.links)
 
 
 class Resumed(msgspec.Struct, frozen=True):
@@ -173,12 +180,12 @@ class Recorder:
         return None
 
     def complete(self, call: Call, reply: Reply) -> None:
-        prepared = call.prepared
+        prepared, usage = call.prepared, billed(call, reply.usage)
         completed = LlmCallCompleted(
             model=prepared.model,
             provider=prepared.provider,
-            usage=reply.usage,
-            cost_usd=self.cost_of(call, reply.usage),
+            usage=usage,
+            cost_usd=self.cost_of(call, usage),
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
             latency_ms=self._since(call),
             stop_reason=reply.stop_reason,
@@ -191,7 +198,7 @@ class Recorder:
         self._end(call, completed)
 
     def fail(self, call: Call, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
-        usage = partial.usage if partial else Usage()
+        usage = billed(call, partial.usage) if partial else Usage()
         failed = LlmCallFailed(
             model=call.prepared.model,
             provider=call.prepared.provider,
@@ -272,6 +279,7 @@ class Recorder:
         return self._log.read(self.session_id)
 
     def cost_of(self, call: Call, usage: Usage) -> Decimal:
+        """What a call cost that took this, as `billed`."""
         row = call.prepared.row
         if row is None or not row.prices:
             return Decimal(0)

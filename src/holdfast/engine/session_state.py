@@ -30,9 +30,10 @@ from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger
 class State(msgspec.Struct, frozen=True):
     """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
 
-    `uncached_calls` read nothing from any cache. `padding` is why there is padding, or none. `request` is the newest
-    one, `last_call` the newest one that was answered. Sessions in `delegating` work for this one; what they cost is not
-    counted here yet. So many `messages` are on the log, those included that are no longer in view.
+    `uncached_calls` read nothing from any cache; `uncached_span` is when the first and the last of them began.
+    `padding` is why there is padding, or none. `request` is the newest one, `last_call` the newest one that was
+    answered. Sessions in `delegating` work for this one; what they cost is not counted here yet. So many `messages` are
+    on the log, those included that are no longer in view.
     """
 
     session_id: str
@@ -76,6 +77,7 @@ class State(msgspec.Struct, frozen=True):
     pinged_usd: Decimal = Decimal(0)
     calibration: Calibration = Calibration()
     uncached_calls: int = 0
+    uncached_span: tuple[float, float] = (0.0, 0.0)
     kept: KeptPrefix | None = None
     refused_prefix: str | None = None
     parent: Parent | None = None

@@ -232,6 +232,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         memory=msgspec.structs.replace(moved(state.memory), belief=Belief(), floor=Floor()),
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
+        uncached_span=state.uncached_span if same_provider else (0.0, 0.0),
         refused_prefix=None,
         limits=UNLIMITED,
         last_call=None,

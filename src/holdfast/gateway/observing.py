@@ -11,7 +11,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.harmless import Warnings
-from holdfast.engine.recorder import Call, Recorder, Resumed
+from holdfast.engine.recorder import Call, Recorder, Resumed, billed
 from holdfast.engine.witness import Witness
 from holdfast.errors import ProviderError
 from holdfast.events.log import Log
@@ -233,7 +233,9 @@ class Observer:
         if reply is None or reply.usage == Usage():
             under_way.shadow.take_back(under_way.priced_number)
         if exchange.caller.key_id is not None and reply is not None:
-            self._spent(exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, reply.usage)))
+            self._spent(
+                exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, billed(call, reply.usage)))
+            )
         return reply
 
     def _read(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:

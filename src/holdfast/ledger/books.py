@@ -86,9 +86,9 @@ class Entry(msgspec.Struct, frozen=True):
     """A call that a provider has taken money for: what it was, what was planned, and how it is judged.
 
     `uncached_usd` is what it would have cost without a cache, or its cost where no price is known; `chain` is the
-    digest of all that it sent. A call that broke off, or whose model the catalog does not know, has no verdict, nor has
-    one that a kept reply has answered: it cost nothing, and left every cache as it was. `stable_written` tokens were
-    written for tools and stable system prompt.
+    digest of all that it sent. A call that broke off, of which no usage was told, or whose model the catalog does not
+    know, has no verdict, nor has one that a kept reply has answered: it cost nothing, and left every cache as it was.
+    `stable_written` tokens were written for tools and stable system prompt.
     """
 
     event_id: str
@@ -113,7 +113,8 @@ class Books(msgspec.Struct, frozen=True):
     """What has to be remembered of a session so that its next call can be entered.
 
     The newest request has `blocks` blocks and the digest `chain`; the newest that was answered had `answered` of them.
-    What a `simulated` session takes is nobody's money.
+    One that came to nothing is `refused`: the next is compared with what the provider had taken before it. What a
+    `simulated` session takes is nobody's money.
     """
 
     number: int = 0
@@ -125,6 +126,7 @@ class Books(msgspec.Struct, frozen=True):
     newest: Request | None = None
     under_way: tuple[tuple[str, Request], ...] = ()
     left: Left | None = None
+    refused: Request | None = None
     simulated: bool = False
     head: Head = Head()
     payer: Payer = Payer()
@@ -174,23 +176,22 @@ def _noted(books: Books, payload: AnyPayload) -> Books:
             return replace(books, planned=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
             # Another model has another cache: there is nothing that could have moved.
-            return replace(
-                books, planned=("model", f"the model was switched to {after}"), blocks=0, chain="", head=Head()
-            )
+            planned = ("model", f"the model was switched to {after}")
+            return replace(books, planned=planned, blocks=0, chain="", head=Head(), refused=None)
         case CacheControlled(reason=reason, new_prefix=new_prefix):
             asked_for = replace(books, planned=("settings", reason) if reason else books.planned)
             # Another prefix was asked for: there is nothing that could have moved.
-            return replace(asked_for, blocks=0, chain="", head=Head()) if new_prefix else asked_for
+            return replace(asked_for, blocks=0, chain="", head=Head(), refused=None) if new_prefix else asked_for
         case ContextCompacted() as it:
             planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
             blocks, answered = min(books.blocks, it.kept_blocks), min(books.answered, it.kept_blocks)
-            return replace(books, planned=planned, blocks=blocks, answered=answered)
+            return replace(books, planned=planned, blocks=blocks, answered=answered, refused=None)
         case MessagesWithdrawn() if books.blocks > books.answered:
             # The provider took nothing of what was refused.
             return replace(books, blocks=books.answered)
         case Mending(reason=reason):
             planned = ("recovery", f"the view was mended: {reason}")
-            return replace(books, planned=planned, blocks=min(books.blocks, books.answered))
+            return replace(books, planned=planned, blocks=min(books.blocks, books.answered), refused=None)
         case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.short_lifetimes:
             return replace(books, planned=("recovery", f"marks were changed: {reason}"))
         case MessageAppended(message=message) if not books.images and any(map(has_image, message.content)):
@@ -221,8 +222,23 @@ def _prepared(books: Books, it: RequestPrepared, at: float) -> Books:
         stable_share=head.share,
         payer=books.payer,
     )
+    if books.refused is not None:
+        request = _past(books.refused, request)
     blocks = it.shared_blocks + len(links)
-    return msgspec.structs.replace(books, newest=request, planned=None, blocks=blocks, chain=chain, head=head)
+    return msgspec.structs.replace(
+        books, newest=request, planned=None, blocks=blocks, chain=chain, head=head, refused=None
+    )
+
+
+def _past(refused: Request, request: Request) -> Request:
+    """The request as it stands to the one before the refused one: what that had moved is still moved."""
+    if refused.moved and refused.blocks_shared <= request.blocks_shared:
+        layer, move, shared = refused.moved_layer, refused.move, refused.blocks_shared
+    else:
+        layer, move, shared = request.moved_layer, request.move, request.blocks_shared
+    return msgspec.structs.replace(
+        request, blocks_before=refused.blocks_before, blocks_shared=shared, moved_layer=layer, move=move
+    )
 
 
 def _ended(
@@ -234,12 +250,17 @@ def _ended(
     if not completed and it.usage == Usage():
         # What was planned before a request that came to nothing holds for the next one.
         planned = books.planned or (request.planned if request else None)
-        return msgspec.structs.replace(books, under_way=under_way, planned=planned), None
+        refused = request if request is books.newest else books.refused
+        return msgspec.structs.replace(books, under_way=under_way, planned=planned, refused=refused), None
     row = _priced(models, it.model)
     verdict, left = None, books.left
-    if isinstance(it, LlmCallCompleted) and request is not None and row is not None and not cached_by_others(row):
-        verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
+    if request is not None and row is not None and it.usage.tokens_sent and not cached_by_others(row):
+        if isinstance(it, LlmCallCompleted):
+            verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
         left = left_by(request, it.usage, row)
+    elif request is not None and left is not None and not it.usage.tokens_sent:
+        # The provider did not say what it took: what was there is there still, unless it was left behind.
+        left = None if request.moved else msgspec.structs.replace(left, used_at=max(left.used_at, request.at))
     entry = Entry(
         event_id=event.id,
         turn_id=event.turn_id,

@@ -153,7 +153,7 @@ def _call(books: Books, event: Event, entry: Entry) -> Posting:
 
 
 def _charge(books: Books, event: Event, model: str, spent: int) -> Posting:
-    """What is no call; with a cache or without, it would have cost the same."""
+    """What is no call: it kept a cache, and without one nobody would have paid it."""
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
@@ -162,7 +162,7 @@ def _charge(books: Books, event: Event, model: str, spent: int) -> Posting:
         provider=model.partition(":")[0],
         model=model,
         type=type_of(event.payload),
-        sums=Sums(entries=1, spent=spent, uncached=spent),
+        sums=Sums(entries=1, spent=spent),
         simulated=books.simulated,
         payer=books.payer,
     )

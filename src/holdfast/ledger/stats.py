@@ -66,7 +66,7 @@ class TokenStats(msgspec.Struct, frozen=True):
 def break_of(entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBreakEvent | None:
     """The break that a call was, if it was one: what it could have read counts as read before."""
     verdict = entry.verdict
-    if verdict is None or verdict.lost_tokens < max(1, drop_tokens_min):
+    if verdict is None or verdict.missing_tokens < max(1, drop_tokens_min):
         return None
     if verdict.kind not in (*EXPECTED, *UNEXPECTED):
         return None
@@ -75,7 +75,7 @@ def break_of(entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBr
         reason=f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind,
         previous_cache_read_input_tokens=verdict.expected_tokens,
         current_cache_read_input_tokens=verdict.read_tokens,
-        token_drop=verdict.lost_tokens,
+        token_drop=verdict.missing_tokens,
         component=verdict.component,
     )
 

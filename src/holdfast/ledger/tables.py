@@ -33,6 +33,7 @@ class Scope(msgspec.Struct, frozen=True):
 class Amounts(msgspec.Struct, frozen=True):
     """`uncached_usd` is what the same calls would have cost without a cache; calls without a price count as they are.
 
+    What was spent to keep caches, by pings or under a name, is spent, and would not have been without a cache.
     `hits` are calls that read anything at all; how much of the prompts was read is `usage.read_share`. `stable_written`
     tokens were written for tools and stable system prompt; `latency_ms` is how long all calls took together.
     """

@@ -14,7 +14,6 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
 from holdfast.ledger.shares import Payer
-from holdfast.planning.savings import write_rate
 
 DROP_TOKENS_MIN = 2_000
 """What is less is noise: counts are rounded, and the last block is sometimes missed."""
@@ -50,8 +49,10 @@ class Sources(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`expected_tokens` were there to be read, `read_tokens` were; what is missing cost `lost_usd` above reading it.
+    """`expected_tokens` were there to be read, `read_tokens` were; what was sent anew cost `lost_usd` above reading it.
 
+    `unsent_tokens` of those that were there the call did not send at all, such as a history that was trimmed: they cost
+    nothing, and are not lost.
     `component` is what is at fault: a layer, a parameter, what was recorded as done. `byte` is where in the cacheable
     bytes the prefix moved, `first_lost` the part of the prompt from which on nothing could be read, `cause` what most
     likely moved it; `diff` shows that without a word of what was said. The three that were asked are in `sources`, and
@@ -70,10 +71,16 @@ class Verdict(msgspec.Struct, frozen=True):
     diff: tuple[str, ...] = ()
     sources: Sources | None = None
     disagreement: str = ""
+    unsent_tokens: int = 0
+
+    @property
+    def missing_tokens(self) -> int:
+        return max(0, self.expected_tokens - self.read_tokens)
 
     @property
     def lost_tokens(self) -> int:
-        return max(0, self.expected_tokens - self.read_tokens)
+        """What could have been read, and was sent anew."""
+        return max(0, self.missing_tokens - self.unsent_tokens)
 
     @property
     def is_break(self) -> bool:
@@ -153,7 +160,7 @@ def judge(
         found, lost = Verdict("held"), Decimal(0)
     else:
         found = changed if changed and not request.planned else _cause(left, request, usage, row.cache)
-        lost = _lost_usd(request, usage, row, max(0, expected - usage.cache_read)) if expected else Decimal(0)
+        lost = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
     return msgspec.structs.replace(
         found,
         expected_tokens=expected,
@@ -161,6 +168,7 @@ def judge(
         lost_usd=lost,
         sources=sources,
         disagreement=_disagreement(found, sources, request),
+        unsent_tokens=max(0, expected - usage.tokens_sent),
     )
 
 
@@ -173,11 +181,22 @@ def _told_by_usage(
 
 
 def _lost_usd(request: Request, usage: Usage, row: Model, tokens: int) -> Decimal:
-    """What these tokens cost above reading them."""
+    """What these tokens cost above reading them, as far as they were sent.
+
+    They stood right behind what was read, where providers bill writes for an hour, then shorter ones, then plain input.
+    """
     price = price_at(row, utc_date(request.at), usage.tokens_sent)
-    tail = _tail(request.plan.marks)
-    written = write_rate(tail.ttl, price) if tail is not None else price.input
-    return max(Decimal(0), written - price.cache_read) * tokens / _MILLION
+    lost = Decimal(0)
+    for sent, rate in (
+        (usage.cache_write_1h, price.cache_write_1h),
+        (usage.cache_write_5m, price.cache_write_5m),
+        (usage.cache_write_other, price.cache_write_other),
+        (usage.input, price.input),
+    ):
+        again = min(tokens, sent)
+        lost += max(Decimal(0), rate - price.cache_read) * again
+        tokens -= again
+    return lost / _MILLION if lost else Decimal(0)
 
 
 _DIAGNOSED: dict[str, str] = {

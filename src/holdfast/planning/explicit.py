@@ -70,11 +70,13 @@ def plan_keeping(
     price: Price,
     uncached_calls: int,
     at: float,
+    uncached_seconds: float = 0.0,
 ) -> CacheStep:
     """What to do with the named cache before the next call.
 
     Calls that read the prefix from the cache that the provider keeps of itself would save nothing. A session that has
-    made so many others is taken to make as many of them again: that is all anyone knows of it.
+    made so many others is taken to make as many of them again, as fast as it did: that is all anyone knows of it.
+    `uncached_seconds` lie between the first and the last of them.
     """
     alive = kept if kept is not None and at < kept.expires_at else None
     fits = alive is not None and (alive.model, alive.digest) == (wanted.model, wanted.digest)
@@ -85,17 +87,25 @@ def plan_keeping(
     if wanted.tokens < rules.explicit_tokens_min:
         return LeaveOut(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
     hours = Decimal(keeping.ttl_seconds) / 3600
+    reads = reads_expected(uncached_calls, uncached_seconds, keeping.ttl_seconds)
     if alive is None or not fits:
-        if named_cache_pays(price, reads_expected=uncached_calls, hours=hours) or keeping.always:
+        if named_cache_pays(price, reads_expected=reads, hours=hours) or keeping.always:
             return Create(_why_created(wanted, keeping, price, uncached_calls), instead_of=alive)
         return LeaveOut(
             f"{uncached_calls} uncached calls so far do not promise enough reads to pay for it", delete=alive
         )
     lapses_soon = alive.expires_at - at < keeping.ttl_seconds / EXTENDED_BELOW_SHARE
-    extending_pays = named_cache_pays(price, reads_expected=uncached_calls, hours=hours, made=True)
+    extending_pays = named_cache_pays(price, reads_expected=reads, hours=hours, made=True)
     if lapses_soon and (extending_pays or keeping.always):
         return Extend(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
     return Use(alive)
+
+
+def reads_expected(calls: int, seconds: float, ttl_seconds: int) -> Decimal:
+    """How many calls will come while a cache is kept: as many as came, but no more than their rhythm has room for."""
+    if calls < 2 or seconds <= 0:
+        return Decimal(calls)
+    return min(Decimal(calls), (calls - 1) * ttl_seconds / Decimal(seconds))
 
 
 def _why_created(wanted: WantedPrefix, keeping: Keeping, price: Price, uncached_calls: int) -> str:

@@ -21,7 +21,7 @@ _WHOSE = ("session_id", "at", "day", "provider", "model", "simulated")
 
 # What a row of a table is to a roll-up: the roll-up's sums, in its words.
 _CALL = {"entries": "1", "calls": "1", "hits": "CASE WHEN cache_read > 0 THEN 1 ELSE 0 END"}
-_CHARGE = {"entries": "1", "spent": "spent", "uncached": "spent"}
+_CHARGE = {"entries": "1", "spent": "spent"}
 _GIVEN = {
     "calls": "1",
     "losses": "CASE WHEN lost > 0 THEN 1 ELSE 0 END",
