@@ -373,7 +373,7 @@ async def compact_session(session: Session, config: CompactionConfig) -> Compact
     return await compact_open(session._idle, config, seed=True)
 
 
-def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
+def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options]) -> Answer:
     """For scripts: one session, the messages one after the other, the last answer. Not inside a running loop."""
     if not messages:
         raise UserError("run_sync needs at least one message")
