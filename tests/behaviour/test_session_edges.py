@@ -353,6 +353,16 @@ async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: Ma
             await session.send(Image(Base64Source("image/png", b"\x89PNG")))  # type: ignore[arg-type]
 
 
+async def test_a_closed_session_is_not_begun_anew_by_entering_it_again(agent: MakeAgent) -> None:
+    one = agent(says("ok"))
+    async with one.session as session:
+        await session.send("hello")
+    for again in (session.__aenter__(), session.send("more")):
+        with pytest.raises(UserError, match=rf"not open any more: go on with it as `Session.resume\('{session.id}', "):
+            await again
+    assert [row.id for row in one.store.sessions()] == [session.id]
+
+
 async def test_images_of_every_source_are_sent(agent: MakeAgent) -> None:
     one = agent(says("ok"))
     async with one.session as session:

@@ -1,4 +1,4 @@
-"""What a caller may give in several shapes: a message, a store."""
+"""What a caller may give in several shapes: a message, a store; and what is said where it cannot be taken."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +40,19 @@ def _check_source(source: object) -> None:
                 "an image is made of Base64Source(media_type, data) with its bytes as base64 text, "
                 f"UrlSource(url) or FileSource(file_id); this one is made of {type(source).__name__}, or not of text"
             )
+
+
+def not_open(closed_id: str | None) -> UserError:
+    """Why nothing can be said in a session: it was closed, under this id, or never entered."""
+    if closed_id is None:
+        return UserError("the session is not open: use it as `async with Session.create(...) as session`")
+    return UserError(f"the session is not open any more: go on with it as `Session.resume({closed_id!r}, ...)`")
+
+
+def no_session(log: Log, session_id: str) -> UserError:
+    known = [row.id for row in log.sessions(limit=3)]
+    newest = f"; the newest are {', '.join(known)}" if known else "; the store holds no session yet"
+    return UserError(f"there is no session {session_id!r}{newest} (`holdfast sessions list` shows all)")
 
 
 def open_log(options: Options) -> tuple[Log, bool]:
