@@ -4,8 +4,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.canonical.blocks import Base64Source as Base64Source
+    from holdfast.canonical.blocks import FileSource as FileSource
     from holdfast.canonical.blocks import Image as Image
     from holdfast.canonical.blocks import Text as Text
+    from holdfast.canonical.blocks import UrlSource as UrlSource
     from holdfast.canonical.reply import TextDelta as TextDelta
     from holdfast.canonical.usage import Usage as Usage
     from holdfast.canonical.view import LayerText as LayerText
@@ -71,6 +74,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AbortedError": "holdfast.errors",
     "Answer": "holdfast.engine.turn",
+    "Base64Source": "holdfast.canonical.blocks",
     "BudgetError": "holdfast.errors",
     "CacheBreakEvent": "holdfast.ledger.stats",
     "CompactionConfig": "holdfast.compaction.values",
@@ -79,6 +83,7 @@ _HOMES = {
     "EscalationPolicy": "holdfast.recovery.scenarios",
     "Event": "holdfast.events.envelope",
     "FailureScenario": "holdfast.recovery.scenarios",
+    "FileSource": "holdfast.canonical.blocks",
     "Gate": "holdfast.engine.gate",
     "Healed": "holdfast.engine.recovering",
     "HoldfastError": "holdfast.errors",
@@ -113,15 +118,16 @@ _HOMES = {
     "Tool": "holdfast.engine.tools",
     "ToolContext": "holdfast.engine.context",
     "ToolError": "holdfast.engine.tools",
+    "UrlSource": "holdfast.canonical.blocks",
     "Usage": "holdfast.canonical.usage",
     "UserError": "holdfast.errors",
     "View": "holdfast.canonical.view",
     "adopt_knowledge": "holdfast.runtime.adopting",
     "build_initial_context": "holdfast.runtime.context",
     "cache_prefix_blocks": "holdfast.providers.anthropic.boundaries",
+    "compact_session": "holdfast.runtime.session",
     "compress_summary": "holdfast.compaction.compress",
     "compress_summary_text": "holdfast.compaction.compress",
-    "compact_session": "holdfast.runtime.session",
     "default_skills_dir": "holdfast.sources.skills.library",
     "load_skills": "holdfast.sources.skills.library",
     "next_wake": "holdfast.runtime.session",

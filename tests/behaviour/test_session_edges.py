@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents import MakeAgent, Pause, ReplayWire, says
-from holdfast import Session, SimulatedProvider, run_sync
+from holdfast import Base64Source, Image, Session, SimulatedProvider, UrlSource, run_sync
 from holdfast.canonical.blocks import Opaque, Text, Thinking, ToolResult, ToolUse
 from holdfast.canonical.reply import Reply, TextDelta
 from holdfast.canonical.transcript import validate
@@ -347,6 +347,28 @@ async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: Ma
             await session.send([Text("a"), None])  # type: ignore[list-item]
         with pytest.raises(UserError, match="the text of a message must be text, not int"):
             await session.send(Text(5))  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="this one is made of str"):
+            await session.send([Text("look"), Image("chart.png")])  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="this one is made of Base64Source, or not of text"):
+            await session.send(Image(Base64Source("image/png", b"\x89PNG")))  # type: ignore[arg-type]
+
+
+async def test_a_closed_session_is_not_begun_anew_by_entering_it_again(agent: MakeAgent) -> None:
+    one = agent(says("ok"))
+    async with one.session as session:
+        await session.send("hello")
+    for again in (session.__aenter__(), session.send("more")):
+        with pytest.raises(UserError, match=rf"not open any more: go on with it as `Session.resume\('{session.id}', "):
+            await again
+    assert [row.id for row in one.store.sessions()] == [session.id]
+
+
+async def test_images_of_every_source_are_sent(agent: MakeAgent) -> None:
+    one = agent(says("ok"))
+    async with one.session as session:
+        await session.send([Image(Base64Source("image/png", "iVBORw0KGgo=")), Image(UrlSource("https://x.org/y.png"))])
+    sent = one.bodies[0]["messages"][0]["content"]
+    assert [block["source"]["type"] for block in sent] == ["base64", "url"]
 
 
 async def test_what_a_session_was_can_be_read_after_it_is_closed(agent: MakeAgent) -> None:

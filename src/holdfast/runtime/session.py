@@ -37,7 +37,7 @@ from holdfast.ledger.stats import PromptCacheStats, Tally, TokenStats, tallied
 from holdfast.recovery.ledger import Incident
 from holdfast.runtime.compacting import compact_open
 from holdfast.runtime.compose import Pieces, bus_of, compose, first_events, models_of
-from holdfast.runtime.given import UNDER_WAY, content_of, open_log
+from holdfast.runtime.given import UNDER_WAY, content_of, no_session, not_open, open_log
 from holdfast.runtime.layering import ContextUse, context_use
 from holdfast.runtime.options import Options, ProvidesWire, checked
 from holdfast.runtime.recovering import recoverer_of, scenario_named, steps_given
@@ -81,6 +81,8 @@ class Session:
     async def __aenter__(self) -> Self:
         if self._talk is not None:
             raise UserError("this session is open already")
+        if self._state is not None:
+            raise not_open(self._state.session_id)
         log, owned = open_log(self._options)
         try:
             state = self._load(log)
@@ -323,13 +325,13 @@ class Session:
     @property
     def _composed(self) -> Pieces:
         if self._pieces is None:
-            raise UserError("the session is not open: use it as `async with Session.create(...) as session`")
+            raise not_open(self._state.session_id if self._state else None)
         return self._pieces
 
     @property
     def _open(self) -> Conversation:
         if self._talk is None:
-            raise UserError("the session is not open: use it as `async with Session.create(...) as session`")
+            raise not_open(self._state.session_id if self._state else None)
         return self._talk
 
     @property
@@ -353,9 +355,7 @@ class Session:
             return State(session_id=self._options.get("new_id", new_ulid)(at))
         state = fold(log.read(self._resume), self._resume)
         if not state.model:
-            known = [row.id for row in log.sessions(limit=3)]
-            newest = f"; the newest are {', '.join(known)}" if known else "; the store holds no session yet"
-            raise UserError(f"there is no session {self._resume!r}{newest} (`holdfast sessions list` shows all)")
+            raise no_session(log, self._resume)
         if not state.epoch:
             raise UserError(
                 f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client or pruned"
@@ -373,7 +373,7 @@ async def compact_session(session: Session, config: CompactionConfig) -> Compact
     return await compact_open(session._idle, config, seed=True)
 
 
-def run_sync(*messages: str, **options: Unpack[Options]) -> Answer:
+def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options]) -> Answer:
     """For scripts: one session, the messages one after the other, the last answer. Not inside a running loop."""
     if not messages:
         raise UserError("run_sync needs at least one message")
