@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.counts import counted
+from holdfast.cli.counts import counted, dollars
 from holdfast.cli.stores import found_session, open_configured
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _show(report: "Report", limit: int) -> None:
     what = f"{counted(total.calls, 'call')} in {counted(len(report.sessions), 'session')}"
     click.echo(
         f"${total.spent_usd:.4f} spent on {what}; "
-        f"${total.uncached_usd:.4f} without a cache: ${total.saved_usd:.4f} saved"
+        f"${total.uncached_usd:.4f} without a cache: {dollars(total.saved_usd, 4)} saved"
     )
     click.echo(
         f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
@@ -112,6 +112,6 @@ def sparkline(values: "list[float]") -> str:
 
 def _session_row(one: "SessionAmounts") -> tuple[str, ...]:
     amounts = one.amounts
-    money = (f"${amounts.spent_usd:.4f}", f"${amounts.saved_usd:.4f}", f"${amounts.lost_usd:.4f}")
+    money = (f"${amounts.spent_usd:.4f}", dollars(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
     share = f"{amounts.usage.read_share:.1%}"
     return (one.id, one.name or "", one.model, str(amounts.calls), share, *money, one.worst or "")
