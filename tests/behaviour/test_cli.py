@@ -21,6 +21,7 @@ from holdfast.canonical.blocks import user
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
 from holdfast.cli import scenario
+from holdfast.cli.counts import dollars
 from holdfast.cli.main import COMMANDS, command
 from holdfast.errors import HoldfastError
 from holdfast.events.envelope import Event
@@ -449,3 +450,18 @@ def test_the_demo_runs_live_against_whatever_speaks_the_api(monkeypatch: pytest.
         process.terminate()
     assert output.startswith("anthropic:claude-sonnet-5-5, the real API\n")
     assert output.splitlines()[3:] == demo().splitlines()[3:]
+
+
+@pytest.mark.parametrize("group", ["curation", "db", "gateway", "keys", "knowledge", "rag", "recovery", "sessions"])
+def test_the_help_of_a_group_cuts_no_sentence_short(group: str) -> None:
+    shown = CliRunner().invoke(command, [group, "--help"], terminal_width=80).output
+    assert "Commands:" in shown
+    assert "..." not in shown.split("Commands:")[1]
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("amount", "told"), [(Decimal("-0.0072"), "-$0.0072"), (0.5, "$0.5000"), (Decimal("-0.00001"), "$0.0000")]
+)
+def test_a_sign_stands_in_front_of_the_dollar(amount: Decimal | float, told: str) -> None:
+    assert dollars(amount, 4) == told

@@ -264,6 +264,14 @@ def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) ->
     assert "could be mended in 3 calls: marks missing" in shown
 
 
+def test_the_report_names_long_sessions_that_use_no_cache(tmp_path: Path, stored: tuple[str, str]) -> None:
+    path = str(tmp_path / "bare.db")
+    with SqliteStore(path) as store:
+        refused_between(store, refused=False)
+    assert "1 long session used no cache at all, for $0.0" in run("report", "--db", path)
+    assert "used no cache" not in run("report", "--db", stored[0])
+
+
 def session_in(path: str) -> str:
     with SqliteStore(path) as store:
         (row,) = store.sessions()

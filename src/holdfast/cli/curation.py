@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.groups import Group
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,7 +20,7 @@ _workspace = click.option(
 )
 
 
-@click.group("curation")
+@click.group("curation", cls=Group)
 def command() -> None:
     """Choose which files sessions are told of, by presets.
 

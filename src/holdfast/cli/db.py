@@ -6,6 +6,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from holdfast.cli.counts import counted
+from holdfast.cli.groups import Group
 from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 DAY_SECONDS = 86_400
 
 
-@click.group("db")
+@click.group("db", cls=Group)
 def command() -> None:
     """Look at the store, check and rebuild its tables, prune it, export and import events."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.counts import counted
+from holdfast.cli.counts import counted, dollars
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -151,7 +151,7 @@ def _line(record: "CallRecord", model: "Model") -> str:
         usage.input,
         usage.output,
         f"${record.cost_usd:.6f}",
-        _dollars(bill([record], model).saved_usd),
+        dollars(bill([record], model).saved_usd, 6),
     )
 
 
@@ -164,10 +164,6 @@ def _wrapped(text: str) -> str:
 def _plain(amount: "Decimal") -> str:
     """An exact amount without the zeros at its end."""
     return f"{amount.normalize():f}"
-
-
-def _dollars(amount: "Decimal") -> str:
-    return f"-${-amount:.6f}" if amount < 0 else f"${amount:.6f}"
 
 
 def _conclude(
@@ -215,7 +211,7 @@ def _conclude(
     )
     show(
         f"cost ${total.cost_usd:.6f}; without caching ${total.uncached_cost_usd:.6f}: "
-        f"saved ${total.saved_usd:.6f} ({share:.0f} %)"
+        f"saved {dollars(total.saved_usd, 6)} ({share:.0f} %)"
     )
     if total.keeping_cost_usd:
         show(f"of that cost, ${total.keeping_cost_usd:.6f} made and stored a cache under a name")

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.counts import counted
+from holdfast.cli.counts import counted, dollars
+from holdfast.cli.groups import Group
 from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ REQUEST_BYTES_MAX = 32 * 1024 * 1024
 SPEAKS = {"anthropic": "anthropic", "openai": "openai", "openai-chat": "openai-chat", "gemini": "gemini"}
 
 
-@click.group("gateway")
+@click.group("gateway", cls=Group)
 def command() -> None:
     """Show what went through the gateway: costs, changes, spending."""
 
@@ -62,7 +63,7 @@ def _show_costs(made: "Counterfactual") -> None:
     )
     if made.habits:
         click.echo("what each habit costs that is left, where the others are mended:")
-        shown = ((row.habit, str(row.calls), "mended" if row.mended else f"${row.usd:.6f}") for row in made.habits)
+        shown = ((row.habit, str(row.calls), "mended" if row.mended else dollars(row.usd, 6)) for row in made.habits)
         show_table(("habit", "calls", "cost"), shown)
 
 

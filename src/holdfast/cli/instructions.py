@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.groups import Group
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ SIGNING = "cryptography"
 """By which units are signed; it is no part of a plain installation."""
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.groups import Group
+
 if TYPE_CHECKING:
     from holdfast.events.access import KeyRow
 
 
-@click.group("keys")
+@click.group("keys", cls=Group)
 def command() -> None:
     """Make, list and revoke keys of the service."""
 

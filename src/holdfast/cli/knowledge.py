@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.counts import counted
+from holdfast.cli.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 HOUR_SECONDS = 3600
 
 
-@click.group("knowledge")
+@click.group("knowledge", cls=Group)
 def command() -> None:
     """Harvest sessions that are over, and look at what is known of a project.
 

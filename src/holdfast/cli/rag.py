@@ -2,6 +2,8 @@
 
 import click
 
+from holdfast.cli.groups import Group
+
 _workspace = click.option(
     "--workspace",
     type=click.Path(exists=True, file_okay=False),
@@ -12,7 +14,7 @@ _workspace = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("rag")
+@click.group("rag", cls=Group)
 def command() -> None:
     """Index the files of a project, and find passages in them that fit a question.
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.groups import Group
 from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 COMMAND_OUTPUT_CHARS_MAX = 200
 
 
-@click.group("recovery")
+@click.group("recovery", cls=Group)
 def command() -> None:
     """List known failures of stored sessions, and follow their recipes."""
 

@@ -4,16 +4,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.counts import counted
+from holdfast.cli.counts import counted, dollars
 from holdfast.cli.stores import found_session, open_configured
 
 if TYPE_CHECKING:
     from holdfast.ledger.report import Report
-    from holdfast.ledger.tables import SessionAmounts
+    from holdfast.ledger.tables import Amounts, SessionAmounts
 
 LIMIT = 10
 DAYS_SHOWN_MAX = 60
 BARS = "▁▂▃▄▅▆▇█"
+UNCACHED_TOKENS_MIN = 4_096
+"""No model's floor lies higher."""
 UNITS_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 
 
@@ -71,6 +73,13 @@ def seconds_of(since: str, now: float, *, option: str = "--since") -> float:
         raise UserError(f"{option} takes 7d, 12h, 2w or a day such as 2026-11-01, not {since[:40]!r}") from error
 
 
+def _is_uncached(amounts: "Amounts") -> bool:
+    """Whether prompts that any provider would have cached were sent several times, and nothing of them was."""
+    usage = amounts.usage
+    cached = usage.cache_read + usage.cache_write
+    return not cached and amounts.calls > 1 and usage.tokens_sent > UNCACHED_TOKENS_MIN * amounts.calls
+
+
 def _show(report: "Report", limit: int) -> None:
     from holdfast.cli.tables import show_table
 
@@ -78,7 +87,7 @@ def _show(report: "Report", limit: int) -> None:
     what = f"{counted(total.calls, 'call')} in {counted(len(report.sessions), 'session')}"
     click.echo(
         f"${total.spent_usd:.4f} spent on {what}; "
-        f"${total.uncached_usd:.4f} without a cache: ${total.saved_usd:.4f} saved"
+        f"${total.uncached_usd:.4f} without a cache: {dollars(total.saved_usd, 4)} saved"
     )
     click.echo(
         f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
@@ -97,6 +106,13 @@ def _show(report: "Report", limit: int) -> None:
         show_table(("not read because", "at fault", "calls", "tokens", "lost"), rows)
     else:
         click.echo("No call is known to have lost anything.")
+    bare = [one.amounts for one in report.sessions if _is_uncached(one.amounts)]
+    if bare:
+        spent = sum(amounts.spent_usd for amounts in bare)
+        click.echo(
+            f"{counted(len(bare), 'long session')} used no cache at all, for ${spent:.4f}; "
+            "`holdfast sessions show ID` names what could be mended."
+        )
     click.echo("")
     headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "mostly")
     show_table(headings, map(_session_row, report.sessions[:limit]), spare=("saved", "model", "name"))
@@ -112,6 +128,6 @@ def sparkline(values: "list[float]") -> str:
 
 def _session_row(one: "SessionAmounts") -> tuple[str, ...]:
     amounts = one.amounts
-    money = (f"${amounts.spent_usd:.4f}", f"${amounts.saved_usd:.4f}", f"${amounts.lost_usd:.4f}")
+    money = (f"${amounts.spent_usd:.4f}", dollars(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
     share = f"{amounts.usage.read_share:.1%}"
     return (one.id, one.name or "", one.model, str(amounts.calls), share, *money, one.worst or "")

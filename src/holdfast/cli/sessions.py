@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.counts import counted
+from holdfast.cli.groups import Group
 from holdfast.cli.stores import configured_models, found_session, open_configured
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.ledger.books import Entry
 
 
-@click.group("sessions")
+@click.group("sessions", cls=Group)
 def command() -> None:
     """List, show and delete stored sessions."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.counts import counted
+from holdfast.cli.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ ALL_MODES = "all"
 _MODES = ("seed", "strict", "lenient")
 
 
-@click.group("skills")
+@click.group("skills", cls=Group)
 def command() -> None:
     """List, check and show skills, and what a prompt says of them.
 
