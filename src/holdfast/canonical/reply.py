@@ -13,6 +13,8 @@ ReplySource = Literal["provider", "completion-cache", "summary"]
 
 
 class Reply(msgspec.Struct, frozen=True):
+    """Of its usage, `compacting` is what the provider took to sum up the conversation before it answered."""
+
     content: tuple[Block, ...]
     stop_reason: StopReason
     usage: Usage
@@ -20,6 +22,7 @@ class Reply(msgspec.Struct, frozen=True):
     id: str = ""
     stop_sequence: str | None = None
     diagnosis: Diagnosis | None = None
+    compacting: Usage = Usage()
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):

@@ -36,11 +36,13 @@ def updated(before: WireUsage, news: WireUsage) -> WireUsage:
 
 def buckets(wire: WireUsage) -> Usage:
     """The tokens of a compaction by the provider are in none of the top counters, so they are added."""
-    total = _buckets(wire)
-    for iteration in wire.iterations or ():
-        if iteration.type == "compaction":
-            total += _buckets(iteration)
-    return total
+    return _buckets(wire) + compacting(wire)
+
+
+def compacting(wire: WireUsage) -> Usage:
+    """What a compaction by the provider took."""
+    iterations = wire.iterations or ()
+    return sum((_buckets(one) for one in iterations if one.type == "compaction"), Usage())
 
 
 def _buckets(counters: Counters) -> Usage:
