@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from holdfast.canonical.pieces import Link, link_up
@@ -62,11 +63,11 @@ class Talk:
             self.store, models=shipped_models(), clock=self.clock, new_id=CountedIds(), warnings=Warnings("test")
         )
 
-    def says(self, blocks: str, usage: Usage, *, end: str = "whole", compacting: Usage = Usage()) -> None:  # noqa: B008
+    def says(self, blocks: str, usage: Usage, *, end: str = "whole", compacting: Usage | None = None) -> None:
         """Each letter is a block; the last one is marked."""
         call = self.recorder.begin(prepared(blocks))
         assert call is not None
-        reply = Reply((), "end_turn", usage, compacting=compacting)
+        reply = Reply((), "end_turn", usage, compacting=compacting or msgspec.UNSET)
         match end:
             case "whole":
                 self.recorder.complete(call, reply)

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.canonical.blocks import Block
 from holdfast.canonical.diagnosis import Diagnosis
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import Usage, without
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
 ReplySource = Literal["provider", "completion-cache", "summary"]
@@ -22,7 +22,12 @@ class Reply(msgspec.Struct, frozen=True):
     id: str = ""
     stop_sequence: str | None = None
     diagnosis: Diagnosis | None = None
-    compacting: Usage = Usage()
+    compacting: Usage | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def answering(self) -> Usage:
+        """What the answer itself took."""
+        return self.usage if self.compacting is msgspec.UNSET else without(self.usage, self.compacting)
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):

@@ -7,7 +7,6 @@ import msgspec
 
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.reply import Reply, ReplyFinished
-from holdfast.canonical.usage import without
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.harmless import Warnings
@@ -217,7 +216,7 @@ class Observer:
         reply, whole, failure = self._read(exchange, under_way.adapter)
         if reply is not None and whole:
             recorder.complete(call, reply)
-            sent = without(reply.usage, reply.compacting).tokens_sent
+            sent = reply.answering.tokens_sent
             if sent and call.prepared.tokens:
                 under_way.shadow.tokens_factor = sent / call.prepared.tokens
         elif failure is not None:
