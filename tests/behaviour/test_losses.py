@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from holdfast.canonical.pieces import Link, link_up
@@ -62,11 +63,11 @@ class Talk:
             self.store, models=shipped_models(), clock=self.clock, new_id=CountedIds(), warnings=Warnings("test")
         )
 
-    def says(self, blocks: str, usage: Usage, *, end: str = "whole") -> None:
+    def says(self, blocks: str, usage: Usage, *, end: str = "whole", compacting: Usage | None = None) -> None:
         """Each letter is a block; the last one is marked."""
         call = self.recorder.begin(prepared(blocks))
         assert call is not None
-        reply = Reply((), "end_turn", usage)
+        reply = Reply((), "end_turn", usage, compacting=compacting or msgspec.UNSET)
         match end:
             case "whole":
                 self.recorder.complete(call, reply)
@@ -173,3 +174,19 @@ def test_what_a_silent_reply_has_left_is_not_known_where_its_request_had_moved()
     assert silent is None
     assert last is not None
     assert (last.kind, last.lost_usd) == ("first_use", Decimal(0))
+
+
+def test_what_a_provider_took_to_compact_is_paid_for_and_not_left_in_the_cache() -> None:
+    talk = Talk()
+    talk.says("abc", Usage(input=10, cache_write_5m=150_000, output=50))
+    summed_up = Usage(input=100, cache_read=150_000, output=3_000)
+    answered = Usage(input=10, cache_read=5_000, cache_write_5m=4_000, output=50)
+    talk.says("abcde", summed_up + answered, compacting=summed_up)
+    talk.says("abcdefg", Usage(input=10, cache_read=9_000, cache_write_5m=200, output=50))
+    _, compacted, last = talk.verdicts
+    assert compacted is not None
+    assert compacted.kind == "held"
+    assert last is not None
+    assert (last.kind, last.expected_tokens, last.lost_usd) == ("held", 9_000, Decimal(0))
+    # 110 x 4, 155,000 x 0.20, 4,000 x 5 and 3,050 x 20.
+    assert talk.recorder.calls[1].cost_usd == Decimal("0.11244")

@@ -7,7 +7,7 @@ from holdfast.canonical.blocks import ToolUse
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import shipped_models
 from holdfast.events.envelope import Event
-from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, TurnStarted
+from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed, TurnStarted
 from holdfast.ledger.turns import TurnCost, total, turn_costs
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -52,6 +52,14 @@ def test_a_turn_knows_what_it_would_have_cost_without_a_cache() -> None:
     (turn,) = turn_costs([happened("t", TurnStarted("", 0)), happened("t", completed())], shipped_models())
     assert turn == TurnCost(1, 1, USED, Decimal("0.5"), turn.uncached_cost_usd)
     assert turn.uncached_cost_usd == (1_000 * Decimal(2) + 10 * Decimal(10)) / 1_000_000
+
+
+def test_a_call_that_was_refused_is_none_of_those_that_were_paid_for() -> None:
+    refused = LlmCallFailed(MODEL, "anthropic", "rate_limit", "429", 2, 1, "r")
+    events = [happened("t", TurnStarted("", 0)), happened("t", refused)]
+    assert turn_costs(events, shipped_models()) == ()
+    (turn,) = turn_costs([*events, happened("t", completed())], shipped_models())
+    assert (turn.calls, turn.usage) == (1, USED)
 
 
 def test_what_kept_the_cache_between_turns_is_told_apart_and_comes_last() -> None:

@@ -6,13 +6,15 @@ import msgspec
 
 from holdfast.canonical.blocks import Block
 from holdfast.canonical.diagnosis import Diagnosis
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import Usage, without
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
 ReplySource = Literal["provider", "completion-cache", "summary"]
 
 
 class Reply(msgspec.Struct, frozen=True):
+    """Of its usage, `compacting` is what the provider took to sum up the conversation before it answered."""
+
     content: tuple[Block, ...]
     stop_reason: StopReason
     usage: Usage
@@ -20,6 +22,12 @@ class Reply(msgspec.Struct, frozen=True):
     id: str = ""
     stop_sequence: str | None = None
     diagnosis: Diagnosis | None = None
+    compacting: Usage | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def answering(self) -> Usage:
+        """What the answer itself took."""
+        return self.usage if self.compacting is msgspec.UNSET else without(self.usage, self.compacting)
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):

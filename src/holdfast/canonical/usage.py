@@ -45,6 +45,12 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
 
+def without(whole: Usage, part: Usage) -> Usage:
+    """What is left of some tokens when a part of them is taken out."""
+    pairs = zip(msgspec.structs.astuple(whole), msgspec.structs.astuple(part), strict=True)
+    return Usage(*(max(0, all_of_it - taken) for all_of_it, taken in pairs))
+
+
 def larger_of(one: Usage, two: Usage) -> Usage:
     """What a call took, of two reports made while it went on: each bucket only grows."""
     return Usage(*map(max, msgspec.structs.astuple(one), msgspec.structs.astuple(two)))

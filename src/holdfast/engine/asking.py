@@ -169,6 +169,7 @@ def _completed(
         produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
         produced_thinking_blocks=sum(map(is_thinking, reply.content)),
         request_id=request_id,
+        compacting=reply.compacting,
         response_id=reply.id,
         retry_count=retries,
         diagnosis=reply.diagnosis,

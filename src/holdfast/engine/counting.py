@@ -65,12 +65,12 @@ def count_call(state: State, call: LlmCallCompleted) -> State:
         return counted
     return msgspec.structs.replace(
         counted,
-        last_call=answered(state.request, call.usage),
+        last_call=answered(state.request, call.answering),
         answered_links=len(state.links),
-        memory=remembered(state.memory, state.request, call.usage) if state.request else state.memory,
+        memory=remembered(state.memory, state.request, call.answering) if state.request else state.memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
-        calibration=state.calibration.learn(estimated, call.usage.tokens_sent),
+        calibration=state.calibration.learn(estimated, call.answering.tokens_sent),
         comparison=comparison_after(state.comparison, call),
         compaction=after_call(state.compaction, call.usage),
     )

@@ -192,6 +192,7 @@ class Recorder:
             produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
             produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
             request_id=call.request_id,
+            compacting=reply.compacting,
             response_id=reply.id,
             diagnosis=reply.diagnosis if prepared.compares else None,
         )

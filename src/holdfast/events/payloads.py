@@ -15,7 +15,7 @@ from holdfast.canonical.pieces import Link
 from holdfast.canonical.prompt import Parameters, Plan, Ttl
 from holdfast.canonical.reply import ReplySource, StopReason
 from holdfast.canonical.tools import ToolSpec
-from holdfast.canonical.usage import Usage
+from holdfast.canonical.usage import Usage, without
 from holdfast.canonical.view import LayerText, Layout
 from holdfast.errors import FailureKind
 from holdfast.events.payload import Payload
@@ -236,7 +236,8 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
 
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     """Where whole replies are kept for equal requests, `completion_key` names this one, and `completion_kept` says that
-    its reply is. A call from that source has taken nothing; one for a summary is none of the conversation's."""
+    its reply is. A call from that source has taken nothing; one for a summary is none of the conversation's. Of its
+    usage, `compacting` is what the provider took to sum up the conversation first."""
 
     model: str
     provider: str
@@ -254,6 +255,12 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     source: ReplySource = "provider"
     completion_key: str = ""
     completion_kept: bool = False
+    compacting: Usage | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def answering(self) -> Usage:
+        """What the answer itself took: what it read and wrote is in the cache."""
+        return self.usage if self.compacting is msgspec.UNSET else without(self.usage, self.compacting)
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

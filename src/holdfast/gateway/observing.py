@@ -220,8 +220,9 @@ class Observer:
         reply, whole, failure = self._read(exchange, under_way.adapter)
         if reply is not None and whole:
             recorder.complete(call, reply)
-            if reply.usage.tokens_sent and call.prepared.tokens:
-                under_way.shadow.tokens_factor = reply.usage.tokens_sent / call.prepared.tokens
+            sent = reply.answering.tokens_sent
+            if sent and call.prepared.tokens:
+                under_way.shadow.tokens_factor = sent / call.prepared.tokens
         elif failure is not None:
             recorder.fail(call, failure.kind, _told_of(exchange, failure), reply)
         elif exchange.end == "cancelled":

@@ -257,7 +257,7 @@ def _ended(
     if request is not None and row is not None and it.usage.tokens_sent and not cached_by_others(row):
         if isinstance(it, LlmCallCompleted):
             verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
-        left = left_by(request, it.usage, row)
+        left = left_by(request, it.answering if isinstance(it, LlmCallCompleted) else it.usage, row)
     elif request is not None and left is not None and not it.usage.tokens_sent:
         # The provider did not say what it took: what was there is there still, unless it was left behind.
         left = None if request.moved else msgspec.structs.replace(left, used_at=max(left.used_at, request.at))

@@ -32,6 +32,8 @@ def turn_costs(events: Iterable[Event], models: Models) -> tuple[TurnCost, ...]:
             case TurnStarted():
                 started += 1
                 turns[event.turn_id] = TurnCost(started)
+            case LlmCallFailed(usage=usage) if usage == Usage():
+                pass  # It was refused: nothing was paid.
             case LlmCallCompleted() | LlmCallFailed() as call:
                 uncached = _uncached_usd(call, event.at, models)
                 _add(turns, event.turn_id, TurnCost(0, 1, call.usage, call.cost_usd, uncached))

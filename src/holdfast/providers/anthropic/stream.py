@@ -19,7 +19,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.providers.anthropic.diagnosing import read_diagnosis
 from holdfast.providers.anthropic.errors import read_stream_error
 from holdfast.providers.anthropic.growing import GrowingBlock
-from holdfast.providers.anthropic.usage import WireUsage, buckets, updated
+from holdfast.providers.anthropic.usage import WireUsage, buckets, compacting, updated
 from holdfast.providers.diagnosing import ABSENT
 from holdfast.providers.failures import readable
 from holdfast.providers.members import take_apart
@@ -207,7 +207,14 @@ class ReplyFold:
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Message()
         return Reply(
-            content, stop_reason, self.usage, started.model, started.id, self._stop.stop_sequence, self._diagnosis
+            content,
+            stop_reason,
+            self.usage,
+            started.model,
+            started.id,
+            self._stop.stop_sequence,
+            self._diagnosis,
+            compacting(self._usage),
         )
 
 

@@ -36,11 +36,14 @@ def updated(before: WireUsage, news: WireUsage) -> WireUsage:
 
 def buckets(wire: WireUsage) -> Usage:
     """The tokens of a compaction by the provider are in none of the top counters, so they are added."""
-    total = _buckets(wire)
-    for iteration in wire.iterations or ():
-        if iteration.type == "compaction":
-            total += _buckets(iteration)
-    return total
+    own, summed_up = _buckets(wire), compacting(wire)
+    return own if summed_up is msgspec.UNSET else own + summed_up
+
+
+def compacting(wire: WireUsage) -> Usage | msgspec.UnsetType:
+    """What a compaction by the provider took, where there was one."""
+    taken = [_buckets(one) for one in wire.iterations or () if one.type == "compaction"]
+    return sum(taken, Usage()) if taken else msgspec.UNSET
 
 
 def _buckets(counters: Counters) -> Usage:
