@@ -105,6 +105,7 @@ def test_ordinary_words_stay() -> None:
 
 def test_a_long_message_is_cut_and_put_on_one_line() -> None:
     assert one_line("a\n  b\tc") == "a b c"
+    assert one_line("a\x1b]0;title\x07\x9b2J\u202eb") == "a ]0;title 2J b"
     assert one_line("x" * MESSAGE_CHARS_MAX) == "x" * MESSAGE_CHARS_MAX
     assert one_line("x" * (MESSAGE_CHARS_MAX + 1)) == "x" * (MESSAGE_CHARS_MAX - 1) + "…"
 

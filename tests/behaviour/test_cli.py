@@ -114,6 +114,15 @@ def test_an_error_is_one_line_and_no_traceback() -> None:
     assert result.stdout == ""
 
 
+def test_an_error_moves_no_cursor(tmp_path: Path) -> None:
+    file = tmp_path / "a\x1b]0;title\x07\x9b2J\u202e"
+    file.write_bytes(b"")
+    result = start("db", "import", str(file))
+    assert result.returncode == 1
+    assert result.stderr.startswith("holdfast: ")
+    assert result.stderr[:-1].isprintable()
+
+
 def test_the_demo_reads_from_the_cache_from_the_second_call_on() -> None:
     result = json.loads(demo("--json"))
     turns = result["turns"]

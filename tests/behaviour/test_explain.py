@@ -271,6 +271,10 @@ def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:
         (b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 50_000, None),
         (b'{"model": "claude-sonnet-5-5"}', "no prompt is in it: a request has `messages`, `input` or `contents`"),
         (b'{"model": 3, "messages": []}', None),
+        (
+            b'{"model": "claude-sonnet-5-5", "messages": [{"role": "user", "\\u001b[31m\\u009b": 1, "content": ""}]}',
+            None,
+        ),
         (b'{"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": [{"role": "user"}]}', None),
     ],
 )
@@ -282,6 +286,7 @@ def test_a_bad_file_is_one_line_with_its_name(tmp_path: Path, content: bytes, re
         assert result.exit_code == 2
         assert result.stderr.startswith(f"holdfast: {path}: ")
         assert result.stderr.count("\n") == 1
+        assert result.stderr[:-1].isprintable()
         assert reason is None or reason in result.stderr
 
 

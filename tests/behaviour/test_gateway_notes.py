@@ -3,11 +3,13 @@
 import io
 import threading
 from decimal import Decimal
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.cli.gateway_record import at_once
+from holdfast.cli.gateway_record import MODULE, at_once
 from holdfast.clock import new_ulid
 from holdfast.events.payloads_gateway import GatewayForwarded
 from holdfast.gateway.exchange import Caller, Exchange
@@ -26,6 +28,15 @@ UNMARKED = msgspec.json.encode(
         "messages": [{"role": "user", "content": "What does this do?"}],
     }
 )
+
+
+def test_who_records_runs_nothing_of_the_folder_that_the_gateway_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("open('was_run', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    Relay((MODULE,), Setup("memory:", simulated=True), spent=lambda key_id, at, dollars: None).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["msgspec.py"]
 
 
 def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:

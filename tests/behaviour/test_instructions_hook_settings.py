@@ -93,7 +93,7 @@ def test_the_program_is_called_by_its_name_where_that_is_enough(
     monkeypatch.setenv("PATH", str(tmp_path))
     run("--install")
     assert hooks(settings.read_text())[0]["hooks"][0]["command"] == shlex.join(
-        [sys.executable, "-m", "holdfast", "instructions", "hook"]
+        [sys.executable, "-P", "-m", "holdfast", "instructions", "hook"]
     )
     (tmp_path / "holdfast").touch(mode=0o755)
     run("--install")

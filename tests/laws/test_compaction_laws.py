@@ -1,5 +1,7 @@
 """What holds of every compaction, whatever the conversation was."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from holdfast.engine.history import logged
 from holdfast.engine.state import apply, fold
 from holdfast.events.payloads import MessageAppended, MessagesWithdrawn
 from holdfast.extraction import facts as facts_module
-from holdfast.extraction.calls import plain_text
+from holdfast.extraction.calls import failing_tests, plain_text
 from holdfast.extraction.entities import entities_in
 from holdfast.extraction.facts import FactsReader, facts_of
 
@@ -242,3 +244,14 @@ def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch:
     assert all(ask.answered for ask in found.asks)
     assert len(found.asks) <= 24
     assert [one.text for one in found.constraints[:4]] == [f"Never use old_name_{at}." for at in range(4)]
+
+
+@pytest.mark.parametrize("said", [" \n", "\n", " ", "✕ ", "FAILED ", "not ok 1 - "])
+def test_no_output_of_a_tool_takes_long_to_look_for_failures(said: str) -> None:
+    started = time.process_time()
+    failing_tests(said * 100_000)
+    assert time.process_time() - started < 5
+
+
+def test_a_failing_test_is_found_behind_blank_lines_and_spaces() -> None:
+    assert failing_tests("\n\n   \n\t ✕ adds two numbers\n") == ("adds two numbers",)

@@ -234,7 +234,7 @@ def _command(ctx: click.Context, asked: Asked) -> str:
         raise UserError("an address with a password or options is not for settings: set HOLDFAST_DB instead of --db")
     if asked.url is not None:
         service_address(asked.url)
-    words = ["holdfast"] if shutil.which("holdfast") else [sys.executable, "-m", "holdfast"]
+    words = ["holdfast"] if shutil.which("holdfast") else [sys.executable, "-P", "-m", "holdfast"]
     words += ["instructions", "hook"]
     for name in given:
         value = getattr(asked, name)

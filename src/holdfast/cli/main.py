@@ -7,6 +7,7 @@ import sys
 import click
 
 from holdfast import __version__
+from holdfast.cli.shown import visible
 from holdfast.errors import HoldfastError
 
 COMMANDS = {
@@ -87,7 +88,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except HoldfastError as error:
-        click.echo(f"holdfast: {error}", err=True)
+        click.echo(f"holdfast: {visible(str(error))}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         # Whoever read our output has stopped; there is no one left to tell.
@@ -96,7 +97,7 @@ def main() -> None:
     except OSError as error:
         _discard_output()
         what = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        click.echo(f"holdfast: {what}{error.strerror or error}", err=True)
+        click.echo(f"holdfast: {visible(f'{what}{error.strerror or error}')}", err=True)
         sys.exit(1)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.shown import visible
 from holdfast.ledger.wording import dollars as dollars
 from holdfast.ledger.wording import printable as printable
 
@@ -24,7 +25,7 @@ class BadInput(click.ClickException):
     exit_code = 2
 
     def show(self, file: object = None) -> None:
-        click.echo(f"holdfast: {self.message}", err=True)
+        click.echo(f"holdfast: {visible(self.message)}", err=True)
 
 
 @contextmanager

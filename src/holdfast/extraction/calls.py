@@ -163,7 +163,7 @@ def failed(result: ToolResult) -> bool:
 
 
 _FAILING = re.compile(
-    r"^FAILED (\S+)|^--- FAIL: (\S+)|^test (\S+) \.\.\. FAILED|^\s*[✕✗×] (.{3,120})$|^not ok \d+ - (.{3,120})$",
+    r"^FAILED (\S+)|^--- FAIL: (\S+)|^test (\S+) \.\.\. FAILED|^[^\S\n]*[✕✗×] (.{3,120})$|^not ok \d+ - (.{3,120})$",
     re.MULTILINE,
 )
 

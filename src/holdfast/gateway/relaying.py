@@ -98,7 +98,7 @@ class Relay:
 
     def __init__(self, words: Sequence[str], setup: Setup, *, spent: Callable[[str, float, float], None]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", "-m", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         self._spent = spent
         self._lock = Lock()

@@ -59,8 +59,9 @@ def kind_of(status: int, message: str) -> FailureKind:
 
 
 def one_line(message: str) -> str:
-    """The message on one line, short, and without what looks like a key."""
-    line = _SECRET.sub("[removed]", " ".join(message.split()))
+    """The message on one line, short, and without what looks like a key or would move a cursor."""
+    shown = message if message.isprintable() else "".join(one if one.isprintable() else " " for one in message)
+    line = _SECRET.sub("[removed]", " ".join(shown.split()))
     return line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
 
 
