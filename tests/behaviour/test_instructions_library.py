@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from holdfast.cli.main import command
 from holdfast.errors import UserError
 from holdfast.instructions.failures import InstructionError
+from holdfast.instructions.lint import lint
+from holdfast.instructions.values import Entry, Triggers
 from instruction_places import UNITS
 from instruction_shops import Shop, TickingClock
 
@@ -276,11 +278,20 @@ def test_a_recall_can_be_asked_again(shop: Shop) -> None:
     assert isinstance(shop.run("replay", "audi_none").exception, InstructionError)
 
 
+@pytest.mark.parametrize("intent", ["announce a new version", "notify the owner", "eine Lösung prüfen", "审查代码"])
+def test_lint_has_nothing_against_what_one_does_nor_against_what_it_cannot_read(intent: str) -> None:
+    entry = Entry("a", "About it.", load_triggers=Triggers(intents=(intent,)), path="a.md")
+    assert lint([entry]) == ()
+
+
 def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
     shop.write()
+    told = shop.manifest()
+    for entry in told["entries"]:
+        del entry["load_triggers"]["intents"][1:]
+    shop.write_manifest(told)
     shop.library.publish(shop.folder)
     assert shop.run("lint").stdout == "no flaws\n"
-    told = shop.manifest()
     told["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
     shop.write_manifest(told)
     shop.library.publish(shop.folder, skip_coverage_gate=True)

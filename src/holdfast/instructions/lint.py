@@ -43,7 +43,8 @@ def _of_one(entry: Entry) -> Iterator[Flaw]:
     if not triggers.intents:
         yield Flaw(entry.name, "no-trigger", "it has no intents", "say in which situations it is needed")
     for intent in triggers.intents:
-        if not is_situation(intent):
+        # Only what is said in English can be judged.
+        if intent.isascii() and not is_situation(intent):
             said = f"{intent[:80]!a} says what the unit contains"
             yield Flaw(entry.name, "content-trigger", said, f"say what one is about to do: {situation_of(intent)!a}")
     about = f"{entry.name} {entry.description}"

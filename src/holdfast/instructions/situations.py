@@ -21,10 +21,12 @@ restart restore retry return reuse revert review rewrite roll rotate run scaffol
 select send set ship sign simplify skip solve spawn specify stage start stop store structure submit switch
 sync test think touch trace track translate transform triage troubleshoot tune understand undo update upgrade
 use validate verify version view wait wake work wrap write
+announce attach authorize buy cancel collect compare confirm draft get give grant inform invite join leave notify pay
+put recover reduce reject renew reset save share summarise summarize take teach tell unlock upload warn
 """
 _VERBS = frozenset(_VERBS_TEXT.split())
 _NOUNS_TOO_TEXT = """
-code commit design issue log package page plan profile release report review stage test version view
+code commit design draft issue leave log package page plan profile release report review share stage test version view
 """
 _NOUNS_TOO = frozenset(_NOUNS_TOO_TEXT.split())
 
