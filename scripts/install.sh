@@ -8,6 +8,7 @@ has_own_index() { "$python" -m pip config list 2>/dev/null | grep -Eq '\.(no-)?i
 fast() {
   if has_own_index; then return 1; fi
   uv=$(command -v uv || command -v .venv/bin/uv) || { pip uv 2>/dev/null && uv=.venv/bin/uv; } || return 1
-  "$uv" pip install --quiet --python "$python" -e ".$1" -c constraints.txt
+  # Compiled at once, as pip does: what a package's source is warned of would else fail the first test that imports it.
+  "$uv" pip install --quiet --compile-bytecode --python "$python" -e ".$1" -c constraints.txt
 }
 fast "${1-}" || pip -e ".${1-}"
