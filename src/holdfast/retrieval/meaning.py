@@ -50,8 +50,9 @@ def missing_packages(encoder: EncoderName) -> tuple[str, ...]:
 
 
 def default_encoder() -> EncoderName | None:
-    """The lightest; the others find more, and are chosen by who has the time and the memory for them."""
-    return None if missing_packages("wordllama") else "wordllama"
+    """What finds most in the time that a recall has; `wordllama` is for who has less memory, `joined` for more time."""
+    usable: tuple[EncoderName, ...] = ("paired", "wordllama")
+    return next((encoder for encoder in usable if not missing_packages(encoder)), None)
 
 
 def encoder_named(name: str) -> EncoderName:

@@ -5,12 +5,15 @@ tokens see what stands beside it, and what all tokens say together goes through 
 token alone is kept, so that a text of known words costs one convolution of the two.
 """
 
+import io
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,6 +44,16 @@ _PARTS = 512 + len(_SPANS) * _WIDTH
 """Where in the row of a token its vector is, and where its parts begin; what is projected of it lies between."""
 
 
+class _First(msgspec.Struct, frozen=True):
+    """What becomes of a token alone; what is multiplied by the same vector stands side by side."""
+
+    projection: Vectors
+    bias: Vectors
+    scale: Vectors
+    shift: Vectors
+    places: tuple[Vectors, ...]
+
+
 class _Dense(msgspec.Struct, frozen=True):
     """What becomes of all tokens together; layers with nothing between them are one."""
 
@@ -61,8 +74,9 @@ class UniversalEncoder:
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_read, weights)
             self._tokenizer = _tokenizer(read_pieces(pieces))
-            self._rows, self._layers = reading.result()
+            self._blocks, self._layers = reading.result()
         self._epsilon = np.float32(self._layers["eps"])
+        self._first = _first(self._layers)
         self._dense = _dense(self._layers)
         self._token = lru_cache(TOKENS_KNOWN_MAX)(self._token_of)
         self._turn = Lock()
@@ -107,18 +121,12 @@ class UniversalEncoder:
     def _token_of(self, token: int) -> Vectors:
         """What a token brings into every text: its vector, and its part at each place of each first convolution."""
         block, layers = token % _BLOCKS, self._layers
-        vector = self._rows[token].astype(np.float32) * layers["scale"][block] + layers["lo"][block]
-        projected = [
-            self._normal(vector @ layers[f"proj{span}"] + layers[f"proj_b{span}"]) * layers[f"ln_g{span}"]
-            + layers[f"ln_b{span}"]
-            for span, _ in _SPANS
-        ]
-        parts = (
-            one @ layers[f"w1_{span}"][place * _WIDTH : (place + 1) * _WIDTH]
-            for one, (span, _) in zip(projected, _SPANS, strict=True)
-            for place in range(span)
-        )
-        return np.concatenate([vector, *projected, *parts])
+        stored = self._blocks[block][token // _BLOCKS]
+        vector = stored.astype(np.float32) * layers["scale"][block] + layers["lo"][block]
+        sides = (vector @ self._first.projection + self._first.bias).reshape(len(_SPANS), _WIDTH)
+        projected = self._normal(sides) * self._first.scale + self._first.shift
+        parts = (side @ weights for side, weights in zip(projected, self._first.places, strict=True))
+        return np.concatenate([vector, projected.ravel(), *parts])
 
     def _normal(self, rows: Vectors) -> Vectors:
         rest = rows - rows.mean(axis=-1, keepdims=True)
@@ -140,6 +148,20 @@ def _add_from(rows: Vectors, shift: int, *, into: Vectors) -> None:
     """To each row the one that stands `shift` behind it; beyond the ends there is none."""
     count = len(rows)
     into[max(0, -shift) : max(0, count - shift)] += rows[max(0, shift) : max(0, count + shift)]
+
+
+def _first(layers: Mapping[str, Vectors]) -> _First:
+    projection, bias, scale, shift = (
+        [layers[f"{name}{span}"] for span, _ in _SPANS] for name in ("proj", "proj_b", "ln_g", "ln_b")
+    )
+    places = (np.split(layers[f"w1_{span}"], span) for span, _ in _SPANS)
+    return _First(
+        projection=np.concatenate(projection, axis=1),
+        bias=np.concatenate(bias),
+        scale=np.stack(scale),
+        shift=np.stack(shift),
+        places=tuple(np.concatenate(several, axis=1) for several in places),
+    )
 
 
 def _dense(layers: Mapping[str, Vectors]) -> _Dense:
@@ -164,14 +186,23 @@ def _tokenizer(pieces: Pieces) -> Tokenizer:
     return tokenizer
 
 
-def _read(path: Path) -> tuple[NDArray[np.uint8], Mapping[str, Vectors]]:
-    """The vectors of all tokens, a byte a number, and the layers; token `n` is in block `n % 17`, by turns."""
-    with np.load(path, allow_pickle=False) as stored:
-        blocks = [f"q{at}" for at in range(1, _BLOCKS + 1)]
-        if missing := {*blocks, "scale", "lo", "cnn_W", "eps"}.difference(stored.files):
-            raise UserError(f"{path.name} lacks {min(missing)}; reinstall holdfast[semantic]")
-        first = stored[blocks[0]]
-        rows = np.empty((_BLOCKS * len(first), first.shape[1]), np.uint8)
-        for at, name in enumerate(blocks):
-            rows[at::_BLOCKS] = stored[name]
-        return rows, {name: stored[name] for name in stored.files if name not in blocks}
+def _read(path: Path) -> tuple[Sequence[NDArray[np.uint8]], Mapping[str, Vectors]]:
+    """The vectors of all tokens, a byte a number, in blocks by turns (token `n` is in block `n % 17`), and the layers.
+
+    Each array is unpacked in one piece, which other threads need not wait for; numpy would do it in thousands.
+    """
+    with zipfile.ZipFile(path) as stored:
+        names = [f"q{at}.npy" for at in range(1, _BLOCKS + 1)]
+        if missing := {*names, "scale.npy", "lo.npy", "cnn_W.npy", "eps.npy"}.difference(stored.namelist()):
+            raise UserError(f"{path.name} lacks {min(missing).removesuffix('.npy')}; reinstall holdfast[semantic]")
+        arrays = {name: _array(stored.read(name)) for name in stored.namelist()}
+    blocks = [arrays.pop(name) for name in names]
+    return blocks, {name.removesuffix(".npy"): array for name, array in arrays.items()}
+
+
+def _array(stored: bytes) -> NDArray[Any]:
+    """As numpy writes an array: what it is, and then its numbers."""
+    head = io.BytesIO(stored)
+    np.lib.format.read_magic(head)
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(head)
+    return np.frombuffer(stored, dtype, offset=head.tell()).reshape(shape, order="F" if by_columns else "C")
