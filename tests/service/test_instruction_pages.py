@@ -106,6 +106,17 @@ def test_only_admins_are_told(tmp_path: Path, path: str) -> None:
         assert at.client.ask("GET", f"/api/instructions{path}").code == "key_required"
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_instructions_need_a_key_even_before_there_is_one(tmp_path: Path, path: str) -> None:
+    """A command or a program can have written them without a key; a sample is nobody's."""
+    with place("sqlite", tmp_path) as kept, serving_store(MemoryStore(), library=kept.library) as client:
+        assert client.ask("GET", "/api/visitor").status == 200, "other routes need none here"
+        refused = client.ask("GET", f"/api/instructions{path}")
+        assert (refused.status, refused.code) == (401, "key_required")
+        client.service.keeps_sample_only = True
+        assert client.ask("GET", f"/api/instructions{path}").status in (200, 404)
+
+
 def test_what_cannot_be_told_is_refused_with_a_way_out(furnished: Place) -> None:
     assert furnished.ask("GET", "/api/instructions/none").code == "agent_not_found"
     assert furnished.ask("GET", f"/api/instructions/{AGENT}/recall?intent=+").code == "intent_required"

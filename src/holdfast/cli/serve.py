@@ -155,6 +155,7 @@ def _furnish(service: "Service", *, simulate: bool, passing: "Path | None") -> N
     here = service.workspace = Path.cwd()
     service.skill_roots = usual_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
     if passing is not None:
+        service.keeps_sample_only = True
         service.workspace = passing / "project"
         service.workspace.mkdir()
     if simulate:

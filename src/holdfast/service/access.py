@@ -91,12 +91,16 @@ def holder_of(authorization: str | None, find: Callable[[str], KeyRow | None], a
     return row
 
 
+def key_required() -> RefusedError:
+    return RefusedError(401, "key_required", "send a key as `Authorization: Bearer KEY`")
+
+
 def check_allowed(rule: Rule, scope: str | None, path: Mapping[str, str], *, denied: str = "not_allowed") -> None:
     """Raises RefusedError unless a key of this scope may use a route of this rule; None is no key."""
     if rule == "open" or scope == "admin":
         return
     if scope is None:
-        raise RefusedError(401, "key_required", "send a key as `Authorization: Bearer KEY`")
+        raise key_required()
     if rule == "read" and scope == "read":
         return
     if rule == "caller":

@@ -12,6 +12,7 @@ from holdfast.instructions.shelves import owner_of
 from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Agent, CoverageRun, Entry, Manifest, UnitCoverage, UnitVersion
 from holdfast.instructions.waiting import follows, holding, lacking_kinds
+from holdfast.service.access import key_required
 from holdfast.service.failures import RefusedError
 from holdfast.service.instruction_routes import DENIED, refused
 from holdfast.service.instruction_values import OneAgent
@@ -274,12 +275,14 @@ def page_route(
     summary: str,
     otherwise: msgspec.Struct | None = None,
 ) -> Route:
-    """For admins, and without a key where none is needed: nothing but a sample can be there that no key has written.
+    """For admins with a key, and without one where nothing but a sample is kept.
 
     `otherwise` is told where the service keeps no instructions.
     """
 
     async def respond(service: Service, asked: Asked) -> Answer:
+        if asked.key is None and service.library is not None and not service.keeps_sample_only:
+            raise key_required()
         said = convert(asked, request)
         if service.library is None:
             if otherwise is None:

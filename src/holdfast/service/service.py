@@ -61,6 +61,8 @@ class Service:
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)
         self.sample: Sample | None = None
+        # Instructions of a sample are for everyone on this machine; those of anybody's agents need a key.
+        self.keeps_sample_only = False
         self.workspace: Path | None = None
         self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
