@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from holdfast.clock import CountedIds, ManualClock
@@ -142,3 +143,78 @@ def test_a_version_is_derived_from_the_one_before_it_unless_its_author_says_othe
     at.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
     kept = at.library.records.versions_of(AGENT, BUDGET)
     assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
+
+
+@pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])
+def test_an_approval_is_none_of_the_text_that_is_told_instead_of_the_one_it_names(
+    at: Place, approval: dict[str, str]
+) -> None:
+    for name in UNITS:
+        at.write(name)
+    # Nobody lists it yet, and so nobody had to approve of it.
+    assert at.write(BUDGET, "v2", "Purchases need no approval.").json["status"] == "active"
+    refused = at.publish(guaranteed("v1"), approvals=[approval])
+    assert (refused.status, refused.code) == (400, "guarantee_approval_required")
+    assert "version v2, which is told" in refused.json["error"]["message"]
+    for body in (guaranteed("v1"), guaranteed("v2")):
+        assert (
+            at.publish(body, approvals=[{**APPROVAL, "version": "v1"}], key=at.ben).code
+            == "guarantee_approval_required"
+        )
+    assert at.publish(guaranteed("v1"), approvals=[{**APPROVAL, "version": "v2"}]).status == 200
+    assert told(at) == "v2"
+
+
+def test_an_approval_on_record_is_none_of_the_text_that_is_told_instead(at: Place) -> None:
+    for name in UNITS:
+        at.write(name)
+    for kind in ("guarantee_load", "force_prepend"):
+        given = {"kind": kind, "unit": BUDGET, "version": "v1", "reason": "read"}
+        assert at.of_agent("POST", "/approvals", given, key=at.ben).status == 200
+    at.write(BUDGET, "v2", "Purchases need no approval.")
+    refused = at.publish(guaranteed("v1", force_position="prepend"))
+    assert (refused.status, refused.code) == (400, "guarantee_approval_required")
+    assert at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"}, key=at.ben).status == 200
+    assert at.publish(guaranteed("v1", force_position="prepend")).code == "prepend_approval_required"
+    assert at.publish(guaranteed("v1")).status == 200
+
+
+def test_a_text_that_is_written_while_its_unit_is_published_is_told_with_an_approval_only(at: Place) -> None:
+    """Whoever is first: the manifest is refused, or the text waits."""
+    for name in UNITS:
+        at.write(name)
+    for number in range(2, 8):
+        with ThreadPoolExecutor(2) as threads:
+            writing = threads.submit(at.write, BUDGET, f"v{number}", f"Text {number}.")
+            approvals = [{**APPROVAL, "version": f"v{number - 1}"}]
+            publishing = threads.submit(at.publish, guaranteed(), f"v{number}", approvals=approvals)
+        written, published = writing.result(), publishing.result()
+        assert (written.status, published.status) in {(201, 200), (201, 400)}
+        if published.status == 200:
+            assert told(at) == f"v{number - 1}"
+            assert at.of_agent("POST", "/approvals", {**APPROVAL, "version": f"v{number}"}).status == 200
+        assert at.publish([entry(name) for name in UNITS if name != BUDGET], f"v{number}.1").status == 200
+
+
+def test_a_store_takes_no_text_and_no_manifest_that_was_judged_by_what_holds_no_more(furnished: Place) -> None:
+    records = furnished.library.records
+    first, listing, run = records.unit(uri(BUDGET)), records.manifest(AGENT), records.coverage(AGENT)
+    assert first is not None
+    assert listing is not None
+    assert run is not None
+    second = msgspec.structs.replace(first, uri=uri(BUDGET, "v2"), version="v2", created_at=first.created_at + 1)
+    for judged in ((), ("another manifest",)):
+        assert not records.add_unit(second, None, over=first.uri, judged=judged)
+    assert told(furnished) == "v1"
+    assert records.add_unit(second, None, over=first.uri, judged=(listing.id, "another manifest"))
+    assert told(furnished) == "v2"
+    later = msgspec.structs.replace(listing, id="later", version="v2", created_at=listing.created_at + 1)
+    rerun = msgspec.structs.replace(run, id="rerun", manifest_version="v2")
+
+    def publish(*holds: str) -> bool:
+        return records.publish(later, over=listing.id, registers=None, run=rerun, approvals=(), events=(), holds=holds)
+
+    assert not publish(second.uri, first.uri)
+    assert records.manifest(AGENT) == listing
+    assert publish(second.uri)
+    assert records.manifest(AGENT) == later

@@ -63,7 +63,7 @@ def check_draft(
         lambda: check_names(draft),
         lambda: check_pointers(draft, deployment=settings.deployment, agent_names=names),
         lambda: check_task_types(draft, settings.wake_reasons),
-        lambda: check_approvals(draft, approvals),
+        lambda: check_approvals(draft, approvals, {}),
         lambda: check_caps(draft),
         lambda: check_size(draft),
         lambda: check_stub(agent, manifest),

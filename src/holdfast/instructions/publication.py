@@ -1,6 +1,6 @@
 """Whether a manifest may be published: shape, names, pointers, task types, approvals, caps, size, in this order."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -133,17 +133,19 @@ def check_task_types(draft: Draft, wake_reasons: Collection[str]) -> None:
             )
 
 
-def check_approvals(draft: Draft, approvals: Sequence[Approval]) -> None:
+def check_approvals(draft: Draft, approvals: Sequence[Approval], told: Mapping[str, str]) -> None:
+    """`told` are the versions that agents will be told, by entry: what is approved is a text."""
     given = {(one.kind, one.unit) for one in approvals}
     for entry in draft.entries:
         if len(set(entry.required_by_task_types)) > FREE_TASK_TYPES_MAX and ("task_types", entry.name) not in given:
-            raise _unapproved("task_types_approval_required", entry, "task_types")
+            raise _unapproved("task_types_approval_required", entry, "task_types", told)
         if entry.guarantee_load and ("guarantee_load", entry.name) not in given:
-            raise _unapproved("guarantee_approval_required", entry, "guarantee_load")
+            raise _unapproved("guarantee_approval_required", entry, "guarantee_load", told)
         if entry.force_position and not any(
             one.kind == "force_prepend" and one.unit == entry.name and one.reason.strip() for one in approvals
         ):
-            raise _unapproved("prepend_approval_required", entry, "force_prepend, and a reason: the content review")
+            kind = "force_prepend, and a reason: the content review"
+            raise _unapproved("prepend_approval_required", entry, kind, told)
 
 
 def check_skip(draft: Draft, approvers: Collection[str]) -> None:
@@ -212,7 +214,8 @@ def _invalid(entry: Entry, reason: str) -> InstructionError:
     )
 
 
-def _unapproved(code: str, entry: Entry, kind: str) -> InstructionError:
+def _unapproved(code: str, entry: Entry, kind: str, told: Mapping[str, str]) -> InstructionError:
+    of = f"of version {told[entry.name]}, which is told, " if entry.name in told else ""
     return InstructionError(
-        code, f"entry {entry.name[:80]!a} needs an approval of kind {kind}", details={"unit": entry.name[:200]}
+        code, f"entry {entry.name[:80]!a} needs an approval {of}of kind {kind}", details={"unit": entry.name[:200]}
     )

@@ -1,6 +1,6 @@
 """How a manifest is published: judged from cheap to dear, and committed only over what it was judged against."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from holdfast.instructions.publication import (
     manifest_address,
     mode_of,
 )
+from holdfast.instructions.shelves import newest_units, owner_of
 from holdfast.instructions.signatures import approval_message, signed_by
 from holdfast.instructions.stub import check_stub
 from holdfast.instructions.values import (
@@ -37,8 +38,9 @@ from holdfast.instructions.values import (
     Manifest,
     Provenance,
     UnitCoverage,
+    UnitVersion,
 )
-from holdfast.instructions.waiting import Waiting, ready_unit, waiting_units
+from holdfast.instructions.waiting import Waiting, needed_kinds, ready_unit, waiting_units
 
 ATTEMPTS_MAX = 3
 RECERT_MS = 7 * 86_400_000
@@ -72,8 +74,8 @@ def publish(library: Library, publication: Publication, caller: Caller) -> Publi
             check_path(library.settings.root, agent.id, entry)
     check_task_types(draft, library.settings.wake_reasons)
     added = counted(library, agent, publication.approvals, caller)
-    approvals = (*_applicable(draft, library.records.approvals(agent.id)), *added)
-    check_approvals(draft, approvals)
+    told = _told(library, agent, draft, _ready(library, agent, draft, added))
+    approvals = _approved(library, agent, draft, told=told, added=added)
     cosigners = _cosigners(draft, approvals, caller)
     if publication.skip_coverage_gate:
         check_skip(draft, cosigners)
@@ -113,6 +115,9 @@ def _attempt(
     manifest = _drafted(library, draft, agent, current=current, provenance=provenance)
     check_stub(agent, manifest)
     ready = _ready(library, agent, draft, added)
+    told = _told(library, agent, draft, ready)
+    # A text that was written meanwhile is none that anybody has approved.
+    _approved(library, agent, draft, told=told, added=added)
     shelf = library.shelves.made(agent, manifest, instead={one.entry.name: one.unit for one in ready})
     settings = library.settings
     units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
@@ -132,25 +137,23 @@ def _attempt(
         units=units,
     )
     events = (_bypass(library, manifest, failing, provenance),) if skip else ()
-    over = current.id if current else None
     done = library.records.publish(
         manifest,
-        over=over,
+        over=current.id if current else None,
         registers=agent,
         run=run,
         approvals=added,
         events=events,
         activates=[(one.unit, one.over) for one in ready],
+        holds=_held_back(draft, told, ready),
     )
-    if not done:
-        return None
     warnings = (
         *_warnings(manifest, units, tuple(shelf.contents)),
         *waiting_told(library, agent, draft.entries),
         *exposed(draft.entries, {name: content.text for name, content in shelf.contents.items()}),
         *crowded(draft.entries, library.records.guaranteed_count(), settings.guaranteed_units_soft_max),
     )
-    return Published(manifest, units, skip, warnings)
+    return Published(manifest, units, skip, warnings) if done else None
 
 
 def _drafted(
@@ -241,15 +244,38 @@ def _names(agent: Agent) -> tuple[str, ...]:
     return (agent.id, agent.shortname) if agent.shortname else (agent.id,)
 
 
-def _applicable(draft: Draft, recorded: Sequence[Approval]) -> tuple[Approval, ...]:
-    """An approval of one version of a unit says nothing of another."""
-    versions = _versions(draft)
-    return tuple(
-        one
-        for one in recorded
-        if one.version is None
-        or one.version == (draft.version if one.kind == "skip_gate" else versions.get(one.unit or ""))
-    )
+def _told(library: Library, agent: Agent, draft: Draft, ready: Sequence[Waiting]) -> dict[str, UnitVersion]:
+    """By entry, the version that will be told: not the one that the manifest names, but the newest that may be."""
+    pointed = {entry.name: owner_of(entry, agent) for entry in draft.entries}
+    newest = newest_units(library.records.units_at(sorted({owner for owner, _ in pointed.values() if owner}), None))
+    held = {name: unit for name, address in pointed.items() if (unit := newest.get(address)) is not None}
+    return held | {one.entry.name: one.unit for one in ready}
+
+
+def _approved(
+    library: Library, agent: Agent, draft: Draft, *, told: Mapping[str, UnitVersion], added: Sequence[Approval]
+) -> tuple[Approval, ...]:
+    """The approvals that apply. Raises InstructionError where one is missing."""
+    named, versions = _versions(draft), {name: unit.version for name, unit in told.items()}
+    recorded = (*library.records.approvals(agent.id), *added)
+    approvals = tuple(one for one in recorded if _applies(one, draft, named=named, told=versions))
+    check_approvals(draft, approvals, versions)
+    return approvals
+
+
+def _applies(one: Approval, draft: Draft, *, named: Mapping[str, str], told: Mapping[str, str]) -> bool:
+    """An approval of a version of a unit says nothing of another; one without a version is of that in the manifest."""
+    if one.kind == "skip_gate":
+        return one.version in (None, draft.version)
+    meant = named.get(one.unit or "")
+    return (one.version or meant) == told.get(one.unit or "", meant)
+
+
+def _held_back(draft: Draft, told: Mapping[str, UnitVersion], ready: Sequence[Waiting]) -> tuple[str, ...]:
+    """Addresses of texts that were approved, or are told unasked, and so must still be the ones that are told."""
+    replaced = {one.entry.name for one in ready}
+    unasked = (entry.name for entry in draft.entries if needed_kinds(entry))
+    return tuple(sorted({told[name].uri for name in unasked if name in told and name not in replaced}))
 
 
 def _versions(draft: Draft) -> dict[str, str]:

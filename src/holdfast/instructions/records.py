@@ -33,8 +33,13 @@ class InstructionRecords(Protocol):
     def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
         """Active versions of these owners that hold at a time, or for None those that hold, whatever the time is."""
 
-    def add_unit(self, unit: UnitVersion, registers: Agent | None, *, over: str | None) -> bool:
-        """An active one ends those before it. False where the address is taken, or `over` is not what holds."""
+    def add_unit(
+        self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
+    ) -> bool:
+        """An active one ends those before it. False where the address is taken, or `over` is not what holds.
+
+        False also where an active one is listed by another manifest than those with the ids in `judged`.
+        """
 
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
         """A pending one is active from now on, and those before it end. False where `over` is not what holds."""
@@ -64,10 +69,12 @@ class InstructionRecords(Protocol):
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
         activates: Sequence[tuple[UnitVersion, str | None]] = (),
+        holds: Sequence[str] = (),
     ) -> bool:
         """False, and nothing done, unless the current manifest is `over` and the version new. Stubs are forgotten.
 
-        `activates` are versions that waited for an approval, each with the address of the one that it takes over from.
+        `activates` are versions that waited for an approval, each with the address of the one that it takes over from;
+        `holds` are addresses of versions that must still be the ones that hold.
         """
 
     def stub(self, agent_id: str, profile: str) -> Stub | None: ...

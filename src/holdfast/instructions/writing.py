@@ -84,12 +84,14 @@ def _attempt(
     if newest is not None and not is_newer(unit.version, newest.version):
         raise _conflict(f"version {unit.version} does not follow {newest.version}")
     manifest = library.records.manifest(agent.id) if agent else None
+    judged = library.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
     listed = listings(library, agent, manifest, unit)
     if unit.status == "active" and newest is not None and any(needed_kinds(entry) for _, entry in listed):
         unit = msgspec.structs.replace(unit, status="pending")
     coverage = _covered(library, agent, manifest, unit)
     held = holding(versions)
-    if not library.records.add_unit(unit, registers, over=held.uri if held else None):
+    over, ids = (held.uri if held else None), [one.id for one in judged]
+    if not library.records.add_unit(unit, registers, over=over, judged=ids):
         return None
     return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=True, coverage=coverage)
 

@@ -84,11 +84,13 @@ class DatabaseInstructions:
         where = f"WHERE agent_id IN ({marks}) AND status = 'active' AND {held} ORDER BY uri"
         return self._rows(self._tables.units, where, *owners, *times)
 
-    def add_unit(self, unit: UnitVersion, registers: Agent | None, *, over: str | None) -> bool:
+    def add_unit(
+        self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
+    ) -> bool:
         table = self._tables.units
         steps = [self._registration(registers)] if registers else []
         if unit.status == "active":
-            steps += self._turn(unit, over)
+            steps += [*self._turn(unit, over), self._listed_by(unit, judged)]
         steps.append(Step(table.insert, table.cells(unit)))
         if unit.status == "active":
             steps += self._takes_over(unit, unit.created_at)
@@ -133,15 +135,20 @@ class DatabaseInstructions:
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
         activates: Sequence[tuple[UnitVersion, str | None]] = (),
+        holds: Sequence[str] = (),
     ) -> bool:
         tables = self._tables
         steps = [self._registration(registers)] if registers else []
         # Who waits for anything waits for the turn first, and so never for each other.
-        steps += [self._taken()] if activates else []
+        steps += [self._taken()] if activates or holds else []
         if over is not None:
             ended = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
             steps.append(self._said(ended, (manifest.created_at, over), rows_min=1))
         steps.append(Step(tables.manifests.insert, tables.manifests.cells(manifest)))
+        for address in holds:
+            holding = "uri = ? AND status = 'active' AND valid_until IS NULL"
+            same = f"UPDATE {tables.units.name} SET status = 'active' WHERE {holding}"
+            steps.append(self._said(same, (address,), rows_min=1))
         for unit, held in activates:
             steps += self._activation(unit, held, manifest.created_at)
         steps.append(Step(tables.coverage.insert, tables.coverage.cells(run)))
@@ -336,14 +343,21 @@ class DatabaseInstructions:
 
     def _turn(self, unit: UnitVersion, over: str | None) -> list[Step]:
         """One after the other, and only over the version that it was judged against."""
-        settings = f"{self._tables.schema}settings"
         held = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
-        # A statement of its own, which sees what those have done for whom the one before it has waited.
-        still = (
-            f"UPDATE {settings} SET value = '' WHERE name = ? "
-            f"AND NOT EXISTS (SELECT 1 FROM {self._tables.units.name} WHERE {held})"
-        )
-        return [self._taken(), self._said(still, (_TURN, unit.agent_id, unit.name, over or ""), rows_min=1)]
+        found = f"{self._tables.units.name} WHERE {held}"
+        return [self._taken(), self._unless(found, (unit.agent_id, unit.name, over or ""))]
+
+    def _unless(self, found: str, cells: Sequence[Cell]) -> Step:
+        """A statement of its own, which sees what those have done for whom the one before it has waited."""
+        still = f"UPDATE {self._tables.schema}settings SET value = '' WHERE name = ?"
+        return self._said(f"{still} AND NOT EXISTS (SELECT 1 FROM {found})", (_TURN, *cells), rows_min=1)
+
+    def _listed_by(self, unit: UnitVersion, manifests: Sequence[str]) -> Step:
+        """That no other manifest lists it than those that were looked at."""
+        many, marks = is_of_many(unit.agent_id), ", ".join(["''", *("?" for _ in manifests)])
+        lists, meant = (_LISTS, _any_version(unit.agent_id, unit.name)) if many else ("agent_id = ?", unit.agent_id)
+        others = f"superseded_at IS NULL AND {lists} AND id NOT IN ({marks})"
+        return self._unless(f"{self._tables.manifests.name} WHERE {others}", (meant, *manifests))
 
     def _taken(self) -> Step:
         taken = "settings (name, value) VALUES (?, '') ON CONFLICT (name) DO UPDATE SET value = excluded.value"
