@@ -253,6 +253,23 @@ class SignerTold(msgspec.Struct, frozen=True):
     public_key: str
 
 
+class OneSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    public_key: str
+
+
+class SignerLine(msgspec.Struct, frozen=True):
+    """`counts`: its holder has an admin key that can be used."""
+
+    entity: str
+    public_key: str
+    registered_at: str
+    counts: bool
+
+
+class SignersTold(msgspec.Struct, frozen=True):
+    signers: tuple[SignerLine, ...]
+
+
 class HeartbeatAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent_id: str
     wake_token: str = ""

@@ -262,12 +262,21 @@ class DatabaseInstructions:
             recert_before,
         )
 
-    def signers(self) -> tuple[Signer, ...]:
-        return self._rows(self._tables.signers, "ORDER BY entity, public_key")
+    def signers(self, *, at: int | None) -> tuple[Signer, ...]:
+        table, order = self._tables.signers, "ORDER BY entity, public_key"
+        if at is None:
+            return self._rows(table, order)
+        usable = "k.scope = 'admin' AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)"
+        keys = f"SELECT 1 FROM {self._tables.schema}api_keys k WHERE k.entity = {table.name}.entity AND {usable}"
+        return self._rows(table, f"WHERE EXISTS ({keys}) {order}", at / 1000)
 
     def add_signer(self, signer: Signer) -> None:
         table = self._tables.signers
         self._changes.change(f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.cells(signer))
+
+    def remove_signers(self, signers: Sequence[Signer]) -> None:
+        gone = f"DELETE FROM {self._tables.signers.name} WHERE entity = ? AND public_key = ?"
+        self._done([self._said(gone, (one.entity, one.public_key)) for one in signers])
 
     def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
         return self._changes.change_all(self._wake(jti, expires_at, at))
