@@ -238,9 +238,9 @@ class _Placing:
             version = next_version(newest.version)
         uri = Address(address.deployment, address.owner, name, version).uri
         given = GivenUnit(uri, text, derived_from=newest.content_sha256 if newest else None)
-        write_unit(self._library, given, self._caller)
+        written = write_unit(self._library, given, self._caller)
         self.changes[entry.name] = "update" if newest else "create"
-        return msgspec.structs.replace(entry, fact_uri=uri)
+        return msgspec.structs.replace(entry, fact_uri=written.fact_uri)
 
     def without(self, current: Manifest | None, entries: Sequence[Entry]) -> None:
         """Those that were listed and are not any more."""

@@ -71,12 +71,13 @@ def _attempt(
     agent = None if shared else library.records.agent(address.owner)
     registers = None if shared or agent else new_agent(library, address.owner)
     owner = agent.id if agent else address.owner
-    before = library.records.unit(address.uri)
+    versions = library.records.versions_of(owner, address.name)
+    # By whichever name of its agent it was written: it is the same unit.
+    before = next((one for one in versions if one.version == address.version), None)
     if before is not None:
         if before.content_sha256 != digest:
             raise _conflict("this version was written with other content; a version is written once")
         return WrittenUnit(before.uri, digest, before.token_count, before.status, is_new=False)
-    versions = library.records.versions_of(owner, address.name)
     # What nobody known has signed stands in nobody's way.
     counting = [one for one in versions if one.status != "quarantined"]
     newest = newest_units(counting).get((owner, address.name))
@@ -97,16 +98,18 @@ def _attempt(
 def _made(
     library: Library, given: GivenUnit, caller: Caller, *, owner: str, digest: str, newest: UnitVersion | None
 ) -> UnitVersion:
-    address = read_address(given.fact_uri)
+    sent = read_address(given.fact_uri)
+    address = msgspec.structs.replace(sent, owner=owner)
     now = library.now()
     signature, signer = given.signature, None
-    message = unit_message(address.uri, digest)
     if signature is not None:
         # Whoever signs, signs the address as it was sent.
-        said = unit_message(given.fact_uri, digest)
-        signer = signed_by(message, signature, library.signers()) or signed_by(said, signature, library.signers())
+        spelled = dict.fromkeys((address.uri, sent.uri, given.fact_uri))
+        signers = library.signers()
+        found = (signed_by(unit_message(one, digest), signature, signers) for one in spelled)
+        signer = next((one for one in found if one is not None), None)
     elif library.key is not None:
-        signature = library.key.sign(message)
+        signature = library.key.sign(unit_message(address.uri, digest))
         signer = caller.author
     return UnitVersion(
         uri=address.uri,
