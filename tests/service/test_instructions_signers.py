@@ -76,3 +76,59 @@ def test_a_key_is_withdrawn_for_all_who_registered_it_however_they_spelled_it(at
     assert {one["entity"] for one in at.ask("GET", SIGNER).json["signers"]} == {ANN, BEN}
     assert at.ask("DELETE", f"{SIGNER}/{BENS.public_key}").status == 204
     assert at.ask("GET", SIGNER).json["signers"] == []
+
+
+@pytest.mark.parametrize("given_again", [False, True])
+def test_what_was_quarantined_is_told_once_its_signer_is_known_and_it_is_written_again(
+    at: Place, given_again: bool
+) -> None:
+    at.furnish()
+    at.clock.advance(60)
+    text = "Read the whole diff of a pull request twice."
+    signature = BENS.sign(unit_message(uri("code-review", "v2"), hashlib.sha256(text.encode()).hexdigest()))
+    said = {"signature": signature} if given_again else {}
+    assert at.write("code-review", "v2", text, signature=signature).json["status"] == "quarantined"
+    assert at.write("code-review", "v2", text, **said).json["status"] == "quarantined"
+    register(at, at.ben)
+    at.clock.advance(60)
+    again = at.write("code-review", "v2", text, **said)
+    assert (again.status, again.json["status"]) == (200, "active")
+    assert again.json["coverage"]["unit"] == "code-review"
+    (chunk, *_) = at.recall("review a pull request").json["chunks"]
+    assert (chunk["version"], chunk["content"]) == ("v2", text)
+    old, new = at.library.records.versions_of(AGENT, "code-review")
+    assert (old.valid_until, new.created_at) == (at.library.now(), at.library.now())
+    assert (new.signed_by, new.authored_by, new.source_trust) == (BEN, ANN, 0.9)
+
+
+def test_a_better_signature_takes_a_version_out_of_quarantine(at: Place) -> None:
+    register(at, at.ann)
+    assert at.write("code-review", signature="A" * 86).json["status"] == "quarantined"
+    assert at.write("code-review", signature=sign("code-review")).json["status"] == "active"
+    unit = at.library.records.unit(uri("code-review"))
+    assert unit is not None
+    assert (unit.signed_by, unit.source_trust) == (ANN, 1.0)
+
+
+def test_what_leaves_quarantine_waits_for_its_approval_as_a_new_version_would(at: Place) -> None:
+    approval = {"kind": "guarantee_load", "unit": "code-review"}
+    at.furnish([entry(name, guarantee_load=name == "code-review") for name in UNITS], approvals=[approval])
+    text = UNITS["code-review"][2]
+    signature = sign("code-review", "v2")
+    assert at.write("code-review", "v2", text, signature=signature).json["status"] == "quarantined"
+    register(at, at.ben)
+    assert at.write("code-review", "v2", text).json["status"] == "pending"
+    assert at.recall("anything").json["chunks"][-1]["version"] == "v1"
+    approved = at.of_agent("POST", "/approvals", {**approval, "version": "v2"})
+    assert approved.json["activated"] == [uri("code-review", "v2")]
+
+
+def test_what_was_overtaken_stays_in_quarantine(at: Place) -> None:
+    at.furnish()
+    text = UNITS["code-review"][2]
+    assert at.write("code-review", "v2", text, signature=sign("code-review", "v2")).status == 201
+    assert at.write("code-review", "v3", "Newer words on a pull request.").json["status"] == "active"
+    register(at, at.ben)
+    again = at.write("code-review", "v2", text)
+    assert (again.status, again.json["status"]) == (200, "quarantined")
+    assert at.recall("review a pull request").json["chunks"][0]["version"] == "v3"

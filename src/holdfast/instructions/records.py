@@ -36,6 +36,12 @@ class InstructionRecords(Protocol):
     def add_unit(self, unit: UnitVersion, registers: Agent | None, *, over: str | None) -> bool:
         """An active one ends those before it. False where the address is taken, or `over` is not what holds."""
 
+    def release_unit(self, unit: UnitVersion, *, over: str | None) -> bool:
+        """One that was quarantined becomes what it now is; an active one ends those before it.
+
+        False where it is quarantined no more, or `over` is not what holds.
+        """
+
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
         """A pending one is active from now on, and those before it end. False where `over` is not what holds."""
 

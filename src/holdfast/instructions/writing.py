@@ -13,7 +13,7 @@ from holdfast.instructions.library import Library, new_agent
 from holdfast.instructions.shelves import newest_units, owner_of
 from holdfast.instructions.signatures import signed_by, unit_message
 from holdfast.instructions.values import Agent, Entry, Manifest, UnitCoverage, UnitStatus, UnitVersion
-from holdfast.instructions.waiting import ATTEMPTS_MAX, holding, listings, needed_kinds
+from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, listings, needed_kinds
 
 CONTENT_CHARACTERS_MAX = 200_000
 TRUST_SIGNED = 1.0
@@ -74,25 +74,54 @@ def _attempt(
     versions = library.records.versions_of(owner, address.name)
     # By whichever name of its agent it was written: it is the same unit.
     before = next((one for one in versions if one.version == address.version), None)
-    if before is not None:
-        if before.content_sha256 != digest:
-            raise _conflict("this version was written with other content; a version is written once")
-        return WrittenUnit(before.uri, digest, before.token_count, before.status, is_new=False)
+    if before is not None and before.content_sha256 != digest:
+        raise _conflict("this version was written with other content; a version is written once")
+    if before is not None and before.status != "quarantined":
+        return _as_before(before)
     # What nobody known has signed stands in nobody's way.
     counting = [one for one in versions if one.status != "quarantined"]
     newest = newest_units(counting).get((owner, address.name))
-    unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
-    if newest is not None and not is_newer(unit.version, newest.version):
-        raise _conflict(f"version {unit.version} does not follow {newest.version}")
+    if before is not None:
+        unit = _looked_at_again(library, given, caller, before=before, newest=newest)
+        if unit.status == "quarantined" or (newest is not None and not follows(unit, newest)):
+            return _as_before(before)
+    else:
+        unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
+        if newest is not None and not is_newer(unit.version, newest.version):
+            raise _conflict(f"version {unit.version} does not follow {newest.version}")
     manifest = library.records.manifest(agent.id) if agent else None
     listed = listings(library, agent, manifest, unit)
     if unit.status == "active" and newest is not None and any(needed_kinds(entry) for _, entry in listed):
         unit = msgspec.structs.replace(unit, status="pending")
     coverage = _covered(library, agent, manifest, unit)
     held = holding(versions)
-    if not library.records.add_unit(unit, registers, over=held.uri if held else None):
+    over = held.uri if held else None
+    done = (
+        library.records.release_unit(unit, over=over)
+        if before is not None
+        else library.records.add_unit(unit, registers, over=over)
+    )
+    if not done:
         return None
-    return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=True, coverage=coverage)
+    return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=before is None, coverage=coverage)
+
+
+def _as_before(unit: UnitVersion) -> WrittenUnit:
+    return WrittenUnit(unit.uri, unit.content_sha256, unit.token_count, unit.status, is_new=False)
+
+
+def _looked_at_again(
+    library: Library, given: GivenUnit, caller: Caller, *, before: UnitVersion, newest: UnitVersion | None
+) -> UnitVersion:
+    """What was quarantined as it would be now, by the signature that is given, or that it came with."""
+    meant = msgspec.structs.replace(
+        given,
+        authored_by=before.authored_by,
+        derived_from=before.derived_from,
+        signature=given.signature if given.signature is not None else before.signature,
+    )
+    made = _made(library, meant, caller, owner=before.agent_id, digest=before.content_sha256, newest=newest)
+    return msgspec.structs.replace(made, uri=before.uri, authored_at=before.authored_at)
 
 
 def _made(
