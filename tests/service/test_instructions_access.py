@@ -172,3 +172,11 @@ def test_no_key_is_needed_nowhere_not_even_before_there_is_one(tmp_path: Path) -
         for one in ABOUT:
             body: object = None if one.method == "GET" else {}
             assert at.client.ask(one.method, one.path.replace("{agent_id}", "a1"), body).code == "key_required"
+
+
+@pytest.mark.parametrize("scope", ["read", "gateway"])
+def test_a_key_that_has_no_instructions_is_told_so_before_what_is_wrong_with_the_scope(held: Held, scope: str) -> None:
+    key = held.at.client.key(scope, expires_at=held.at.clock() + 1_000_000)
+    for said in ("memory:local/a1", "instruction:acme/a1", "instruction:local", "", f"instruction:local/{AGENT}"):
+        answered = held.at.client.ask("POST", "/v1/recall", {"scope": said, "intent": "x"}, key=key)
+        assert (answered.status, answered.code) == (403, "instruction_scope_denied")

@@ -151,6 +151,7 @@ def recall_instruction(library: Library, caller: Caller, request: RecallAsk) -> 
 
 
 def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> RecallTold:
+    check_has_instructions(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
     if len(parts) == 3 and parts[1] == "agent":
