@@ -180,3 +180,21 @@ def test_a_key_that_has_no_instructions_is_told_so_before_what_is_wrong_with_the
     for said in ("memory:local/a1", "instruction:acme/a1", "instruction:local", "", f"instruction:local/{AGENT}"):
         answered = held.at.client.ask("POST", "/v1/recall", {"scope": said, "intent": "x"}, key=key)
         assert (answered.status, answered.code) == (403, "instruction_scope_denied")
+
+
+@pytest.mark.parametrize("declared", ["boss-uuid", "chief"])
+@pytest.mark.parametrize("holder", ["chief", "boss-uuid"])
+def test_a_supervisor_is_known_by_its_id_and_by_its_shortname(at: Place, declared: str, holder: str) -> None:
+    at.furnish()
+    assert at.of_agent("PUT", "", {"supervisors": [declared]}).status == 200
+    key = at.client.key(f"agent:{holder}")
+    # Before the supervisor is registered its key is worth its own name and nothing else.
+    assert at.recall("claim a ticket", key=key).status == (200 if holder == declared else 403)
+    assert at.ask("PUT", "/v1/agents/boss-uuid", {"shortname": "chief"}).status == 200
+    scope = {"scope": f"instruction:local/{AGENT}", "intent": "claim a ticket"}
+    assert at.recall("claim a ticket", key=key).status == at.ask("POST", "/v1/recall", scope, key=key).status == 200
+    stranger = at.client.key("agent:chief-2")
+    assert at.recall("claim a ticket", key=stranger).code == "instruction_scope_denied"
+    # Who has another name now has no right by the one before it.
+    assert at.ask("PUT", "/v1/agents/boss-uuid", {"shortname": "head-of-all"}).status == 200
+    assert at.recall("claim a ticket", key=key).status == (200 if holder == declared else 403)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.events.access import KeyRow
-from holdfast.instructions.callers import Caller, check_own
+from holdfast.instructions.callers import Caller, FindAgent, check_own
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library
 from holdfast.instructions.values import Agent
@@ -39,7 +39,7 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 Run = Callable[[Library, Caller, Request], msgspec.Struct | Answer]
 
-Who = Callable[[Caller, str, Agent | None], None]
+Who = Callable[[Caller, str, Agent | None, FindAgent], None]
 """Raises InstructionError for a caller that may not ask of this agent, who may be unknown."""
 
 _encode = msgspec.json.Encoder().encode
@@ -128,7 +128,8 @@ def _caller(key: KeyRow) -> Caller:
 
 
 def _check_who(library: Library, caller: Caller, said: str, who: Who) -> None:
-    who(caller, said, library.records.agent(said) if said else None)
+    find = library.records.agent
+    who(caller, said, find(said) if said else None, find)
 
 
 def refused(error: InstructionError) -> RefusedError:

@@ -160,7 +160,7 @@ def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> Reca
         raise InstructionError("invalid_scope", "this recall is for scopes such as instruction:{deployment}/{agent}")
     deployment, said = parts
     agent = library.records.agent(said)
-    check_may_recall(caller, said, agent)
+    check_may_recall(caller, said, agent, library.records.agent)
     gardens = {garden_of(library.settings.deployment, name) for name in (said, agent.id if agent else said)}
     if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
         raise denied()
@@ -186,7 +186,7 @@ def _recalled(
 ) -> RecallTold:
     try:
         agent = library.records.agent(said)
-        check_may_recall(caller, said, agent)
+        check_may_recall(caller, said, agent, library.records.agent)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         agent, shelf = library.shelf(said, agent)
