@@ -1,6 +1,7 @@
 """How units are written: a version once, signed or quarantined, and pending where people must look at it first."""
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -13,7 +14,7 @@ from holdfast.instructions.library import Library, new_agent
 from holdfast.instructions.shelves import newest_units, owner_of
 from holdfast.instructions.signatures import signed_by, unit_message
 from holdfast.instructions.values import Agent, Entry, Manifest, UnitCoverage, UnitStatus, UnitVersion
-from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, listings, needed_kinds
+from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, lacking_kinds, listings, needed_kinds
 
 CONTENT_CHARACTERS_MAX = 200_000
 TRUST_SIGNED = 1.0
@@ -91,7 +92,7 @@ def _attempt(
             raise _conflict(f"version {unit.version} does not follow {newest.version}")
     manifest = library.records.manifest(agent.id) if agent else None
     listed = listings(library, agent, manifest, unit)
-    if unit.status == "active" and newest is not None and any(needed_kinds(entry) for _, entry in listed):
+    if unit.status == "active" and newest is not None and _must_wait(library, unit, listed, is_new=before is None):
         unit = msgspec.structs.replace(unit, status="pending")
     coverage = _covered(library, agent, manifest, unit)
     held = holding(versions)
@@ -104,6 +105,13 @@ def _attempt(
     if not done:
         return None
     return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=before is None, coverage=coverage)
+
+
+def _must_wait(library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]], *, is_new: bool) -> bool:
+    """Until it is approved; nobody can have approved of a text that is only now written."""
+    if is_new:
+        return any(needed_kinds(entry) for _, entry in listed)
+    return any(lacking_kinds(entry, unit, library.records.approvals(agent.id)) for agent, entry in listed)
 
 
 def _as_before(unit: UnitVersion) -> WrittenUnit:

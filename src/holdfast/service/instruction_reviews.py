@@ -15,7 +15,7 @@ from holdfast.instructions.shadowing import shadow_report
 from holdfast.instructions.signatures import KEY_BYTES, decoded, encoded
 from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Agent, Approval, AuditRecord, CoverageRun, Probe, Signer
-from holdfast.instructions.waiting import activate_approved
+from holdfast.instructions.waiting import record_approved
 from holdfast.service.instruction_routes import instruction_route
 from holdfast.service.instruction_values import (
     ApprovalRecorded,
@@ -89,8 +89,7 @@ def record_approval(library: Library, caller: Caller, request: ApprovalWrite) ->
         raise InstructionError(
             "approval_invalid", "it is neither the approval of this key's holder nor signed by its author"
         )
-    library.records.add_approval(found[0], registers=agent)
-    activated = activate_approved(library, agent, given.unit) if given.unit else ()
+    activated = record_approved(library, agent, found)
     return ApprovalRecorded(_approval_told(found[0]), activated)
 
 
