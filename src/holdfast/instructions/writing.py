@@ -11,12 +11,13 @@ from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.coverage import measure
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, new_agent
-from holdfast.instructions.shelves import newest_units, owner_of
+from holdfast.instructions.shelves import newest_units
 from holdfast.instructions.signatures import signed_by, unit_message
-from holdfast.instructions.values import Agent, Entry, Manifest, UnitCoverage, UnitStatus, UnitVersion
+from holdfast.instructions.values import Agent, Entry, UnitCoverage, UnitStatus, UnitVersion
 from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, lacking_kinds, listings, needed_kinds
 
 CONTENT_CHARACTERS_MAX = 200_000
+LISTINGS_MEASURED_MAX = 10
 TRUST_SIGNED = 1.0
 TRUST_NAMED = 0.9
 TRUST_UNNAMED = 0.7
@@ -32,7 +33,11 @@ class GivenUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WrittenUnit(msgspec.Struct, frozen=True):
-    """`coverage` is what the gate says of the unit with its new text, where a manifest lists it."""
+    """`coverage` is what the gate says of the unit with its new text, where a manifest lists it.
+
+    What is kept for many is measured for each of the first few agents that list it, `measured_for`, the worst first:
+    `coverage` is that of the first.
+    """
 
     fact_uri: str
     content_sha256: str
@@ -40,6 +45,7 @@ class WrittenUnit(msgspec.Struct, frozen=True):
     status: UnitStatus
     is_new: bool
     coverage: UnitCoverage | None = None
+    measured_for: tuple[str, ...] = ()
 
 
 def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUnit:
@@ -94,7 +100,7 @@ def _attempt(
     listed = listings(library, agent, manifest, unit)
     if unit.status == "active" and newest is not None and _must_wait(library, unit, listed, is_new=before is None):
         unit = msgspec.structs.replace(unit, status="pending")
-    coverage = _covered(library, agent, manifest, unit)
+    measured = _covered(library, unit, listed)
     held = holding(versions)
     over = held.uri if held else None
     done = (
@@ -104,7 +110,15 @@ def _attempt(
     )
     if not done:
         return None
-    return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=before is None, coverage=coverage)
+    return WrittenUnit(
+        unit.uri,
+        digest,
+        unit.token_count,
+        unit.status,
+        is_new=before is None,
+        coverage=next((line for _, line in measured), None),
+        measured_for=tuple(dict.fromkeys(one.id for one, _ in measured)),
+    )
 
 
 def _must_wait(library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]], *, is_new: bool) -> bool:
@@ -178,20 +192,25 @@ def _trust(given: GivenUnit, caller: Caller, signer: str | None) -> float:
     return TRUST_NAMED if caller.entity else TRUST_UNNAMED
 
 
-def _listed(manifest: Manifest | None, agent: Agent | None, unit: UnitVersion) -> Entry | None:
-    entries = manifest.body if manifest and agent else ()
-    return next((one for one in entries if agent and owner_of(one, agent) == (unit.agent_id, unit.name)), None)
-
-
 def _covered(
-    library: Library, agent: Agent | None, manifest: Manifest | None, unit: UnitVersion
-) -> UnitCoverage | None:
-    entry = _listed(manifest, agent, unit)
-    if agent is None or manifest is None or entry is None or unit.status == "quarantined":
-        return None
-    shelf = library.shelves.made(agent, manifest, instead={entry.name: unit})
+    library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]]
+) -> tuple[tuple[Agent, UnitCoverage], ...]:
+    """What the gate says of the unit where it is listed, the worst first; of many agents the first few are asked."""
+    if unit.status == "quarantined":
+        return ()
     settings = library.settings
-    return measure(shelf, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+    found = []
+    for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
+        manifest = library.records.manifest(agent.id)
+        if manifest is not None:
+            shelf = library.shelves.made(agent, manifest, instead={entry.name: unit})
+            line = measure(shelf, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+            found.append((agent, line))
+    return tuple(sorted(found, key=lambda one: (one[1].passed, _share(one[1]))))
+
+
+def _share(line: UnitCoverage) -> float:
+    return 1.0 if line.coverage_pct is None else line.coverage_pct
 
 
 def _conflict(message: str) -> InstructionError:

@@ -69,11 +69,14 @@ class CoverageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitTold(msgspec.Struct, frozen=True):
+    """`measured_for` are agents that list the unit, the worst first; `coverage` is what the first of them would see."""
+
     fact_uri: str
     content_sha256: str
     tokens: int
     status: str
     coverage: CoverageLine | None = None
+    measured_for: tuple[str, ...] = ()
 
 
 class ManifestWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

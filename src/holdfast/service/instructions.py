@@ -85,7 +85,7 @@ def put_unit(library: Library, caller: Caller, request: UnitWrite) -> Answer:
     given = GivenUnit(request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature)
     done = write_unit(library, given, caller)
     coverage = _line(done.coverage) if done.coverage else None
-    told = UnitTold(done.fact_uri, done.content_sha256, done.tokens, done.status, coverage)
+    told = UnitTold(done.fact_uri, done.content_sha256, done.tokens, done.status, coverage, done.measured_for)
     return Answer(_encode(told), status=201 if done.is_new else 200)
 
 
