@@ -209,3 +209,18 @@ def test_a_version_that_very_many_list_is_measured_for_the_first_few(at: Place) 
     written = at.ask("PUT", "/v1/instruction/units", {"fact_uri": f"{TONE}/v2", "content": "Speak plainly."})
     assert len(written.json["measured_for"]) == 10
     assert all(stale(at, agent) for agent in agents)
+
+
+def test_what_says_the_same_is_told_the_same_and_costs_the_same(at: Place) -> None:
+    without = {name: value for name, value in entry("code-review").items() if name != "load_triggers"}
+    spelled = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
+    empty = {"intents": [], "keywords": [], "task_types": []}
+    several = [without, {**without, **spelled}, *({**without, "load_triggers": one} for one in ({}, empty))]
+    costs, entries = set(), []
+    for number, one in enumerate(several, start=1):
+        costs.add(at.publish([one], f"v{number}").json["token_count"])
+        told = at.of_agent("GET", "/instruction-manifest").json
+        costs.add(told["token_count"])
+        entries += told["entries"]
+    assert len(costs) == 1
+    assert all(one == {**entries[0], "fact_uri": uri("code-review")} for one in entries)
