@@ -146,13 +146,15 @@ class StageTold(msgspec.Struct, frozen=True):
     added: float
 
 
-class WhyTold(msgspec.Struct, frozen=True):
+class WhyTold(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`lifted` is for admins: what is lifted is critical in its coverage."""
+
     picked_as: str
     relevance: float
     stages: tuple[StageTold, ...]
     matched_terms: tuple[str, ...]
     links: tuple[str, ...]
-    lifted: bool
+    lifted: bool | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -193,7 +193,7 @@ def _recalled(
         answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
     except StoreError as error:
         raise InstructionError(RETRY, "the store cannot be used now; try again") from error
-    return _recall_told(answered, explain=explain)
+    return _recall_told(answered, explain=explain, caller=caller)
 
 
 def begin_heartbeat(library: Library, caller: Caller, request: HeartbeatAsk) -> HeartbeatTold:
@@ -259,11 +259,11 @@ def _entry_told(entry: Entry) -> dict[str, object]:
     return told | ({"force_position": entry.force_position} if entry.force_position else {})
 
 
-def _recall_told(answered: Answered, *, explain: bool) -> RecallTold:
+def _recall_told(answered: Answered, *, explain: bool, caller: Caller) -> RecallTold:
     recalled = answered.recalled
     dropped = tuple(DroppedTold(one.name, one.reason, one.score) for one in recalled.dropped)
     return RecallTold(
-        chunks=tuple(_chunk(one, explain=explain) for one in recalled.chunks),
+        chunks=tuple(_chunk(one, explain=explain, caller=caller) for one in recalled.chunks),
         total_tokens=recalled.total_tokens,
         truncated=recalled.truncated,
         missed_hints=recalled.missed_hints,
@@ -276,12 +276,13 @@ def _recall_told(answered: Answered, *, explain: bool) -> RecallTold:
     )
 
 
-def _chunk(picked: Picked, *, explain: bool) -> Chunk:
+def _chunk(picked: Picked, *, explain: bool, caller: Caller) -> Chunk:
     why = picked.why
     told = None
     if explain and why is not None:
         stages = tuple(StageTold(one.stage, one.fit, one.added) for one in why.stages)
-        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, why.lifted)
+        lifted = why.lifted if caller.is_admin else None
+        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted)
     content = picked.content
     return Chunk(
         name=picked.name,
