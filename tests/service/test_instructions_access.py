@@ -1,5 +1,6 @@
 """Who may do what with the instructions of whom: every route, every kind of key, each store."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,11 +161,11 @@ def test_a_shortname_is_the_agent_itself_and_is_nobody_elses(held: Held) -> None
 
 def test_where_instructions_are_switched_off_the_answer_says_so() -> None:
     with serving_store(MemoryStore()) as client:
-        admin = client.key("admin")
-        for one in ABOUT:
-            body: object = None if one.method == "GET" else {}
-            answered = client.ask(one.method, one.path.replace("{agent_id}", "a1"), body, key=admin)
-            assert (answered.status, answered.code) == (404, "instructions_disabled")
+        keys = (client.key("admin"), client.key("read"), client.key("gateway"), client.key("agent:a2"), "hf_1", None)
+        for key, one in itertools.product(keys, ABOUT):
+            for body in (None,) if one.method == "GET" else ({}, b"{"):
+                answered = client.ask(one.method, one.path.replace("{agent_id}", "a1"), body, key=key)
+                assert (answered.status, answered.code) == (404, "instructions_disabled")
 
 
 def test_no_key_is_needed_nowhere_not_even_before_there_is_one(tmp_path: Path) -> None:

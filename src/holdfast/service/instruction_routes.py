@@ -100,6 +100,7 @@ def instruction_route(
         unfit_status=400,
         retry_code=retry_code,
         check_holder=check_holder,
+        check_served=_switched_on,
     )
 
 
