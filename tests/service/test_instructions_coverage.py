@@ -50,7 +50,8 @@ def test_a_unit_that_is_seldom_found_is_critical_and_lifted(furnished: Place) ->
     )
     told = {unit["name"]: unit["coverage_status"] for unit in furnished.of_agent("GET", COVERAGE).json["units"]}
     assert told == {"code-review": "coverage_critical", "budget-rules": "not_evaluated"}
-    after = furnished.recall("claim a ticket", floor=False, max_chunks=5, explain=True).json["chunks"]
+    asked = {"floor": False, "max_chunks": 5, "explain": True}
+    after = furnished.recall("claim a ticket", key=furnished.ann, **asked).json["chunks"]
     scores = {chunk["name"]: chunk["score"] for chunk in before}
     lifted = {chunk["name"]: (chunk["score"] - scores[chunk["name"]], chunk["why"]["lifted"]) for chunk in after}
     assert lifted["code-review"] == (pytest.approx(0.139762, abs=1e-5), True)
@@ -160,3 +161,15 @@ def test_the_encoder_is_loaded_before_anyone_asks(tmp_path: Path) -> None:
     with opened_store("sqlite", tmp_path) as store:
         activate_encoder(library_of(store, ManualClock(), tmp_path), ("wordllama",))
         assert wordllama.encoder.cache_info().currsize == 1
+
+
+def test_only_admins_are_told_which_units_are_lifted(furnished: Place) -> None:
+    assert furnished.of_agent("PUT", "", {"supervisors": ["boss"]}).status == 200
+    boss = furnished.client.key("agent:boss")
+    said = {"intent": "claim a ticket", "explain": True}
+    scoped = {**said, "scope": f"instruction:local/{AGENT}"}
+    for key, sees in ((furnished.ann, True), (furnished.agent_key, False), (boss, False)):
+        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", said), ("/v1/recall", scoped)):
+            chunks = furnished.ask("POST", path, body, key=key).json["chunks"]
+            assert chunks
+            assert all(("lifted" in chunk["why"]) is sees and chunk["why"]["stages"] for chunk in chunks)

@@ -181,3 +181,46 @@ def test_a_new_version_of_what_is_shared_waits_for_all_who_load_it_unasked(at: P
     assert share(at, 3) == "pending"
     list_shared(at, "two", "manner", version="v2")
     assert share(at, 4) == "active"
+
+
+def test_a_new_version_of_what_is_shared_is_measured_for_those_who_list_it_the_worst_first(furnished: Place) -> None:
+    share(furnished, 1)
+    intents = {"load_triggers": {"intents": ["how to speak plainly"]}}
+    list_shared(furnished, "one", "tone", load_triggers=intents["load_triggers"])
+    for name in UNITS:
+        text = {"fact_uri": uri(name, agent="two"), "content": "Speak plainly, many times, and how to do it."}
+        assert furnished.ask("PUT", "/v1/instruction/units", text).json["coverage"] is None
+    others = [entry(name, fact_uri=uri(name, agent="two"), load_triggers={}) for name in UNITS]
+    listed = [*others, entry("manner", fact_uri=f"{TONE}/v1", **intents)]
+    body = {"version": "v1", "entries": listed, "skip_coverage_gate": True}
+    assert furnished.ask("PUT", "/v1/agents/two/instruction-manifest", body).status == 200
+    written = furnished.ask("PUT", "/v1/instruction/units", {"fact_uri": f"{TONE}/v2", "content": "Nothing of use."})
+    assert written.json["measured_for"] == ["two", "one"]
+    assert (written.json["coverage"]["unit"], written.json["coverage"]["passed"]) == ("manner", False)
+    own = furnished.write("code-review", "v2", "Read the diff of a pull request.").json
+    assert (own["measured_for"], own["coverage"]["unit"]) == ([AGENT], "code-review")
+
+
+def test_a_version_that_very_many_list_is_measured_for_the_first_few(at: Place) -> None:
+    share(at, 1)
+    agents = [f"agent-{number}" for number in range(12)]
+    for agent in agents:
+        list_shared(at, agent, "tone")
+    written = at.ask("PUT", "/v1/instruction/units", {"fact_uri": f"{TONE}/v2", "content": "Speak plainly."})
+    assert len(written.json["measured_for"]) == 10
+    assert all(stale(at, agent) for agent in agents)
+
+
+def test_what_says_the_same_is_told_the_same_and_costs_the_same(at: Place) -> None:
+    without = {name: value for name, value in entry("code-review").items() if name != "load_triggers"}
+    spelled = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
+    empty: dict[str, list[str]] = {"intents": [], "keywords": [], "task_types": []}
+    several = [without, {**without, **spelled}, *({**without, "load_triggers": one} for one in ({}, empty))]
+    costs, entries = set(), []
+    for number, one in enumerate(several, start=1):
+        costs.add(at.publish([one], f"v{number}").json["token_count"])
+        told = at.of_agent("GET", "/instruction-manifest").json
+        costs.add(told["token_count"])
+        entries += told["entries"]
+    assert len(costs) == 1
+    assert all(one == {**entries[0], "fact_uri": uri("code-review")} for one in entries)

@@ -145,3 +145,26 @@ def test_what_is_shared_may_be_listed_by_every_agent(at: Place) -> None:
     for name in ("shared", "skill", "agent", "a b"):
         answered = at.ask("PUT", f"/v1/agents/{name.replace(' ', '%20')}", {})
         assert (answered.status, answered.code) == (400, "agent_id_invalid")
+
+
+def test_a_unit_is_the_same_by_the_id_and_by_the_shortname_of_its_agent(at: Place) -> None:
+    assert at.of_agent("PUT", "", {"shortname": "cto"}).status == 200
+    names = {AGENT: "code-review", "cto": "release-notes"}
+    for first, name in names.items():
+        (other,) = names.keys() - {first}
+        bodies = [{"fact_uri": uri(name, agent=agent), "content": TEXT} for agent in (first, other)]
+        written, again = (at.ask("PUT", "/v1/instruction/units", body) for body in bodies)
+        assert (written.status, again.status) == (201, 200)
+        assert written.json["fact_uri"] == again.json["fact_uri"] == uri(name)
+        differs = at.ask("PUT", "/v1/instruction/units", {**bodies[1], "content": "Other words."})
+        assert (differs.status, differs.code) == (409, "unit_version_conflict")
+
+
+def test_what_was_signed_under_the_shortname_is_believed(at: Place) -> None:
+    assert at.of_agent("PUT", "", {"shortname": "cto"}).status == 200
+    anns = DeploymentKey(b"a" * 32)
+    assert at.ask("PUT", "/v1/instruction/signer", {"public_key": anns.public_key}).status == 200
+    digest = hashlib.sha256(TEXT.encode()).hexdigest()
+    spelled = uri("code-review", agent="cto")
+    body = {"fact_uri": spelled, "content": TEXT, "signature": anns.sign(unit_message(spelled, digest))}
+    assert at.ask("PUT", "/v1/instruction/units", body).json["status"] == "active"

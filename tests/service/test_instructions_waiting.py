@@ -1,5 +1,6 @@
 """Versions of units: which one is told when several are written, approved and published out of order or at once."""
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -7,7 +8,8 @@ import pytest
 
 from holdfast.clock import CountedIds, ManualClock
 from holdfast.instructions.library import Library
-from instruction_places import AGENT, UNITS, Place, entry, uri
+from holdfast.instructions.signatures import unit_message
+from instruction_places import AGENT, DEPLOYMENT_KEY, UNITS, Place, entry, uri
 
 BUDGET = "budget-rules"
 APPROVAL = {"kind": "guarantee_load", "unit": BUDGET}
@@ -218,3 +220,47 @@ def test_a_store_takes_no_text_and_no_manifest_that_was_judged_by_what_holds_no_
     assert records.manifest(AGENT) == listing
     assert publish(second.uri)
     assert records.manifest(AGENT) == later
+
+
+def test_an_approval_before_there_is_a_text_approves_none_and_that_of_another_version_neither(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    of_two, of_nine = ({**APPROVAL, "version": version} for version in ("v2", "v9"))
+    assert at.of_agent("POST", "/approvals", of_two).json["activated"] == []
+    at.clock.advance(60)
+    assert at.write(BUDGET, "v2", "Buy anything.").json["status"] == "pending"
+    assert at.of_agent("POST", "/approvals", of_nine).json["activated"] == []
+    # Not by a manifest that says nothing of it either.
+    assert "not told before it is approved" in at.publish(guaranteed(), "v2").json["warnings"][0]
+    assert told(at) == "v1"
+    assert at.of_agent("POST", "/approvals", of_two).json["activated"] == [uri(BUDGET, "v2")]
+    assert told(at) == "v2"
+
+
+def test_what_was_approved_in_quarantine_is_told_when_it_leaves_it(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    text = "Purchases above 900 dollars need an approval."
+    assert at.write(BUDGET, "v2", text, signature="A" * 86).json["status"] == "quarantined"
+    approved = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
+    assert (approved.status, approved.json["activated"]) == (200, [])
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    signature = DEPLOYMENT_KEY.sign(unit_message(uri(BUDGET, "v2"), digest))
+    assert at.write(BUDGET, "v2", text, signature=signature).json["status"] == "active"
+    assert told(at) == "v2"
+
+
+def test_an_approval_counts_by_a_replica_whose_clock_is_behind_that_of_the_author(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    at.clock.advance(60)
+    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    at.clock.now -= 30
+    approved = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
+    assert approved.json["activated"] == [uri(BUDGET, "v2")]
+
+
+def test_an_approval_lets_go_the_version_that_it_names_and_no_other(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    # In the same millisecond no time tells which came first.
+    for version in ("v2", "v9"):
+        at.of_agent("POST", "/approvals", {**APPROVAL, "version": version})
+        at.write(BUDGET, "v2", "Buy anything.")
+    assert told(at) == "v1"

@@ -58,6 +58,14 @@ def read_address(uri: str) -> Address:
     return address
 
 
+def plain_uri(uri: str) -> str:
+    """Without the segment `agent/`; what is no address stays as it is, for others to refuse."""
+    try:
+        return read_address(uri).uri
+    except InstructionError:
+        return uri
+
+
 def check_version(version: str) -> None:
     if version.lower() in FLOATING:
         raise InstructionError("uri_invalid", f"{version!r} floats; a version is a number such as v3")

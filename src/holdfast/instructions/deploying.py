@@ -19,7 +19,7 @@ from holdfast.instructions.publication import Draft, GivenApproval
 from holdfast.instructions.publishing import Publication, Published, counted, publish, waiting_told
 from holdfast.instructions.shelves import newest_units, owner_of
 from holdfast.instructions.values import Agent, ApprovalKind, Entry, Manifest, UnitVersion
-from holdfast.instructions.waiting import activate_approved, needed_kinds, waiting_units
+from holdfast.instructions.waiting import needed_kinds, record_approved, waiting_units
 from holdfast.instructions.writing import GivenUnit, write_unit
 from holdfast.sources.confined import EscapeError, PathError, locate, opened_place, roots_of, write_atomically
 
@@ -157,9 +157,9 @@ def approve(library: Library, said: str, unit_name: str, caller: Caller, *, reas
         raise InstructionError("prepend_approval_required", "it stands first: say as the reason what its review found")
     version = last.unit.version
     given = tuple(GivenApproval(kind=kind, unit=unit_name, version=version, reason=reason) for kind in last.lacks)
-    for one in counted(library, agent, given, caller):
-        library.records.add_approval(one, registers=agent)
-    return Approved(last.unit.uri, last.lacks, last.unit.uri in activate_approved(library, agent, unit_name))
+    approvals = counted(library, agent, given, caller)
+    activated = bool(approvals) and last.unit.uri in record_approved(library, agent, approvals)
+    return Approved(last.unit.uri, last.lacks, activated)
 
 
 def _end_of(library: Library, old: Manifest) -> int:
@@ -238,9 +238,9 @@ class _Placing:
             version = next_version(newest.version)
         uri = Address(address.deployment, address.owner, name, version).uri
         given = GivenUnit(uri, text, derived_from=newest.content_sha256 if newest else None)
-        write_unit(self._library, given, self._caller)
+        written = write_unit(self._library, given, self._caller)
         self.changes[entry.name] = "update" if newest else "create"
-        return msgspec.structs.replace(entry, fact_uri=uri)
+        return msgspec.structs.replace(entry, fact_uri=written.fact_uri)
 
     def without(self, current: Manifest | None, entries: Sequence[Entry]) -> None:
         """Those that were listed and are not any more."""

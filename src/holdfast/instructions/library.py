@@ -45,8 +45,9 @@ class Library:
         return f"{prefix}_{self._new_id(self._clock())}"
 
     def signers(self) -> tuple[Signer, ...]:
+        """Whose signatures are believed now: the deployment's, and those of people who are admins still."""
         own = (Signer(DEPLOYMENT_SIGNER, self.key.public_key, 0),) if self.key else ()
-        return (*own, *self.records.signers())
+        return (*own, *self.records.signers(at=self.now()))
 
     def shelf(self, said: str, agent: Agent | None) -> tuple[Agent, Shelf]:
         """Raises InstructionError `manifest_not_found`."""

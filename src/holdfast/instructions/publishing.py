@@ -214,7 +214,7 @@ def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], call
         own = approval.authored_by == caller.author
         signed = one.signature is not None and any(
             signed_by(approval_message(approval), one.signature, (signer,)) is not None
-            for signer in library.records.signers()
+            for signer in library.records.signers(at=library.now())
             if signer.entity == approval.authored_by
         )
         if own or signed:

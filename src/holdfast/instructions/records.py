@@ -41,6 +41,12 @@ class InstructionRecords(Protocol):
         False also where an active one is listed by another manifest than those with the ids in `judged`.
         """
 
+    def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
+        """One that was quarantined becomes what it now is; an active one ends those before it.
+
+        False where it is quarantined no more, and where adding it would be.
+        """
+
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
         """A pending one is active from now on, and those before it end. False where `over` is not what holds."""
 
@@ -123,9 +129,13 @@ class InstructionRecords(Protocol):
     def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
         """Ids of agents whose manifest has no run that is fresh since then, or one to be made up for before then."""
 
-    def signers(self) -> tuple[Signer, ...]: ...
+    def signers(self, *, at: int | None) -> tuple[Signer, ...]:
+        """Those whose entity has an admin key that can be used at this time; for None all that are registered."""
 
     def add_signer(self, signer: Signer) -> None: ...
+
+    def remove_signers(self, signers: Sequence[Signer]) -> None:
+        """From now on their keys vouch for nothing; what they have signed stays as it is."""
 
     def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
         """Whether nobody used it before."""

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.instructions.addresses import plain_uri
+
 MigrationMode = Literal["file", "coexistence", "stigmem"]
 UnitStatus = Literal["active", "pending", "quarantined"]
 ApprovalKind = Literal["guarantee_load", "force_prepend", "task_types", "skip_gate"]
@@ -65,6 +67,9 @@ class Triggers(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     task_types: tuple[str, ...] = ()
 
 
+NO_TRIGGERS = Triggers()
+
+
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One unit as a manifest lists it."""
 
@@ -73,10 +78,18 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     required_by_task_types: tuple[str, ...] = ()
     guarantee_load: bool = False
     force_position: Literal["prepend"] | None = None
-    load_triggers: Triggers = Triggers()
+    load_triggers: Triggers = NO_TRIGGERS
     fact_uri: str | None = None
     path: str | None = None
     token_estimate: int | None = None
+
+    def __post_init__(self) -> None:
+        """What says the same is the same, and costs the same."""
+        if self.load_triggers == NO_TRIGGERS:
+            # A default is left out where it is this very one.
+            msgspec.structs.force_setattr(self, "load_triggers", NO_TRIGGERS)
+        if self.fact_uri is not None:
+            msgspec.structs.force_setattr(self, "fact_uri", plain_uri(self.fact_uri))
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):

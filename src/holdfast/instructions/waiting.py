@@ -45,11 +45,16 @@ def needed_kinds(entry: Entry) -> tuple[ApprovalKind, ...]:
 
 
 def lacking_kinds(entry: Entry, unit: UnitVersion, approvals: Sequence[Approval]) -> tuple[ApprovalKind, ...]:
-    """Those that nobody has given for this version; one to stand first says what the review of its text has found."""
+    """Those that nobody has given for this version; one to stand first says what the review of its text has found.
+
+    Who approves of a version before it is written has seen nothing of it, and has approved nothing.
+    """
     given = {
         one.kind
         for one in approvals
-        if (one.unit, one.version) == (entry.name, unit.version) and (one.kind != "force_prepend" or one.reason.strip())
+        if (one.unit, one.version) == (entry.name, unit.version)
+        and one.authored_at >= unit.authored_at
+        and (one.kind != "force_prepend" or one.reason.strip())
     }
     return tuple(kind for kind in needed_kinds(entry) if kind not in given)
 
@@ -81,18 +86,30 @@ def ready_unit(library: Library, agent: Agent, entry: Entry, approvals: Sequence
     return next((one for one in ready if one.unit is newest), None)
 
 
-def activate_approved(library: Library, agent: Agent, unit_name: str) -> tuple[str, ...]:
-    """The version that waited for approvals and now has them all."""
-    manifest = library.records.manifest(agent.id)
-    entry = next((one for one in manifest.body if one.name == unit_name), None) if manifest else None
+def record_approved(library: Library, agent: Agent, approvals: Sequence[Approval]) -> tuple[str, ...]:
+    """Put approvals of one version on record; its address if that one waited for them, and now has them all."""
+    manifest, first = library.records.manifest(agent.id), approvals[0]
+    entry = next((one for one in manifest.body if one.name == first.unit), None) if manifest else None
+    found = _version_of(library, agent, entry, first.version) if entry else None
+    for one in approvals:
+        # What is there is older than its approval, whatever the clocks of two replicas say.
+        at = one.authored_at if found is None else max(one.authored_at, found.authored_at)
+        library.records.add_approval(msgspec.structs.replace(one, authored_at=at), registers=agent)
     for _ in range(ATTEMPTS_MAX if entry else 0):
         assert entry is not None
-        ready = ready_unit(library, agent, entry, library.records.approvals(agent.id))
+        waiting = waiting_units(library, agent, entry, library.records.approvals(agent.id))
+        ready = next((one for one in waiting if one.is_ready and one.unit.version == first.version), None)
         if ready is None:
             return ()
         if library.records.activate_unit(ready.unit, over=ready.over, at=library.now()):
             return (ready.unit.uri,)
     return ()
+
+
+def _version_of(library: Library, agent: Agent, entry: Entry, version: str | None) -> UnitVersion | None:
+    owner, name = owner_of(entry, agent)
+    versions = library.records.versions_of(owner, name) if owner and version else ()
+    return next((one for one in versions if one.version == version), None)
 
 
 def listings(

@@ -1,6 +1,7 @@
 """How units are written: a version once, signed or quarantined, and pending where people must look at it first."""
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,12 +11,13 @@ from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.coverage import measure
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, new_agent
-from holdfast.instructions.shelves import newest_units, owner_of
+from holdfast.instructions.shelves import newest_units
 from holdfast.instructions.signatures import signed_by, unit_message
-from holdfast.instructions.values import Agent, Entry, Manifest, UnitCoverage, UnitStatus, UnitVersion
-from holdfast.instructions.waiting import ATTEMPTS_MAX, holding, listings, needed_kinds
+from holdfast.instructions.values import Agent, Entry, UnitCoverage, UnitStatus, UnitVersion
+from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, lacking_kinds, listings, needed_kinds
 
 CONTENT_CHARACTERS_MAX = 200_000
+LISTINGS_MEASURED_MAX = 10
 TRUST_SIGNED = 1.0
 TRUST_NAMED = 0.9
 TRUST_UNNAMED = 0.7
@@ -31,7 +33,11 @@ class GivenUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WrittenUnit(msgspec.Struct, frozen=True):
-    """`coverage` is what the gate says of the unit with its new text, where a manifest lists it."""
+    """`coverage` is what the gate says of the unit with its new text, where a manifest lists it.
+
+    What is kept for many is measured for each of the first few agents that list it, `measured_for`, the worst first:
+    `coverage` is that of the first.
+    """
 
     fact_uri: str
     content_sha256: str
@@ -39,6 +45,7 @@ class WrittenUnit(msgspec.Struct, frozen=True):
     status: UnitStatus
     is_new: bool
     coverage: UnitCoverage | None = None
+    measured_for: tuple[str, ...] = ()
 
 
 def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUnit:
@@ -71,44 +78,90 @@ def _attempt(
     agent = None if shared else library.records.agent(address.owner)
     registers = None if shared or agent else new_agent(library, address.owner)
     owner = agent.id if agent else address.owner
-    before = library.records.unit(address.uri)
-    if before is not None:
-        if before.content_sha256 != digest:
-            raise _conflict("this version was written with other content; a version is written once")
-        return WrittenUnit(before.uri, digest, before.token_count, before.status, is_new=False)
     versions = library.records.versions_of(owner, address.name)
+    # By whichever name of its agent it was written: it is the same unit.
+    before = next((one for one in versions if one.version == address.version), None)
+    if before is not None and before.content_sha256 != digest:
+        raise _conflict("this version was written with other content; a version is written once")
+    if before is not None and before.status != "quarantined":
+        return _as_before(before)
     # What nobody known has signed stands in nobody's way.
     counting = [one for one in versions if one.status != "quarantined"]
     newest = newest_units(counting).get((owner, address.name))
-    unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
-    if newest is not None and not is_newer(unit.version, newest.version):
-        raise _conflict(f"version {unit.version} does not follow {newest.version}")
+    if before is not None:
+        unit = _looked_at_again(library, given, caller, before=before, newest=newest)
+        if unit.status == "quarantined" or (newest is not None and not follows(unit, newest)):
+            return _as_before(before)
+    else:
+        unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
+        if newest is not None and not is_newer(unit.version, newest.version):
+            raise _conflict(f"version {unit.version} does not follow {newest.version}")
     manifest = library.records.manifest(agent.id) if agent else None
     judged = library.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
     listed = listings(library, agent, manifest, unit)
-    if unit.status == "active" and newest is not None and any(needed_kinds(entry) for _, entry in listed):
+    if unit.status == "active" and newest is not None and _must_wait(library, unit, listed, is_new=before is None):
         unit = msgspec.structs.replace(unit, status="pending")
-    coverage = _covered(library, agent, manifest, unit)
+    measured = _covered(library, unit, listed)
     held = holding(versions)
     over, ids = (held.uri if held else None), [one.id for one in judged]
-    if not library.records.add_unit(unit, registers, over=over, judged=ids):
+    done = (
+        library.records.release_unit(unit, over=over, judged=ids)
+        if before is not None
+        else library.records.add_unit(unit, registers, over=over, judged=ids)
+    )
+    if not done:
         return None
-    return WrittenUnit(unit.uri, digest, unit.token_count, unit.status, is_new=True, coverage=coverage)
+    return WrittenUnit(
+        unit.uri,
+        digest,
+        unit.token_count,
+        unit.status,
+        is_new=before is None,
+        coverage=next((line for _, line in measured), None),
+        measured_for=tuple(dict.fromkeys(one.id for one, _ in measured)),
+    )
+
+
+def _must_wait(library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]], *, is_new: bool) -> bool:
+    """Until it is approved; nobody can have approved of a text that is only now written."""
+    if is_new:
+        return any(needed_kinds(entry) for _, entry in listed)
+    return any(lacking_kinds(entry, unit, library.records.approvals(agent.id)) for agent, entry in listed)
+
+
+def _as_before(unit: UnitVersion) -> WrittenUnit:
+    return WrittenUnit(unit.uri, unit.content_sha256, unit.token_count, unit.status, is_new=False)
+
+
+def _looked_at_again(
+    library: Library, given: GivenUnit, caller: Caller, *, before: UnitVersion, newest: UnitVersion | None
+) -> UnitVersion:
+    """What was quarantined as it would be now, by the signature that is given, or that it came with."""
+    meant = msgspec.structs.replace(
+        given,
+        authored_by=before.authored_by,
+        derived_from=before.derived_from,
+        signature=given.signature if given.signature is not None else before.signature,
+    )
+    made = _made(library, meant, caller, owner=before.agent_id, digest=before.content_sha256, newest=newest)
+    return msgspec.structs.replace(made, uri=before.uri, authored_at=before.authored_at)
 
 
 def _made(
     library: Library, given: GivenUnit, caller: Caller, *, owner: str, digest: str, newest: UnitVersion | None
 ) -> UnitVersion:
-    address = read_address(given.fact_uri)
+    sent = read_address(given.fact_uri)
+    address = msgspec.structs.replace(sent, owner=owner)
     now = library.now()
     signature, signer = given.signature, None
-    message = unit_message(address.uri, digest)
     if signature is not None:
         # Whoever signs, signs the address as it was sent.
-        said = unit_message(given.fact_uri, digest)
-        signer = signed_by(message, signature, library.signers()) or signed_by(said, signature, library.signers())
+        spelled = dict.fromkeys((address.uri, sent.uri, given.fact_uri))
+        signers = library.signers()
+        found = (signed_by(unit_message(one, digest), signature, signers) for one in spelled)
+        signer = next((one for one in found if one is not None), None)
     elif library.key is not None:
-        signature = library.key.sign(message)
+        signature = library.key.sign(unit_message(address.uri, digest))
         signer = caller.author
     return UnitVersion(
         uri=address.uri,
@@ -140,20 +193,25 @@ def _trust(given: GivenUnit, caller: Caller, signer: str | None) -> float:
     return TRUST_NAMED if caller.entity else TRUST_UNNAMED
 
 
-def _listed(manifest: Manifest | None, agent: Agent | None, unit: UnitVersion) -> Entry | None:
-    entries = manifest.body if manifest and agent else ()
-    return next((one for one in entries if agent and owner_of(one, agent) == (unit.agent_id, unit.name)), None)
-
-
 def _covered(
-    library: Library, agent: Agent | None, manifest: Manifest | None, unit: UnitVersion
-) -> UnitCoverage | None:
-    entry = _listed(manifest, agent, unit)
-    if agent is None or manifest is None or entry is None or unit.status == "quarantined":
-        return None
-    shelf = library.shelves.made(agent, manifest, instead={entry.name: unit})
+    library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]]
+) -> tuple[tuple[Agent, UnitCoverage], ...]:
+    """What the gate says of the unit where it is listed, the worst first; of many agents the first few are asked."""
+    if unit.status == "quarantined":
+        return ()
     settings = library.settings
-    return measure(shelf, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+    found = []
+    for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
+        manifest = library.records.manifest(agent.id)
+        if manifest is not None:
+            shelf = library.shelves.made(agent, manifest, instead={entry.name: unit})
+            line = measure(shelf, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+            found.append((agent, line))
+    return tuple(sorted(found, key=lambda one: (one[1].passed, _share(one[1]))))
+
+
+def _share(line: UnitCoverage) -> float:
+    return 1.0 if line.coverage_pct is None else line.coverage_pct
 
 
 def _conflict(message: str) -> InstructionError:

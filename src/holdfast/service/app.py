@@ -130,6 +130,8 @@ def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Reques
 
 async def _answered(service: Service, one: Route, request: Request) -> Response:
     try:
+        if one.check_served is not None:
+            one.check_served(service)
         # Who asks comes first: whoever may not learns nothing of what there is.
         admitted = await _admitted(service, one, request)
         try:

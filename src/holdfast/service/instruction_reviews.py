@@ -12,10 +12,10 @@ from holdfast.instructions.measures import Measures, measured
 from holdfast.instructions.publication import GivenApproval
 from holdfast.instructions.publishing import counted
 from holdfast.instructions.shadowing import shadow_report
-from holdfast.instructions.signatures import KEY_BYTES, decoded
+from holdfast.instructions.signatures import KEY_BYTES, decoded, encoded
 from holdfast.instructions.times import maybe_told_time, told_time
 from holdfast.instructions.values import Agent, Approval, AuditRecord, CoverageRun, Probe, Signer
-from holdfast.instructions.waiting import activate_approved
+from holdfast.instructions.waiting import record_approved
 from holdfast.service.instruction_routes import instruction_route
 from holdfast.service.instruction_values import (
     ApprovalRecorded,
@@ -29,16 +29,19 @@ from holdfast.service.instruction_values import (
     CoverageUnitTold,
     MeasureQuery,
     OneAgent,
+    OneSigner,
     ProbesTold,
     ProbeTold,
     ProbeWrite,
     ReplayAsk,
     ShadowQuery,
     ShadowTold,
+    SignerLine,
+    SignersTold,
     SignerTold,
     SignerWrite,
 )
-from holdfast.service.routes import Route
+from holdfast.service.routes import Answer, Nothing, Route
 
 DAY_MS = 86_400_000
 
@@ -86,8 +89,7 @@ def record_approval(library: Library, caller: Caller, request: ApprovalWrite) ->
         raise InstructionError(
             "approval_invalid", "it is neither the approval of this key's holder nor signed by its author"
         )
-    library.records.add_approval(found[0], registers=agent)
-    activated = activate_approved(library, agent, given.unit) if given.unit else ()
+    activated = record_approved(library, agent, found)
     return ApprovalRecorded(_approval_told(found[0]), activated)
 
 
@@ -102,8 +104,30 @@ def register_signer(library: Library, caller: Caller, request: SignerWrite) -> S
         raise InstructionError("signer_invalid", "only a key with an entity URI can register its holder's public key")
     if raw is None or len(raw) != KEY_BYTES:
         raise InstructionError("signer_invalid", "public_key is a raw Ed25519 key in base64url")
-    library.records.add_signer(Signer(caller.entity, request.public_key, library.now()))
-    return SignerTold(caller.entity, request.public_key)
+    # However it was spelled: one key is one signer.
+    public_key = encoded(raw)
+    library.records.add_signer(Signer(caller.entity, public_key, library.now()))
+    return SignerTold(caller.entity, public_key)
+
+
+def list_signers(library: Library, caller: Caller, request: Nothing) -> SignersTold:
+    believed = set(library.records.signers(at=library.now()))
+    return SignersTold(
+        tuple(
+            SignerLine(one.entity, one.public_key, told_time(one.created_at), one in believed)
+            for one in library.records.signers(at=None)
+        )
+    )
+
+
+def withdraw_signer(library: Library, caller: Caller, request: OneSigner) -> Answer:
+    """For all who registered the key: whoever has it can sign as each of them."""
+    raw = decoded(request.public_key)
+    found = [one for one in library.records.signers(at=None) if raw is not None and decoded(one.public_key) == raw]
+    if not found:
+        raise InstructionError("signer_not_found", "no signer has registered this public key")
+    library.records.remove_signers(found)
+    return Answer(b"", status=204)
 
 
 def list_audit(library: Library, caller: Caller, request: AuditQuery) -> AuditTold:
@@ -284,6 +308,24 @@ ROUTES: tuple[Route, ...] = (
         rule="admin",
         summary="Register the public key by which the holder of this key signs.",
         unfit=lambda field: "signer_invalid",
+    ),
+    instruction_route(
+        "GET",
+        "/v1/instruction/signer",
+        list_signers,
+        request=Nothing,
+        reply=SignersTold,
+        rule="admin",
+        summary="Who has registered which public key, and whether it counts now.",
+    ),
+    instruction_route(
+        "DELETE",
+        "/v1/instruction/signer/{public_key}",
+        withdraw_signer,
+        request=OneSigner,
+        rule="admin",
+        summary="Withdraw a public key: what it signs from now on counts for nothing.",
+        successes=(204,),
     ),
     instruction_route(
         "GET",

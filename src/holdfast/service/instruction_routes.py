@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.events.access import KeyRow
-from holdfast.instructions.callers import Caller, check_own
+from holdfast.instructions.callers import Caller, FindAgent, check_own
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library
 from holdfast.instructions.values import Agent
@@ -25,6 +25,7 @@ _STATUSES = {
     "boot_stub_not_found": 404,
     "coverage_not_found": 404,
     "audit_not_found": 404,
+    "signer_not_found": 404,
     "manifest_version_conflict": 409,
     "unit_version_conflict": 409,
     "shortname_taken": 409,
@@ -38,7 +39,7 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 Run = Callable[[Library, Caller, Request], msgspec.Struct | Answer]
 
-Who = Callable[[Caller, str, Agent | None], None]
+Who = Callable[[Caller, str, Agent | None, FindAgent], None]
 """Raises InstructionError for a caller that may not ask of this agent, who may be unknown."""
 
 _encode = msgspec.json.Encoder().encode
@@ -99,6 +100,7 @@ def instruction_route(
         unfit_status=400,
         retry_code=retry_code,
         check_holder=check_holder,
+        check_served=_switched_on,
     )
 
 
@@ -127,7 +129,8 @@ def _caller(key: KeyRow) -> Caller:
 
 
 def _check_who(library: Library, caller: Caller, said: str, who: Who) -> None:
-    who(caller, said, library.records.agent(said) if said else None)
+    find = library.records.agent
+    who(caller, said, find(said) if said else None, find)
 
 
 def refused(error: InstructionError) -> RefusedError:

@@ -69,11 +69,14 @@ class CoverageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitTold(msgspec.Struct, frozen=True):
+    """`measured_for` are agents that list the unit, the worst first; `coverage` is what the first of them would see."""
+
     fact_uri: str
     content_sha256: str
     tokens: int
     status: str
     coverage: CoverageLine | None = None
+    measured_for: tuple[str, ...] = ()
 
 
 class ManifestWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,13 +146,15 @@ class StageTold(msgspec.Struct, frozen=True):
     added: float
 
 
-class WhyTold(msgspec.Struct, frozen=True):
+class WhyTold(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`lifted` is for admins: what is lifted is critical in its coverage."""
+
     picked_as: str
     relevance: float
     stages: tuple[StageTold, ...]
     matched_terms: tuple[str, ...]
     links: tuple[str, ...]
-    lifted: bool
+    lifted: bool | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +256,23 @@ class SignerWrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SignerTold(msgspec.Struct, frozen=True):
     entity: str
     public_key: str
+
+
+class OneSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    public_key: str
+
+
+class SignerLine(msgspec.Struct, frozen=True):
+    """`counts`: its holder has an admin key that can be used."""
+
+    entity: str
+    public_key: str
+    registered_at: str
+    counts: bool
+
+
+class SignersTold(msgspec.Struct, frozen=True):
+    signers: tuple[SignerLine, ...]
 
 
 class HeartbeatAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

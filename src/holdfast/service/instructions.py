@@ -85,7 +85,7 @@ def put_unit(library: Library, caller: Caller, request: UnitWrite) -> Answer:
     given = GivenUnit(request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature)
     done = write_unit(library, given, caller)
     coverage = _line(done.coverage) if done.coverage else None
-    told = UnitTold(done.fact_uri, done.content_sha256, done.tokens, done.status, coverage)
+    told = UnitTold(done.fact_uri, done.content_sha256, done.tokens, done.status, coverage, done.measured_for)
     return Answer(_encode(told), status=201 if done.is_new else 200)
 
 
@@ -151,6 +151,7 @@ def recall_instruction(library: Library, caller: Caller, request: RecallAsk) -> 
 
 
 def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> RecallTold:
+    check_has_instructions(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
     if len(parts) == 3 and parts[1] == "agent":
@@ -159,7 +160,7 @@ def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> Reca
         raise InstructionError("invalid_scope", "this recall is for scopes such as instruction:{deployment}/{agent}")
     deployment, said = parts
     agent = library.records.agent(said)
-    check_may_recall(caller, said, agent)
+    check_may_recall(caller, said, agent, library.records.agent)
     gardens = {garden_of(library.settings.deployment, name) for name in (said, agent.id if agent else said)}
     if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
         raise denied()
@@ -185,14 +186,14 @@ def _recalled(
 ) -> RecallTold:
     try:
         agent = library.records.agent(said)
-        check_may_recall(caller, said, agent)
+        check_may_recall(caller, said, agent, library.records.agent)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         agent, shelf = library.shelf(said, agent)
         answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
     except StoreError as error:
         raise InstructionError(RETRY, "the store cannot be used now; try again") from error
-    return _recall_told(answered, explain=explain)
+    return _recall_told(answered, explain=explain, caller=caller)
 
 
 def begin_heartbeat(library: Library, caller: Caller, request: HeartbeatAsk) -> HeartbeatTold:
@@ -258,11 +259,11 @@ def _entry_told(entry: Entry) -> dict[str, object]:
     return told | ({"force_position": entry.force_position} if entry.force_position else {})
 
 
-def _recall_told(answered: Answered, *, explain: bool) -> RecallTold:
+def _recall_told(answered: Answered, *, explain: bool, caller: Caller) -> RecallTold:
     recalled = answered.recalled
     dropped = tuple(DroppedTold(one.name, one.reason, one.score) for one in recalled.dropped)
     return RecallTold(
-        chunks=tuple(_chunk(one, explain=explain) for one in recalled.chunks),
+        chunks=tuple(_chunk(one, explain=explain, caller=caller) for one in recalled.chunks),
         total_tokens=recalled.total_tokens,
         truncated=recalled.truncated,
         missed_hints=recalled.missed_hints,
@@ -275,12 +276,13 @@ def _recall_told(answered: Answered, *, explain: bool) -> RecallTold:
     )
 
 
-def _chunk(picked: Picked, *, explain: bool) -> Chunk:
+def _chunk(picked: Picked, *, explain: bool, caller: Caller) -> Chunk:
     why = picked.why
     told = None
     if explain and why is not None:
         stages = tuple(StageTold(one.stage, one.fit, one.added) for one in why.stages)
-        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, why.lifted)
+        lifted = why.lifted if caller.is_admin else None
+        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted)
     content = picked.content
     return Chunk(
         name=picked.name,

@@ -52,7 +52,7 @@ class Route(msgspec.Struct, frozen=True):
     of what was done. `denied` is the code for a key that may not. `body_optional`: the route says what is missing.
     `unfit_status` is that of a body that does not fit; `retry_code` says that the store failed, and to try again.
     `check_holder` refuses a key that may not ask of what the path names: who may not is told so, and not what is wrong
-    with the rest of what was said.
+    with the rest of what was said. `check_served` refuses everybody where the service has no such route.
     """
 
     method: Method
@@ -71,6 +71,7 @@ class Route(msgspec.Struct, frozen=True):
     unfit_status: int = 422
     retry_code: str | None = None
     check_holder: Callable[[Service, KeyRow, Mapping[str, str]], Awaitable[None]] | None = None
+    check_served: Callable[[Service], object] | None = None
 
     @property
     def path_names(self) -> tuple[str, ...]:

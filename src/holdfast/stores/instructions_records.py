@@ -7,7 +7,6 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.instructions.addresses import is_of_many
 from holdfast.instructions.values import (
     Agent,
     Approval,
@@ -20,6 +19,7 @@ from holdfast.instructions.values import (
     Stub,
     UnitVersion,
 )
+from holdfast.stores.instructions_steps import LISTS, InstructionSteps, any_version
 from holdfast.stores.instructions_tables import InstructionTables, Table
 from holdfast.stores.queries import Cell
 from holdfast.stores.records import Changes, Fetch
@@ -28,14 +28,10 @@ from holdfast.stores.together import Together
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
-_LISTS = "body LIKE ?"
-_TURN = "instruction_units"
-"""The row whose lock those hold who put a version in the place of another."""
 
-
-class DatabaseInstructions:
+class DatabaseInstructions(InstructionSteps):
     def __init__(self, tables: InstructionTables, fetch: Fetch, changes: Changes) -> None:
-        self._tables = tables
+        super().__init__(tables)
         self._fetch = fetch
         self._changes = changes
         self._together = Together(partial(changes.change_all, synced=False))
@@ -90,11 +86,24 @@ class DatabaseInstructions:
         table = self._tables.units
         steps = [self._registration(registers)] if registers else []
         if unit.status == "active":
-            steps += [*self._turn(unit, over), self._listed_by(unit, judged)]
+            steps += self._turn(unit, over, judged)
         steps.append(Step(table.insert, table.cells(unit)))
         if unit.status == "active":
             steps += self._takes_over(unit, unit.created_at)
         return self._changes.change_all(steps)
+
+    def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
+        changed = ("status", "created_at", "source_trust", "derived_from", "signature", "signed_by")
+        released = self._said(
+            f"UPDATE {self._tables.units.name} SET {', '.join(f'{name} = ?' for name in changed)} "
+            "WHERE uri = ? AND status = 'quarantined'",
+            (*(getattr(unit, name) for name in changed), unit.uri),
+            rows_min=1,
+        )
+        if unit.status != "active":
+            return self._changes.change_all([released])
+        turn = self._turn(unit, over, judged)
+        return self._changes.change_all([*turn, released, *self._takes_over(unit, unit.created_at)])
 
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
         return self._changes.change_all(self._activation(unit, over, at))
@@ -115,8 +124,8 @@ class DatabaseInstructions:
         return next(iter(found), None)
 
     def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
-        held = f"WHERE superseded_at IS NULL AND {_LISTS} ORDER BY agent_id"
-        return self._rows(self._tables.manifests, held, _any_version(owner, name))
+        held = f"WHERE superseded_at IS NULL AND {LISTS} ORDER BY agent_id"
+        return self._rows(self._tables.manifests, held, any_version(owner, name))
 
     def has_manifest_version(self, agent_id: str, version: str) -> bool:
         return self.manifest_of(agent_id, version) is not None
@@ -269,12 +278,21 @@ class DatabaseInstructions:
             recert_before,
         )
 
-    def signers(self) -> tuple[Signer, ...]:
-        return self._rows(self._tables.signers, "ORDER BY entity, public_key")
+    def signers(self, *, at: int | None) -> tuple[Signer, ...]:
+        table, order = self._tables.signers, "ORDER BY entity, public_key"
+        if at is None:
+            return self._rows(table, order)
+        usable = "k.scope = 'admin' AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)"
+        keys = f"SELECT 1 FROM {self._tables.schema}api_keys k WHERE k.entity = {table.name}.entity AND {usable}"
+        return self._rows(table, f"WHERE EXISTS ({keys}) {order}", at / 1000)
 
     def add_signer(self, signer: Signer) -> None:
         table = self._tables.signers
         self._changes.change(f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.cells(signer))
+
+    def remove_signers(self, signers: Sequence[Signer]) -> None:
+        gone = f"DELETE FROM {self._tables.signers.name} WHERE entity = ? AND public_key = ?"
+        self._done([self._said(gone, (one.entity, one.public_key)) for one in signers])
 
     def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
         return self._changes.change_all(self._wake(jti, expires_at, at))
@@ -323,77 +341,10 @@ class DatabaseInstructions:
             self._said(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
         ]
 
-    def _said(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> Step:
-        return Step(statement.replace("?", self._tables.mark), cells, rows_min)
-
     def _done(self, steps: Sequence[Step]) -> None:
         """Nothing of this kind stands in the way of anything: what is refused is a fault."""
         if not self._changes.change_all(steps):
             raise StoreError("what was to be written cannot be kept")
-
-    def _activation(self, unit: UnitVersion, over: str | None, at: int) -> list[Step]:
-        # It holds from now on, and not from when it was written.
-        active = self._said(
-            f"UPDATE {self._tables.units.name} SET status = 'active', created_at = ? "
-            "WHERE uri = ? AND status = 'pending'",
-            (at, unit.uri),
-            rows_min=1,
-        )
-        return [*self._turn(unit, over), active, *self._takes_over(unit, at)]
-
-    def _turn(self, unit: UnitVersion, over: str | None) -> list[Step]:
-        """One after the other, and only over the version that it was judged against."""
-        held = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
-        found = f"{self._tables.units.name} WHERE {held}"
-        return [self._taken(), self._unless(found, (unit.agent_id, unit.name, over or ""))]
-
-    def _unless(self, found: str, cells: Sequence[Cell]) -> Step:
-        """A statement of its own, which sees what those have done for whom the one before it has waited."""
-        still = f"UPDATE {self._tables.schema}settings SET value = '' WHERE name = ?"
-        return self._said(f"{still} AND NOT EXISTS (SELECT 1 FROM {found})", (_TURN, *cells), rows_min=1)
-
-    def _listed_by(self, unit: UnitVersion, manifests: Sequence[str]) -> Step:
-        """That no other manifest lists it than those that were looked at."""
-        many, marks = is_of_many(unit.agent_id), ", ".join(["''", *("?" for _ in manifests)])
-        lists, meant = (_LISTS, _any_version(unit.agent_id, unit.name)) if many else ("agent_id = ?", unit.agent_id)
-        others = f"superseded_at IS NULL AND {lists} AND id NOT IN ({marks})"
-        return self._unless(f"{self._tables.manifests.name} WHERE {others}", (meant, *manifests))
-
-    def _taken(self) -> Step:
-        taken = "settings (name, value) VALUES (?, '') ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-        return self._said(f"INSERT INTO {self._tables.schema}{taken}", (_TURN,))
-
-    def _takes_over(self, unit: UnitVersion, at: int) -> list[Step]:
-        """Those before it end when it begins, and what was found about the manifest is stale."""
-        ended = (
-            f"UPDATE {self._tables.units.name} SET valid_until = ? "
-            "WHERE agent_id = ? AND name = ? AND uri <> ? AND status = 'active' AND valid_until IS NULL"
-        )
-        stale = f"UPDATE {self._tables.coverage.name} SET stale = 1 WHERE"
-        listing = f"SELECT agent_id FROM {self._tables.manifests.name} WHERE superseded_at IS NULL AND {_LISTS}"
-        return [
-            self._said(ended, (at, unit.agent_id, unit.name, unit.uri)),
-            self._said(f"{stale} agent_id IN ({listing})", (_any_version(unit.agent_id, unit.name),))
-            if is_of_many(unit.agent_id)
-            else self._said(f"{stale} agent_id = ?", (unit.agent_id,)),
-            self._bump(unit.agent_id),
-        ]
-
-    def _registration(self, agent: Agent) -> Step:
-        return Step(f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.cells(agent))
-
-    def _bump(self, owner: str) -> Step:
-        """What many share changes for all of them."""
-        raised = f"UPDATE {self._tables.agents.name} SET revision = revision + 1"
-        return Step(raised, ()) if is_of_many(owner) else self._said(f"{raised} WHERE id = ?", (owner,))
-
-    def _forget_stubs(self, agent_id: str) -> Step:
-        return self._said(f"DELETE FROM {self._tables.stubs.name} WHERE agent_id = ?", (agent_id,))
-
-
-def _any_version(owner: str, name: str) -> str:
-    """What the body of a manifest is like that lists the unit, with the segment `agent/` or without it."""
-    return f"%/{owner}/{name}/%"
 
 
 def _lease_name(name: str) -> str:
