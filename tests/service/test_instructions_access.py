@@ -12,12 +12,22 @@ from served_service import serving_store
 
 ABOUT = tuple(one for one in ROUTES if one.path.startswith("/v1/"))
 
-HOLDERS = ("nobody", "itself", "prefixed", "peer", "supervisor", "read", "admin", "revoked")
+NEAR = {
+    "prefixed": AGENT[:-1],
+    "lengthened": f"{AGENT}x",
+    "preceded": f"x:{AGENT}",
+    "prefixed supervisor": "bos",
+    "lengthened supervisor": "bossy",
+    "preceded supervisor": "x:boss",
+}
+"""Names that hold another's, or are held by it; whoever has one is a peer like any other."""
+
+HOLDERS = ("nobody", "itself", *NEAR, "peer", "supervisor", "read", "admin", "revoked")
 
 ADMINS = ("admin",)
 OWN = ("itself", "admin")
 RECALL = ("itself", "supervisor", "admin")
-AGENTS = ("itself", "prefixed", "peer", "supervisor", "admin")
+AGENTS = ("itself", *NEAR, "peer", "supervisor", "admin")
 
 A = "/v1/agents/{agent_id}"
 MAY: dict[tuple[str, str], tuple[str, ...]] = {
@@ -62,7 +72,7 @@ class Held:
         self.keys = {
             "nobody": None,
             "itself": at.agent_key,
-            "prefixed": at.client.key(f"agent:{AGENT[:-1]}"),
+            **{holder: at.client.key(f"agent:{name}") for holder, name in NEAR.items()},
             "peer": at.client.key("agent:other"),
             "supervisor": at.client.key("agent:boss"),
             "read": at.client.key("read"),
@@ -105,7 +115,7 @@ UNFIT = (
 )
 
 
-@pytest.mark.parametrize("holder", ["itself", "peer", "supervisor", "read", "admin"])
+@pytest.mark.parametrize("holder", ["itself", *NEAR, "peer", "supervisor", "read", "admin"])
 @pytest.mark.parametrize(("method", "path"), [key for key in MAY if key[0] != "GET"], ids=str)
 def test_who_may_not_is_told_so_whatever_is_wrong_with_the_body(
     held: Held, method: str, path: str, holder: str
@@ -128,10 +138,11 @@ def test_who_may_not_is_told_so_whatever_is_wrong_with_the_body(
             assert (answered.status, answered.code) == (403, "instruction_scope_denied")
 
 
+@pytest.mark.parametrize("holder", [*NEAR, "peer"])
 @pytest.mark.parametrize("path", [path for method, path in MAY if method == "GET"])
-def test_who_may_not_is_told_so_whatever_is_wrong_with_the_query(held: Held, path: str) -> None:
+def test_who_may_not_is_told_so_whatever_is_wrong_with_the_query(held: Held, path: str, holder: str) -> None:
     for query in ("?nope=1", "?days=0", "?a=1&a=2", f"?a={'x' * 9000}"):
-        answered = held.at.client.ask("GET", path.replace("{agent_id}", AGENT) + query, key=held.keys["peer"])
+        answered = held.at.client.ask("GET", path.replace("{agent_id}", AGENT) + query, key=held.keys[holder])
         assert (answered.status, answered.code) == (403, "instruction_scope_denied")
 
 
@@ -170,3 +181,11 @@ def test_no_key_is_needed_nowhere_not_even_before_there_is_one(tmp_path: Path) -
         for one in ABOUT:
             body: object = None if one.method == "GET" else {}
             assert at.client.ask(one.method, one.path.replace("{agent_id}", "a1"), body).code == "key_required"
+
+
+@pytest.mark.parametrize("name", ["ct", "ctor", "x:cto"])
+def test_a_name_that_is_nearly_a_shortname_is_somebody_elses(held: Held, name: str) -> None:
+    assert held.at.of_agent("PUT", "", {"shortname": "cto", "supervisors": ["boss"]}).status == 200
+    key = held.at.client.key(f"agent:{name}")
+    for path in (f"/v1/agents/{AGENT}/boot-stub", "/v1/agents/cto/boot-stub"):
+        assert held.at.ask("GET", path, key=key).code == "instruction_scope_denied"
