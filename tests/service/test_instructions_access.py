@@ -10,6 +10,9 @@ from holdfast.stores.memory import MemoryStore
 from instruction_places import AGENT, Place, place
 from served_service import serving_store
 
+# Who may do what is asked of the store: each store answers for itself.
+pytestmark = pytest.mark.every_store
+
 ABOUT = tuple(one for one in ROUTES if one.path.startswith("/v1/"))
 
 NEAR = {
@@ -21,6 +24,8 @@ NEAR = {
     "preceded supervisor": "x:boss",
 }
 """Names that hold another's, or are held by it; whoever has one is a peer like any other."""
+
+STORES = ("sqlite", "postgres")
 
 HOLDERS = ("nobody", "itself", *NEAR, "peer", "supervisor", "read", "admin", "revoked")
 
@@ -81,7 +86,7 @@ class Held:
         }
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=STORES)
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     with place(request.param, tmp_path_factory.mktemp("held")) as at:
         yield Held(at)
@@ -189,3 +194,13 @@ def test_a_name_that_is_nearly_a_shortname_is_somebody_elses(held: Held, name: s
     key = held.at.client.key(f"agent:{name}")
     for path in (f"/v1/agents/{AGENT}/boot-stub", "/v1/agents/cto/boot-stub"):
         assert held.at.ask("GET", path, key=key).code == "instruction_scope_denied"
+
+
+def test_the_matrix_is_tried_whole_on_each_store(request: pytest.FixtureRequest) -> None:
+    tried: dict[str, set[str]] = {store: set() for store in STORES}
+    for item in request.session.items:
+        name, _, case = item.nodeid.partition("[")
+        store, _, rest = case.rstrip("]").partition("-")
+        if item.path == Path(__file__) and store in tried:
+            tried[store].add(f"{name} {rest}")
+    assert tried["postgres"] == tried["sqlite"]
