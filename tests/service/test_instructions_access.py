@@ -11,14 +11,29 @@ from holdfast.stores.memory import MemoryStore
 from instruction_places import AGENT, Place, place
 from served_service import serving_store
 
+# Who may do what is asked of the store: each store answers for itself.
+pytestmark = pytest.mark.every_store
+
 ABOUT = tuple(one for one in ROUTES if one.path.startswith("/v1/"))
 
-HOLDERS = ("nobody", "itself", "prefixed", "peer", "supervisor", "read", "admin", "revoked")
+NEAR = {
+    "prefixed": AGENT[:-1],
+    "lengthened": f"{AGENT}x",
+    "preceded": f"x:{AGENT}",
+    "prefixed supervisor": "bos",
+    "lengthened supervisor": "bossy",
+    "preceded supervisor": "x:boss",
+}
+"""Names that hold another's, or are held by it; whoever has one is a peer like any other."""
+
+STORES = ("sqlite", "postgres")
+
+HOLDERS = ("nobody", "itself", *NEAR, "peer", "supervisor", "read", "admin", "revoked")
 
 ADMINS = ("admin",)
 OWN = ("itself", "admin")
 RECALL = ("itself", "supervisor", "admin")
-AGENTS = ("itself", "prefixed", "peer", "supervisor", "admin")
+AGENTS = ("itself", *NEAR, "peer", "supervisor", "admin")
 
 A = "/v1/agents/{agent_id}"
 MAY: dict[tuple[str, str], tuple[str, ...]] = {
@@ -65,7 +80,7 @@ class Held:
         self.keys = {
             "nobody": None,
             "itself": at.agent_key,
-            "prefixed": at.client.key(f"agent:{AGENT[:-1]}"),
+            **{holder: at.client.key(f"agent:{name}") for holder, name in NEAR.items()},
             "peer": at.client.key("agent:other"),
             "supervisor": at.client.key("agent:boss"),
             "read": at.client.key("read"),
@@ -74,7 +89,7 @@ class Held:
         }
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=STORES)
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     with place(request.param, tmp_path_factory.mktemp("held")) as at:
         yield Held(at)
@@ -108,7 +123,7 @@ UNFIT = (
 )
 
 
-@pytest.mark.parametrize("holder", ["itself", "peer", "supervisor", "read", "admin"])
+@pytest.mark.parametrize("holder", ["itself", *NEAR, "peer", "supervisor", "read", "admin"])
 @pytest.mark.parametrize(("method", "path"), [key for key in MAY if key[0] != "GET"], ids=str)
 def test_who_may_not_is_told_so_whatever_is_wrong_with_the_body(
     held: Held, method: str, path: str, holder: str
@@ -131,10 +146,11 @@ def test_who_may_not_is_told_so_whatever_is_wrong_with_the_body(
             assert (answered.status, answered.code) == (403, "instruction_scope_denied")
 
 
+@pytest.mark.parametrize("holder", [*NEAR, "peer"])
 @pytest.mark.parametrize("path", [path for method, path in MAY if method == "GET"])
-def test_who_may_not_is_told_so_whatever_is_wrong_with_the_query(held: Held, path: str) -> None:
+def test_who_may_not_is_told_so_whatever_is_wrong_with_the_query(held: Held, path: str, holder: str) -> None:
     for query in ("?nope=1", "?days=0", "?a=1&a=2", f"?a={'x' * 9000}"):
-        answered = held.at.client.ask("GET", path.replace("{agent_id}", AGENT) + query, key=held.keys["peer"])
+        answered = held.at.client.ask("GET", path.replace("{agent_id}", AGENT) + query, key=held.keys[holder])
         assert (answered.status, answered.code) == (403, "instruction_scope_denied")
 
 
@@ -200,3 +216,21 @@ def test_a_supervisor_is_known_by_its_id_and_by_its_shortname(at: Place, declare
     # Who has another name now has no right by the one before it.
     assert at.ask("PUT", "/v1/agents/boss-uuid", {"shortname": "head-of-all"}).status == 200
     assert at.recall("claim a ticket", key=key).status == (200 if holder == declared else 403)
+
+
+@pytest.mark.parametrize("name", ["ct", "ctor", "x:cto"])
+def test_a_name_that_is_nearly_a_shortname_is_somebody_elses(held: Held, name: str) -> None:
+    assert held.at.of_agent("PUT", "", {"shortname": "cto", "supervisors": ["boss"]}).status == 200
+    key = held.at.client.key(f"agent:{name}")
+    for path in (f"/v1/agents/{AGENT}/boot-stub", "/v1/agents/cto/boot-stub"):
+        assert held.at.ask("GET", path, key=key).code == "instruction_scope_denied"
+
+
+def test_the_matrix_is_tried_whole_on_each_store(request: pytest.FixtureRequest) -> None:
+    tried: dict[str, set[str]] = {store: set() for store in STORES}
+    for item in request.session.items:
+        name, _, case = item.nodeid.partition("[")
+        store, _, rest = case.rstrip("]").partition("-")
+        if item.path == Path(__file__) and store in tried:
+            tried[store].add(f"{name} {rest}")
+    assert tried["postgres"] == tried["sqlite"]

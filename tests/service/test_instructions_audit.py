@@ -160,3 +160,19 @@ def test_those_who_ask_at_once_all_have_their_records(furnished: Place) -> None:
     tokens = {one.json["audit_token"] for one in answers}
     assert len(tokens) == 40
     assert {one["audit_token"] for one in furnished.records("recall")} == tokens
+
+
+@pytest.mark.parametrize("name", [AGENT[:-1], f"{AGENT}x", f"x:{AGENT}", "ct", "ctor", "x:cto"])
+def test_a_name_that_is_nearly_that_of_the_agent_closes_none_of_its_records(furnished: Place, name: str) -> None:
+    assert furnished.of_agent("PUT", "", {"shortname": "cto"}).status == 200
+    token = token_of(furnished)
+    assert close(furnished, token, key=furnished.client.key(f"agent:{name}")) == (400, "audit_token_invalid")
+    assert furnished.records("recall")[0]["audit_closed"] is None
+
+
+@pytest.mark.parametrize("name", ["bos", "bossy", "x:boss"])
+def test_a_name_that_is_nearly_that_of_who_asked_closes_no_record(furnished: Place, name: str) -> None:
+    assert furnished.of_agent("PUT", "", {"supervisors": ["boss"]}).status == 200
+    token = token_of(furnished, key=furnished.client.key("agent:boss"))
+    assert close(furnished, token, key=furnished.client.key(f"agent:{name}")) == (400, "audit_token_invalid")
+    assert furnished.records("recall")[0]["audit_closed"] is None

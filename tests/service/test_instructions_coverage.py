@@ -173,3 +173,27 @@ def test_only_admins_are_told_which_units_are_lifted(furnished: Place) -> None:
             chunks = furnished.ask("POST", path, body, key=key).json["chunks"]
             assert chunks
             assert all(("lifted" in chunk["why"]) is sees and chunk["why"]["stages"] for chunk in chunks)
+
+
+def alike(count: int) -> list[dict[str, object]]:
+    """Units that say the same of themselves: of no intent can more than three of them be among the first three."""
+    description, intents, _ = UNITS["checkout-procedure"]
+    told = {"description": description, "load_triggers": {"intents": intents}}
+    return [entry(f"unit-{number}", **told) for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "code"), [(3, None), (4, "manifest_coverage_failure")])
+def test_the_gate_looks_at_the_first_three(at: Place, count: int, code: str | None) -> None:
+    for number in range(count):
+        at.write(f"unit-{number}", content=UNITS["checkout-procedure"][2])
+    answered = at.publish(alike(count))
+    assert (None if answered.status == 200 else answered.code) == code
+
+
+@pytest.mark.parametrize(("count", "chance"), [(2, 1.0), (3, 1.0), (4, 0.75), (5, 0.6)])
+@pytest.mark.parametrize("more", [{}, {"load_triggers": {}}], ids=["intents", "no intents"])
+def test_a_report_says_how_often_three_units_drawn_by_lot_would_do(
+    at: Place, count: int, chance: float, more: dict[str, object]
+) -> None:
+    published = at.publish([entry(name, **more) for name in [*UNITS][:count]], skip_coverage_gate=True)
+    assert [line["chance"] for line in published.json["coverage_report"]] == [pytest.approx(chance)] * count

@@ -1,12 +1,14 @@
 """Heartbeats: begun by a signed trigger only, with the stub and what the wake reason requires."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.instructions.signatures import DeploymentKey
-from instruction_places import AGENT, DEPLOYMENT_KEY, SECRET, UNITS, Place, b64, entry, jwt
+from holdfast.instructions.wake import WakeTrust
+from instruction_places import AGENT, DEPLOYMENT_KEY, SECRET, UNITS, Place, b64, entry, jwt, place
 
 REASON = "issue_assigned"
 
@@ -205,3 +207,62 @@ def test_an_agent_without_a_manifest_has_no_stub(at: Place) -> None:
     answered = at.of_agent("GET", "/boot-stub", key=at.agent_key)
     assert (answered.status, answered.code) == (404, "boot_stub_not_found")
     assert at.heartbeat(at.wake(REASON)).code == "manifest_not_found"
+
+
+@pytest.mark.parametrize("profile", ["generic", "openai-assistants", "paperclip-claude-code"])
+def test_a_heartbeat_has_the_stub_of_the_profile_that_it_names(at: Place, profile: str) -> None:
+    furnish(at)
+    told = at.heartbeat(at.wake(REASON), profile=profile).json
+    assert f'adapter_profile: "{profile}"' in told["stub"]
+    assert told["stub"] == at.of_agent("GET", f"/boot-stub?profile={profile}").body.decode()
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("openai-assistants", ("function `recall_instruction`", '{"intent": ')),
+        ("paperclip-claude-code", ("heartbeat", "tools of Paperclip")),
+    ],
+)
+def test_a_profile_adds_behind_the_stub_what_its_runtime_needs(at: Place, profile: str, says: tuple[str, str]) -> None:
+    furnish(at)
+    generic, other = (
+        at.of_agent("GET", f"/boot-stub?profile={name}").body.decode().split("\n---\n")[1]
+        for name in ("generic", profile)
+    )
+    assert other.startswith(generic)
+    assert all(text in other.removeprefix(generic) for text in says)
+
+
+def test_where_no_issuer_is_configured_no_token_is_believed(tmp_path: Path) -> None:
+    with place("sqlite", tmp_path, wake=None) as at:
+        furnish(at)
+        for token in (at.wake(REASON), at.wake(REASON, secret="")):
+            answered = at.heartbeat(token)
+            assert (answered.status, answered.code) == (403, "wake_token_invalid")
+        assert at.records() == []
+
+
+def test_where_only_a_public_key_is_configured_no_secret_is_believed(tmp_path: Path) -> None:
+    trust = WakeTrust("control-plane", "holdfast", public_key=DEPLOYMENT_KEY.public_key)
+    with place("sqlite", tmp_path, wake=trust) as at:
+        furnish(at)
+        for secret in ("", SECRET, DEPLOYMENT_KEY.public_key):
+            assert at.heartbeat(at.wake(REASON, secret=secret)).code == "wake_token_invalid"
+
+
+@pytest.mark.parametrize(
+    "pointer", [{}, {"fact_uri": None, "path": "how-we-work/with-others/on-their-changes/a.md"}], ids=["unit", "file"]
+)
+def test_a_manifest_with_which_the_stub_would_be_too_large_is_not_published(
+    at: Place, pointer: dict[str, object]
+) -> None:
+    listed = [entry("code-review", **pointer)]
+    assert at.of_agent("PUT", "", {"always_rules": ["word " * 340]}).status == 200
+    answered = at.publish(listed)
+    assert (answered.status, answered.code) == (400, "boot_stub_too_large")
+    details = answered.json["error"]["details"]
+    assert details["token_count"] > details["token_max"] == 500
+    assert at.of_agent("GET", "/instruction-manifest").code == "manifest_not_found"
+    assert at.of_agent("PUT", "", {"always_rules": ["word " * 240]}).status == 200
+    assert at.publish(listed).status == 200

@@ -1,5 +1,6 @@
 """Recall: what is found, in which order, within which budget, and why."""
 
+import json
 from typing import Any
 
 import pytest
@@ -236,3 +237,54 @@ def test_the_mode_is_that_of_the_entries(
     assert f'migration_mode: "{mode}"' in stub
     assert ("manifest_uri: null" in stub) == (mode == "file")
     assert ("`a.md`" in stub) == (mode == "file")
+
+
+@pytest.mark.parametrize("weight", ["lexical", "semantic", "vector"])
+def test_a_stage_without_weight_adds_nothing_and_one_with_all_of_it_is_the_score(furnished: Place, weight: str) -> None:
+    only = "semantic" if weight == "vector" else weight
+    body = {
+        "scope": f"instruction:local/{AGENT}",
+        "intent": CLAIM,
+        "max_facts": len(UNITS),
+        "weights": {weight: 1.0},
+        "explain": True,
+        "floor": False,
+    }
+    chunks = furnished.ask("POST", "/v1/recall", body, key=furnished.agent_key).json["chunks"]
+    assert chunks[0]["score"] > 0
+    for chunk in chunks:
+        added = {stage["stage"]: stage["added"] for stage in chunk["why"]["stages"]}
+        fits = {stage["stage"]: stage["fit"] for stage in chunk["why"]["stages"]}
+        assert added == {**dict.fromkeys(added, 0.0), only: pytest.approx(fits[only])}
+        assert chunk["score"] == pytest.approx(fits[only], abs=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "loads"), [(2000, True), (2001, False)])
+def test_who_names_no_budget_has_one_of_2000_tokens(at: Place, tokens: int, loads: bool) -> None:
+    at.write("checkout-procedure", content=f"Claim the ticket{' word' * (tokens - 3)}")
+    assert at.publish([entry("checkout-procedure")]).status == 200
+    scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
+    for answered in (at.recall(CLAIM), at.ask("POST", "/v1/recall", scope, key=at.agent_key)):
+        told = answered.json
+        assert [chunk["tokens"] for chunk in told["chunks"]] == ([tokens] if loads else [])
+        assert told["truncated"] is not loads
+    assert at.recall(CLAIM, token_budget=tokens).json["total_tokens"] == tokens
+
+
+def test_a_tool_that_names_no_budget_is_told_the_one_it_has(furnished: Place) -> None:
+    stub = furnished.of_agent("GET", "/boot-stub").body.decode()
+    schema = next(line for line in stub.splitlines() if line.startswith("recall_tool_schema: "))
+    fields = json.loads(schema.partition(": ")[2])["input_schema"]["properties"]
+    assert (fields["token_budget"]["default"], fields["max_chunks"]["default"]) == (2000, 3)
+
+
+def test_a_chunk_says_until_when_its_text_holds(furnished: Place) -> None:
+    assert furnished.heartbeat(furnished.wake("manual")).status == 200
+    during = {"intent": "review a pull request", "heartbeat_id": "run_1"}
+    before = furnished.of_agent("POST", "/recall-instruction", during, key=furnished.agent_key).json["chunks"][0]
+    assert (before["version"], before["valid_until"]) == ("v1", None)
+    furnished.clock.advance(60)
+    assert furnished.write("code-review", "v2", "Newer words on a pull request.").json["status"] == "active"
+    # A heartbeat still has what held when it began, and learns that something newer has taken its place.
+    after = furnished.of_agent("POST", "/recall-instruction", during, key=furnished.agent_key).json["chunks"][0]
+    assert (after["version"], after["valid_until"]) == ("v1", "2027-01-15T08:01:00Z")

@@ -2,11 +2,14 @@
 
 import pytest
 
+from holdfast.instructions.callers import Caller
 from holdfast.instructions.coverage import asked_of
+from holdfast.instructions.deploying import promote
+from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.values import Entry, Triggers
 from holdfast.retrieval.paraphrases import paraphrases
 from holdfast.stores.instructions_records import DatabaseInstructions
-from instruction_places import AGENT, UNITS, Place, entry, uri
+from instruction_places import AGENT, ANN, UNITS, Place, entry, uri
 
 TONE = "instruction:local/shared/tone"
 
@@ -224,3 +227,18 @@ def test_what_says_the_same_is_told_the_same_and_costs_the_same(at: Place) -> No
         entries += told["entries"]
     assert len(costs) == 1
     assert all(one == {**entries[0], "fact_uri": uri("code-review")} for one in entries)
+
+
+def test_an_agent_that_is_flagged_sensitive_is_promoted_by_nobody_before_its_time(at: Place) -> None:
+    for name in UNITS:
+        at.write(name)
+        (at.root / f"{name}.md").write_text("Old words.")
+    listed = [entry(name, path=f"{name}.md") for name in UNITS]
+    assert at.publish(listed, migration_mode="coexistence").status == 200
+    admin = Caller("admin", "key", ANN)
+    assert at.of_agent("PUT", "", {"sensitive": True}).json["sensitive"] is True
+    with pytest.raises(InstructionError, match="flagged sensitive"):
+        promote(at.library, AGENT, admin, force=True)
+    # What is left out is as it was at first.
+    assert at.of_agent("PUT", "", {}).json["sensitive"] is False
+    assert promote(at.library, AGENT, admin, force=True).manifest.migration_mode == "stigmem"

@@ -168,3 +168,49 @@ def test_what_was_signed_under_the_shortname_is_believed(at: Place) -> None:
     spelled = uri("code-review", agent="cto")
     body = {"fact_uri": spelled, "content": TEXT, "signature": anns.sign(unit_message(spelled, digest))}
     assert at.ask("PUT", "/v1/instruction/units", body).json["status"] == "active"
+
+
+def test_where_there_is_no_deployment_key_what_nobody_has_signed_is_quarantined(at: Place) -> None:
+    at.library.key = None
+    written = at.write("code-review", content=TEXT)
+    assert (written.status, written.json["status"]) == (201, "quarantined")
+    published = at.publish([entry("code-review")])
+    assert any("code-review: unit_unavailable" in line for line in published.json["warnings"])
+    told = at.recall("review a pull request", manifest_hint=["code-review"], floor=False).json
+    assert (told["chunks"], told["unavailable"]) == ([], ["code-review"])
+
+
+def test_where_there_is_no_deployment_key_what_an_admin_has_signed_is_recalled(at: Place) -> None:
+    at.library.key = None
+    assert at.write("code-review", content=TEXT, signature=anns_signature(at, uri("code-review"))).status == 201
+    assert at.publish([entry("code-review")]).status == 200
+    assert at.recalled("review a pull request") == ["code-review"]
+
+
+SPELLED = f"instruction:local/agent/{AGENT}/code-review/v1"
+
+
+@pytest.mark.parametrize(
+    ("signed", "sent", "status"),
+    [
+        (uri("code-review"), uri("code-review"), "active"),
+        (SPELLED, SPELLED, "active"),
+        (uri("code-review"), SPELLED, "active"),
+        (SPELLED, uri("code-review"), "quarantined"),
+        (uri("code-review", "v2"), uri("code-review"), "quarantined"),
+        (uri("code-review", agent="other"), uri("code-review"), "quarantined"),
+    ],
+)
+def test_a_signature_is_over_the_address_as_it_is_sent_or_as_it_is_kept(
+    at: Place, signed: str, sent: str, status: str
+) -> None:
+    body = {"fact_uri": sent, "content": TEXT, "signature": anns_signature(at, signed)}
+    written = at.ask("PUT", "/v1/instruction/units", body).json
+    assert (written["fact_uri"], written["status"]) == (uri("code-review"), status)
+
+
+def anns_signature(at: Place, address: str) -> str:
+    """Over this address with the text, by a key that is registered from now on."""
+    anns = DeploymentKey(b"a" * 32)
+    assert at.ask("PUT", "/v1/instruction/signer", {"public_key": anns.public_key}).status == 200
+    return anns.sign(unit_message(address, hashlib.sha256(TEXT.encode()).hexdigest()))
