@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.instructions.certifying import activate_encoder, run_due
+from holdfast.instructions.certifying import DAY_MS, activate_encoder, run_due
 from holdfast.instructions.values import CoverageRun, UnitCoverage
 from holdfast.retrieval import wordllama
 from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
@@ -88,6 +88,30 @@ def test_a_skipped_gate_is_made_up_for_within_seven_days(at: Place) -> None:
     report = at.of_agent("GET", COVERAGE).json
     assert (report["kind"], report["skipped"], report["recert_due"]) == ("recert", False, None)
     assert at.records("recert")[0]["detail"]["units"] == []
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["by itself", "by hand"])
+def test_a_skipped_gate_is_made_up_for_though_coverage_was_measured_meanwhile(at: Place, by_hand: bool) -> None:
+    for name in UNITS:
+        at.write(name)
+    assert at.publish(skip_coverage_gate=True).status == 200
+    owed = at.of_agent("GET", COVERAGE).json["recert_due"]
+    at.clock.advance(3600)
+    assert at.write("code-review", "v2", "Read the whole pull request. Then leave a review.").status == 201
+    assert run_due(at.library) == (AGENT,)
+    report = at.of_agent("GET", COVERAGE).json
+    assert (report["kind"], report["recert_due"]) == ("daily", owed)
+    at.clock.advance(2 * DAY_SECONDS)
+    if by_hand:
+        assert at.of_agent("POST", COVERAGE).json["kind"] == "recert"
+    else:
+        assert run_due(at.library) == (AGENT,)
+    assert at.of_agent("GET", COVERAGE).json["recert_due"] is None
+    assert len(at.records("recert")) == 1
+    at.clock.advance(DAY_SECONDS - 1)
+    now = at.library.now()
+    owing = at.library.records.agents_to_measure(finished_before=now - DAY_MS, recert_before=now + 7 * DAY_MS)
+    assert owing == (), "what was made up for is owed no more"
 
 
 def test_curated_probes_say_whether_they_find_what_they_must(furnished: Place) -> None:

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from holdfast.errors import UserError
 from holdfast.instructions.asking import put_on_record
 from holdfast.instructions.coverage import measure_all
@@ -22,7 +24,8 @@ def run_coverage(
     *,
     kind: Literal["daily", "recert"],
 ) -> CoverageRun:
-    """Measured on the texts there are, by the encoder in use."""
+    """Measured on the texts there are, by the encoder in use; what is owed after a skipped gate stays owed."""
+    last = library.records.coverage(agent.id)
     started = library.now()
     shelf = library.shelves.made(agent, manifest)
     settings = library.settings
@@ -35,6 +38,7 @@ def run_coverage(
         kind=kind,
         started_at=started,
         finished_at=library.now(),
+        recert_due=last.recert_due if last is not None and last.manifest_version == manifest.version else None,
         units=units,
     )
 
@@ -62,7 +66,7 @@ def run_due(library: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
 
 def certified(library: Library, agent: Agent, manifest: Manifest) -> CoverageRun:
     """The gate once more, after it was skipped; what fails is put on record."""
-    run = run_coverage(library, agent, manifest, kind="recert")
+    run = msgspec.structs.replace(run_coverage(library, agent, manifest, kind="recert"), recert_due=None)
     put_on_record(
         library,
         AuditRecord(

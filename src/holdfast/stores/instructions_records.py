@@ -270,10 +270,12 @@ class DatabaseInstructions(InstructionSteps):
     def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
         of_manifest = "c.agent_id = m.agent_id AND c.manifest_version = m.version"
         run = f"SELECT 1 FROM {self._tables.coverage.name} c WHERE {of_manifest}"
+        same = "d.agent_id = c.agent_id AND d.manifest_version = c.manifest_version AND d.finished_at > c.finished_at"
+        done = f"SELECT 1 FROM {self._tables.coverage.name} d WHERE {same} AND d.recert_due IS NULL"
         return self._ids(
             f"SELECT m.agent_id FROM {self._tables.manifests.name} m WHERE m.superseded_at IS NULL "
             f"AND (NOT EXISTS ({run} AND c.finished_at > ? AND c.stale = 0) "
-            f"OR EXISTS ({run} AND c.recert_due <= ?)) ORDER BY m.agent_id",
+            f"OR EXISTS ({run} AND c.recert_due <= ? AND NOT EXISTS ({done}))) ORDER BY m.agent_id",
             finished_before,
             recert_before,
         )
