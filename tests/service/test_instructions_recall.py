@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import UserError
+from holdfast.retrieval import wordllama
+from holdfast.retrieval.units import Unit
 from instruction_places import AGENT, UNITS, Place, entry, uri
 
 CLAIM = "I need to claim a ticket and check out an issue"
@@ -288,3 +291,69 @@ def test_a_chunk_says_until_when_its_text_holds(furnished: Place) -> None:
     # A heartbeat still has what held when it began, and learns that something newer has taken its place.
     after = furnished.of_agent("POST", "/recall-instruction", during, key=furnished.agent_key).json["chunks"][0]
     assert (after["version"], after["valid_until"]) == ("v1", "2027-01-15T08:01:00Z")
+
+
+class Failing:
+    """An encoder that has what it needs to be made, and then fails when it is asked, or has not even that."""
+
+    model_version, floor, words_share = "failing", 0.1, 1.0
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def add(self, slot: int, unit: Unit) -> None:
+        pass
+
+    def remove(self, slot: int) -> None:
+        pass
+
+    def match(self, query: str, *, slots: int) -> list[float]:
+        raise self._error
+
+
+class OfOthers(Exception):
+    pass
+
+
+ERRORS = (RuntimeError("x"), OSError("x"), ValueError("x"), MemoryError("x"), OfOthers("x"), UserError("x"))
+
+
+@pytest.mark.parametrize("is_made", [True, False], ids=["asked", "made"])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_encoder_that_fails_is_503_and_may_be_tried_again(
+    at: Place, monkeypatch: pytest.MonkeyPatch, error: Exception, is_made: bool
+) -> None:
+    at.furnish()
+    began = at.heartbeat(at.wake()).json["heartbeat_id"]
+
+    def stage() -> Failing:
+        if is_made:
+            return Failing(error)
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(wordllama, "stage", stage)
+        at.library.shelves.forget()
+        scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
+        entries = [entry(name) for name in UNITS]
+        answers = [
+            at.recall(CLAIM),
+            at.recall(CLAIM, heartbeat_id=began),
+            at.ask("POST", "/v1/recall", scope, key=at.agent_key),
+            at.publish(entries, "v2"),
+            at.of_agent("POST", "/instruction-manifest/coverage"),
+            at.ask("GET", f"/api/instructions/{AGENT}/recall?intent=x"),
+        ]
+        assert [(one.status, one.code) for one in answers] == [(503, "recall_backend_unavailable")] * len(answers)
+    at.library.shelves.forget()
+    assert at.recalled(CLAIM)[0] == "checkout-procedure"
+    assert at.publish(entries, "v2").status == 200
+
+
+def test_a_record_keeps_of_an_intent_what_was_read_of_it_and_is_asked_again_by_that(furnished: Place) -> None:
+    recalled = furnished.recall(f"{CLAIM} {'x' * 900_000} approve a purchase").json
+    (record,) = furnished.records("recall")
+    assert len(record["intent"]) == len(record["detail"]["question"]["intent"]) == 8_000
+    replayed = furnished.of_agent("POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}).json
+    assert replayed["same_order"]
+    assert replayed["loaded_now"] == [chunk["name"] for chunk in recalled["chunks"]]

@@ -2,16 +2,16 @@
 
 import msgspec
 
-from holdfast.errors import StoreError, UserError
+from holdfast.errors import StoreError
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, no_manifest
 from holdfast.instructions.recall import Picked, Question, Recalled, Shelf, names_of
 from holdfast.instructions.shadowing import weighed
 from holdfast.instructions.values import Agent, AuditRecord, ChunkSource, Loaded
+from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 
 TOKEN_MS_MAX = 24 * 3_600_000
-INTENT_CHARACTERS_KEPT = 8_000
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -53,19 +53,18 @@ def ask(
     if start is not None:
         # A heartbeat sees what held when it began, however long it takes.
         shelf = shelf_at(library, agent, start, lifted=tuple(shelf.lifted), otherwise=shelf)
-    try:
-        recalled = shelf.recall(question)
-    except (UserError, ArithmeticError, RuntimeError, LookupError) as error:
-        raise InstructionError("recall_backend_unavailable", "recall cannot be used now; try again") from error
+    recalled = shelf.recall(question)
     # What is told may have begun by a clock that is ahead of ours.
     as_of = start if start is not None else max(now, shelf.since)
     token = library.new_id("audi")
+    # No more of it is read to find anything, and so the record says all that a replay needs.
+    intent = question.intent[:QUERY_CHARACTERS_MAX]
     record = AuditRecord(
         id=library.new_id("audevent"),
         agent_id=agent.id,
         heartbeat_id=heartbeat_id or library.new_id("run"),
         session_start=start if start is not None else now,
-        intent=question.intent[:INTENT_CHARACTERS_KEPT],
+        intent=intent,
         loaded_chunks=loaded(recalled.chunks),
         audit_token=token,
         created_at=now,
@@ -77,7 +76,7 @@ def ask(
             "manifest_version": shelf.manifest.version,
             "lifted": sorted(shelf.lifted),
             "as_of": as_of,
-            "question": msgspec.to_builtins(question),
+            "question": msgspec.to_builtins(msgspec.structs.replace(question, intent=intent)),
             **(msgspec.structs.asdict(weighed(agent, shelf)) if shadow else {}),
         },
     )

@@ -100,7 +100,7 @@ def status_of(unit: UnitCoverage) -> str:
 
 def ranked(shelf: Shelf, query: str, *, use_floor: bool) -> tuple[str, ...]:
     floor = shelf.index.floor if use_floor else 0.0
-    places = shelf.index.rank(query).places
+    places = shelf.rank(query).places
     return tuple(one.id for one in places if one.relevance >= floor)[:PROBE_K]
 
 

@@ -2,12 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import msgspec
 
 from holdfast.instructions.counting import count_cl100k
+from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.values import ChunkSource, Entry, Manifest
 from holdfast.retrieval.fusion import DECIMALS, Weights
 from holdfast.retrieval.index import Index, Place, Ranking, Share
@@ -17,6 +19,7 @@ from holdfast.retrieval.units import Unit
 DEFAULT_CHUNKS_MAX = 3
 DEFAULT_TOKEN_BUDGET = 2000
 LIFT = math.log(1 + 0.15)
+UNAVAILABLE = "recall_backend_unavailable"
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -95,7 +98,8 @@ class Shelf:
     def index(self) -> Index:
         """Made when first asked: who reads only the manifest need not wait for an encoder."""
         units = (unit_of(entry, self.contents.get(entry.name)) for entry in self.manifest.body)
-        return Index(units, meaning=self._meaning())
+        with _or_unavailable():
+            return Index(units, meaning=self._meaning())
 
     @cached_property
     def snapshot_id(self) -> str:
@@ -103,9 +107,15 @@ class Shelf:
         made_of = f"{self.manifest.id} {self.index.digest} {' '.join(sorted(self.lifted))}"
         return hashlib.sha256(made_of.encode()).hexdigest()
 
+    def rank(self, query: str, *, weights: Weights | None = None) -> Ranking:
+        """All units, best first, without lifts. Raises InstructionError `recall_backend_unavailable`."""
+        index = self.index
+        with _or_unavailable():
+            return index.rank(query, weights=weights)
+
     def ranking(self, question: Question) -> Ranking:
         """All units, best first, lifts included."""
-        ranking = self.index.rank(question.intent, weights=question.weights)
+        ranking = self.rank(question.intent, weights=question.weights)
         if not self.lifted:
             return ranking
         places = sorted(map(self._lift, ranking.places), key=lambda one: (-one.score, one.id))
@@ -118,6 +128,15 @@ class Shelf:
 
     def recall(self, question: Question) -> Recalled:
         return _Packing(self, question).packed()
+
+
+@contextmanager
+def _or_unavailable() -> Iterator[None]:
+    """Encoders are the work of others, and raise what they like; whoever asks can try again."""
+    try:
+        yield
+    except Exception as error:
+        raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
 
 
 class _Packing:

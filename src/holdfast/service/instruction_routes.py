@@ -10,13 +10,14 @@ from holdfast.events.access import KeyRow
 from holdfast.instructions.callers import Caller, FindAgent, check_own
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library
+from holdfast.instructions.recall import UNAVAILABLE
 from holdfast.instructions.values import Agent
 from holdfast.service.failures import RefusedError
 from holdfast.service.routes import Answer, Asked, Method, NoReply, Route, Rule, convert
 from holdfast.service.service import Service
 
 DENIED = "instruction_scope_denied"
-RETRY = "recall_backend_unavailable"
+RETRY = UNAVAILABLE
 
 _STATUSES = {
     DENIED: 403,
