@@ -264,3 +264,14 @@ def test_an_approval_lets_go_the_version_that_it_names_and_no_other(at: Place) -
         at.of_agent("POST", "/approvals", {**APPROVAL, "version": version})
         at.write(BUDGET, "v2", "Buy anything.")
     assert told(at) == "v1"
+
+
+def test_a_version_without_a_number_lets_no_lower_number_follow(furnished: Place) -> None:
+    for version, status in (("v5", 200), ("beta", 200), ("v3", 409), ("v5", 409), ("beta", 409), ("v5.1", 200)):
+        assert furnished.publish(version=version).status == status
+        furnished.clock.advance(1)
+    steps = (("v5", 201), ("beta", 201), ("v3", 409), ("v5.0", 409), ("gamma", 201), ("v6", 201))
+    for version, status in steps:
+        assert furnished.write(BUDGET, version, f"Text {version}.").status == status
+        furnished.clock.advance(1)
+    assert told(furnished) == "v6"

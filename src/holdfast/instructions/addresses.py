@@ -1,6 +1,7 @@
 """How instructions are addressed: `instruction:{deployment}/{owner}/{name}/{version}`, and which version is newer."""
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -88,6 +89,13 @@ def is_newer(version: str, than: str) -> bool:
     """Whether it may follow; versions without numbers may, if they differ."""
     ours, theirs = version_numbers(version), version_numbers(than)
     return ours > theirs if ours is not None and theirs is not None else version != than
+
+
+def follows_all(version: str, before: Iterable[str]) -> bool:
+    """Whether none of these is the same or has a higher number, whatever stands between them."""
+    ours, given = version_numbers(version), tuple(before)
+    highest = max((numbers for one in given if (numbers := version_numbers(one)) is not None), default=None)
+    return version not in given and (ours is None or highest is None or ours > highest)
 
 
 def garden_of(deployment: str, agent_id: str) -> str:

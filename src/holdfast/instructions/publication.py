@@ -9,7 +9,7 @@ from holdfast.instructions.addresses import (
     RESERVED_OWNERS,
     Address,
     check_version,
-    is_newer,
+    follows_all,
     is_of_many,
     read_address,
 )
@@ -186,13 +186,13 @@ def check_size(draft: Draft) -> int:
     return tokens
 
 
-def check_manifest_version(version: str, current: str | None, *, is_known: bool) -> None:
-    """Versions rise, and none is used twice."""
+def check_manifest_version(version: str, current: str | None, *, before: Sequence[str]) -> None:
+    """Versions rise, and none is used twice; `before` are all that there were."""
     try:
         check_version(version)
     except InstructionError as error:
         raise InstructionError("manifest_version_conflict", str(error)) from error
-    if is_known or (current is not None and not is_newer(version, current)):
+    if not follows_all(version, before):
         raise InstructionError(
             "manifest_version_conflict",
             f"version {version[:80]!a} does not follow {current!a}; choose a higher one",

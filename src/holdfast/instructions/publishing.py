@@ -109,7 +109,7 @@ def _attempt(
     check_manifest_version(
         draft.version,
         current.version if current else None,
-        is_known=library.records.has_manifest_version(agent.id, draft.version),
+        before=library.records.manifest_versions(agent.id),
     )
     now = library.now()
     manifest = _drafted(library, draft, agent, current=current, provenance=provenance)

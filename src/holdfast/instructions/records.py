@@ -60,7 +60,7 @@ class InstructionRecords(Protocol):
     def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
         """All current manifests with an entry for this unit, and perhaps some with one that is spelled alike."""
 
-    def has_manifest_version(self, agent_id: str, version: str) -> bool: ...
+    def manifest_versions(self, agent_id: str) -> tuple[str, ...]: ...
 
     def guaranteed_count(self) -> int:
         """Units with guarantee_load in the current manifests of all agents."""

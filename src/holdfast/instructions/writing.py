@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.instructions.addresses import Address, is_newer, is_of_many, read_address
+from holdfast.instructions.addresses import Address, follows_all, is_of_many, read_address
 from holdfast.instructions.callers import Caller
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.coverage import measure
@@ -94,8 +94,8 @@ def _attempt(
             return _as_before(before)
     else:
         unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
-        if newest is not None and not is_newer(unit.version, newest.version):
-            raise _conflict(f"version {unit.version} does not follow {newest.version}")
+        if newest is not None and not follows_all(unit.version, (one.version for one in counting)):
+            raise _conflict(f"version {unit.version} does not follow {newest.version}, or another before it")
     manifest = library.records.manifest(agent.id) if agent else None
     judged = library.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
     listed = listings(library, agent, manifest, unit)

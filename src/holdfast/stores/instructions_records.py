@@ -127,8 +127,8 @@ class DatabaseInstructions(InstructionSteps):
         held = f"WHERE superseded_at IS NULL AND {LISTS} ORDER BY agent_id"
         return self._rows(self._tables.manifests, held, any_version(owner, name))
 
-    def has_manifest_version(self, agent_id: str, version: str) -> bool:
-        return self.manifest_of(agent_id, version) is not None
+    def manifest_versions(self, agent_id: str) -> tuple[str, ...]:
+        return self._ids(f"SELECT version FROM {self._tables.manifests.name} WHERE agent_id = ?", agent_id)
 
     def guaranteed_count(self) -> int:
         current = self._rows(self._tables.manifests, "WHERE superseded_at IS NULL")
