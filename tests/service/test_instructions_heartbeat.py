@@ -205,3 +205,31 @@ def test_an_agent_without_a_manifest_has_no_stub(at: Place) -> None:
     answered = at.of_agent("GET", "/boot-stub", key=at.agent_key)
     assert (answered.status, answered.code) == (404, "boot_stub_not_found")
     assert at.heartbeat(at.wake(REASON)).code == "manifest_not_found"
+
+
+def test_a_recall_prefers_what_names_the_reason_of_its_heartbeat_among_its_task_types(at: Place) -> None:
+    for number, name in enumerate(("plants-a", "plants-b"), start=1):
+        assert at.write(name, content=f"Water the plants of the office, page {number}.").status == 201
+    triggers = {"intents": ["water the plants of the office"]}
+    hinted = {**triggers, "task_types": ["routine_fired", "manual"]}
+    plain, fits = entry("plants-a", load_triggers=triggers), entry("plants-b", load_triggers=hinted)
+    others = [entry(name) for name in UNITS]
+    at.furnish([plain, fits, *others])
+
+    def first(**more: object) -> dict[str, Any]:
+        found: dict[str, Any] = at.recall("water the plants of the office", max_chunks=1, **more).json
+        return found
+
+    assert first()["chunks"][0]["name"] == "plants-a"
+    for reason, name in (("routine_fired", "plants-b"), ("issue_assigned", "plants-a"), ("manual", "plants-b")):
+        told = at.heartbeat(at.wake(reason, heartbeat_id=f"run_{reason}")).json
+        # A hint loads nothing by itself.
+        assert told["preloads"] == []
+        recalled = first(heartbeat_id=f"run_{reason}", explain=True)
+        assert recalled["chunks"][0]["name"] == name
+        assert recalled["chunks"][0]["why"].get("fits_task_type", False) is (name == "plants-b")
+        again = at.of_agent("POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}).json
+        assert (again["same_order"], again["same_snapshot"]) == (True, True)
+    # What has nothing to do with the intent stays away, whatever the task.
+    assert "plants-b" not in at.recalled("approve a purchase", heartbeat_id="run_manual")
+    assert first(heartbeat_id="run_of_nobody")["chunks"][0]["name"] == "plants-a"
