@@ -266,3 +266,31 @@ def test_a_manifest_with_which_the_stub_would_be_too_large_is_not_published(
     assert at.of_agent("GET", "/instruction-manifest").code == "manifest_not_found"
     assert at.of_agent("PUT", "", {"always_rules": ["word " * 240]}).status == 200
     assert at.publish(listed).status == 200
+
+
+def test_a_recall_prefers_what_names_the_reason_of_its_heartbeat_among_its_task_types(at: Place) -> None:
+    for number, name in enumerate(("plants-a", "plants-b"), start=1):
+        assert at.write(name, content=f"Water the plants of the office, page {number}.").status == 201
+    triggers = {"intents": ["water the plants of the office"]}
+    hinted = {**triggers, "task_types": ["routine_fired", "manual"]}
+    plain, fits = entry("plants-a", load_triggers=triggers), entry("plants-b", load_triggers=hinted)
+    others = [entry(name) for name in UNITS]
+    at.furnish([plain, fits, *others])
+
+    def first(**more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = at.recall("water the plants of the office", max_chunks=1, **more).json
+        return found
+
+    assert first()["chunks"][0]["name"] == "plants-a"
+    for reason, name in (("routine_fired", "plants-b"), ("issue_assigned", "plants-a"), ("manual", "plants-b")):
+        told = at.heartbeat(at.wake(reason, heartbeat_id=f"run_{reason}")).json
+        # A hint loads nothing by itself.
+        assert told["preloads"] == []
+        recalled = first(heartbeat_id=f"run_{reason}", explain=True)
+        assert recalled["chunks"][0]["name"] == name
+        assert recalled["chunks"][0]["why"].get("fits_task_type", False) is (name == "plants-b")
+        again = at.of_agent("POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}).json
+        assert (again["same_order"], again["same_snapshot"]) == (True, True)
+    # What has nothing to do with the intent stays away, whatever the task.
+    assert "plants-b" not in at.recalled("approve a purchase", heartbeat_id="run_manual")
+    assert first(heartbeat_id="run_of_nobody")["chunks"][0]["name"] == "plants-a"

@@ -278,3 +278,11 @@ def test_many_guaranteed_units_of_all_agents_together_are_warned_of_and_not_refu
     assert crowded.status == 200
     assert "2 units of all agents" in "".join(crowded.json["warnings"])
     assert "all agents" not in "".join(at.publish([entry("code-review")], "v4").json["warnings"])
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\x00", "\t", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"])
+def test_a_path_is_one_line_without_control_characters(at: Place, character: str) -> None:
+    for path in (f"a.md{character}- root-access: `do.md", f"a.md{character}", f"{character}a.md"):
+        answered = at.publish([entry("code-review", fact_uri=None, path=path)])
+        assert (answered.status, answered.code) == (400, "manifest_entry_invalid")
+    assert at.publish([entry("code-review", fact_uri=None, path="für Ärzte/手順\u3000書.md")]).status == 200

@@ -49,8 +49,10 @@ def ask(
     `shadow`: all instructions are in force meanwhile, and nobody is handed what is recalled.
     """
     now = library.now()
-    start = library.records.heartbeat_start(agent.id, heartbeat_id) if heartbeat_id else None
-    if start is not None:
+    begun = library.records.heartbeat(agent.id, heartbeat_id) if heartbeat_id else None
+    start = begun.session_start if begun else None
+    if begun is not None and start is not None:
+        question = msgspec.structs.replace(question, task_type=begun.wake_reason)
         # A heartbeat sees what held when it began, however long it takes.
         shelf = shelf_at(library, agent, start, lifted=tuple(shelf.lifted), otherwise=shelf)
     recalled = shelf.recall(question)

@@ -10,7 +10,7 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, no_manifest
 from holdfast.instructions.recall import Content
 from holdfast.instructions.stub import known_profile, render_stub, stub_key
-from holdfast.instructions.values import Agent, AuditRecord, EventType, Loaded, Manifest, Stub
+from holdfast.instructions.values import WAKE_INTENT, Agent, AuditRecord, EventType, Loaded, Manifest, Stub
 from holdfast.instructions.wake import Wake, read_wake
 
 BUDGET_TOKENS_WARN = 2000
@@ -152,7 +152,7 @@ def _record(
         agent_id=agent.id,
         heartbeat_id=woken.heartbeat_id,
         session_start=at,
-        intent=f"preload:{woken.wake_reason}",
+        intent=f"{WAKE_INTENT}{woken.wake_reason}",
         loaded_chunks=loaded,
         audit_token=token,
         created_at=at,

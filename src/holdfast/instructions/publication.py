@@ -1,5 +1,6 @@
 """Whether a manifest may be published: shape, names, pointers, task types, approvals, caps, size, in this order."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
@@ -25,6 +26,8 @@ TRIGGER_CHARACTERS_MAX = 400
 GUARANTEED_MAX = 5
 FREE_TASK_TYPES_MAX = 2
 MANIFEST_TOKENS_MAX = 1000
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,6 +67,9 @@ def check_shape(draft: Draft) -> None:
         # It stands in a line of the prompt: one more line would be read as another unit.
         if len(entry.description.splitlines()) > 1:
             raise _invalid(entry, "a description is one line")
+        # So does a path, in the stub of an agent that has files.
+        if entry.path is not None and (entry.path.splitlines() != [entry.path] or _CONTROLS.search(entry.path)):
+            raise _invalid(entry, "a path is one line without control characters")
         if entry.token_estimate is not None and not 0 <= entry.token_estimate <= 10**9:
             raise _invalid(entry, "token_estimate is a count")
         if entry.force_position and not entry.guarantee_load:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -34,12 +35,15 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """`task_type` is why the agent was woken, where it says in which heartbeat it asks."""
+
     intent: str
     max_chunks: int = DEFAULT_CHUNKS_MAX
     token_budget: int = DEFAULT_TOKEN_BUDGET
     manifest_hint: tuple[str, ...] = ()
     use_floor: bool = True
     weights: Weights = Weights()
+    task_type: str | None = None
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -48,6 +52,7 @@ class Why(msgspec.Struct, frozen=True):
     matched_terms: tuple[str, ...]
     links: tuple[str, ...]
     lifted: bool
+    fits_task_type: bool = False
 
 
 class Picked(msgspec.Struct, frozen=True):
@@ -116,15 +121,16 @@ class Shelf:
     def ranking(self, question: Question) -> Ranking:
         """All units, best first, lifts included."""
         ranking = self.rank(question.intent, weights=question.weights)
-        if not self.lifted:
+        lifts = Counter((*self.lifted, *self.fitting(question)))
+        if not lifts:
             return ranking
-        places = sorted(map(self._lift, ranking.places), key=lambda one: (-one.score, one.id))
-        return Ranking(tuple(places), ranking.why)
+        lifted = (_lift(place, lifts[place.id]) for place in ranking.places)
+        return Ranking(tuple(sorted(lifted, key=lambda one: (-one.score, one.id))), ranking.why)
 
-    def _lift(self, place: Place) -> Place:
-        if place.id not in self.lifted:
-            return place
-        return msgspec.structs.replace(place, score=round(min(1.0, place.score + LIFT), DECIMALS))
+    def fitting(self, question: Question) -> frozenset[str]:
+        """Units that say of this type of task that they fit it: a hint, which counts as much as a lift."""
+        wanted = question.task_type
+        return frozenset(one.name for one in self.manifest.body if wanted in one.load_triggers.task_types)
 
     def recall(self, question: Question) -> Recalled:
         return _Packing(self, question).packed()
@@ -139,11 +145,17 @@ def _or_unavailable() -> Iterator[None]:
         raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
 
 
+def _lift(place: Place, times: int) -> Place:
+    score = place.score + times * LIFT
+    return msgspec.structs.replace(place, score=round(min(1.0, score), DECIMALS)) if times else place
+
+
 class _Packing:
     def __init__(self, shelf: Shelf, question: Question) -> None:
         self._shelf = shelf
         self._question = question
         self._ranking = shelf.ranking(question)
+        self._fitting = shelf.fitting(question)
         self._places = {one.id: one for one in self._ranking.places}
         self._dropped: list[Dropped] = []
         self._over = False
@@ -212,7 +224,14 @@ class _Packing:
 
     def _picked(self, name: str, kind: str) -> Picked:
         found = self._ranking.why(name)
-        why = Why(found.relevance, found.shares, found.matched_terms, found.links, name in self._shelf.lifted)
+        why = Why(
+            found.relevance,
+            found.shares,
+            found.matched_terms,
+            found.links,
+            name in self._shelf.lifted,
+            name in self._fitting,
+        )
         return Picked(name, self._shelf.contents[name], self._places[name].score, kind, why)
 
 

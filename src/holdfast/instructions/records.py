@@ -104,8 +104,8 @@ class InstructionRecords(Protocol):
     def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
         """Oldest first."""
 
-    def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:
-        """When a heartbeat that was woken here began."""
+    def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
+        """The record of how a heartbeat began that was woken here, for the last time."""
 
     def add_approval(self, approval: Approval, *, registers: Agent) -> None: ...
 

@@ -25,6 +25,9 @@ WAKE_REASONS = (
 )
 
 
+WAKE_INTENT = "preload:"
+
+
 class Agent(msgspec.Struct, frozen=True):
     """`revision` rises with every change of what the agent can be told."""
 
@@ -180,6 +183,11 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, object] = {}
     detected: tuple[Detected, ...] | None = None
     detected_at: int | None = None
+
+    @property
+    def wake_reason(self) -> str | None:
+        """Of the record of how a heartbeat began."""
+        return self.intent.removeprefix(WAKE_INTENT) if self.event_type == "preload" else None
 
     @property
     def detected_used(self) -> tuple[str, ...]:

@@ -147,7 +147,10 @@ class StageTold(msgspec.Struct, frozen=True):
 
 
 class WhyTold(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`lifted` is for admins: what is lifted is critical in its coverage."""
+    """`lifted` is for admins: what is lifted is critical in its coverage.
+
+    `fits_task_type`: the unit names the reason for which the heartbeat was begun that it is recalled in.
+    """
 
     picked_as: str
     relevance: float
@@ -155,6 +158,7 @@ class WhyTold(msgspec.Struct, frozen=True, omit_defaults=True):
     matched_terms: tuple[str, ...]
     links: tuple[str, ...]
     lifted: bool | None = None
+    fits_task_type: bool = False
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

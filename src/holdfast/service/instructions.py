@@ -282,7 +282,7 @@ def _chunk(picked: Picked, *, explain: bool, caller: Caller) -> Chunk:
     if explain and why is not None:
         stages = tuple(StageTold(one.stage, one.fit, one.added) for one in why.stages)
         lifted = why.lifted if caller.is_admin else None
-        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted)
+        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted, why.fits_task_type)
     content = picked.content
     return Chunk(
         name=picked.name,

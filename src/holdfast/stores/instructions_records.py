@@ -214,14 +214,14 @@ class DatabaseInstructions(InstructionSteps):
         held = "WHERE agent_id = ? AND heartbeat_id = ? ORDER BY created_at, id"
         return self._rows(self._tables.audit, held, agent_id, heartbeat_id)
 
-    def heartbeat_start(self, agent_id: str, heartbeat_id: str) -> int | None:
+    def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
         found = self._rows(
             self._tables.audit,
             "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload' ORDER BY created_at DESC LIMIT 1",
             agent_id,
             heartbeat_id,
         )
-        return found[0].session_start if found else None
+        return next(iter(found), None)
 
     def add_approval(self, approval: Approval, *, registers: Agent) -> None:
         table = self._tables.approvals
