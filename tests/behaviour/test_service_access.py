@@ -10,6 +10,7 @@ from holdfast.clock import ManualClock
 from holdfast.service.routes import Route, Rule
 from holdfast.service.table import ROUTES
 from holdfast.stores.memory import MemoryStore
+from instruction_places import library_of, opened_store
 from served_service import Client, serving_store
 
 HOLDERS = ("nobody", "read", "agent", "admin", "revoked", "expired", "unknown")
@@ -19,7 +20,7 @@ MAY: dict[Rule, tuple[str, ...]] = {
     "read": ("read", "admin"),
     "admin": ("admin",),
     "agent": ("agent", "admin"),
-    "caller": ("read", "agent", "admin"),
+    "caller": ("agent", "admin"),
 }
 """By rule, whose requests get past the door."""
 
@@ -45,10 +46,13 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    clock = ManualClock()
-    with serving_store(MemoryStore(), clock=clock) as client:
-        yield Served(client, clock)
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Instructions too: routes that are switched off are there for nobody."""
+    clock, folder = ManualClock(), tmp_path_factory.mktemp("served")
+    with opened_store("sqlite", folder) as store:
+        library = library_of(store, clock, folder / "root")
+        with serving_store(MemoryStore(), clock=clock, library=library) as client:
+            yield Served(client, clock)
 
 
 def path_of(one: Route) -> str:
