@@ -143,3 +143,12 @@ def test_without_instructions_the_view_says_how_to_have_some(page: Page) -> None
         page.open("instructions", heading="Instructions")
         assert "holdfast serve --instructions" in page.text(".empty")
         page.leave()
+
+
+def test_where_nobody_has_made_a_key_only_what_agents_are_told_asks_for_one(page: Page, tmp_path: Path) -> None:
+    with place("sqlite", tmp_path, encoder=None) as at, serving_store(MemoryStore(), library=at.library) as client:
+        page.url, page.expecting = client.url, ("401",)
+        page.open("instructions", heading="Sign in")
+        assert "holdfast keys create --scope admin" in page.text("main")
+        page.open("caching", heading="Caching")
+        page.until(lambda: page.text("#connection") == "live")

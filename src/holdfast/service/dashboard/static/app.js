@@ -125,7 +125,7 @@ function signInForm(error) {
   };
   return h("form", { class: "empty", submit: enter },
     h("h1", {}, "Sign in"),
-    h("p", {}, error.code === "key_required" ? "This service needs a key." : error.message),
+    h("p", {}, error.code === "key_required" ? "A key is needed here." : error.message),
     h("p", {}, h("label", { for: "key" }, "Key "), key, " ", h("button", { type: "submit" }, "Sign in")),
     h("p", {}, "Make one with ", h("code", {}, "holdfast keys create --scope admin"), "."));
 }
