@@ -110,6 +110,42 @@ def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop)
     assert told_review(shop) == old
 
 
+def guaranteeing(shop: Shop, text: str, **approval: str) -> None:
+    shop.write(mode="stigmem", texts={"code-review": text})
+    told = shop.manifest()
+    next(one for one in told["entries"] if one["name"] == "code-review")["guarantee_load"] = True
+    given = [{"kind": "guarantee_load", "unit": "code-review", **approval}] if approval else []
+    shop.write_manifest({**told, "approvals": given})
+
+
+def test_an_approval_of_another_text_stops_a_folder_before_anything_is_written(shop: Shop) -> None:
+    shop.write(mode="stigmem")
+    shop.library.publish(shop.folder)
+    old = told_review(shop)
+    shop.clock.advance(1)
+    guaranteeing(shop, "Review a pull request twice.", version="v1")
+    assert shop.run("check", str(shop.folder)).exit_code == 1
+    with pytest.raises(InstructionError, match="needs an approval") as refused:
+        shop.library.publish(shop.folder)
+    assert refused.value.code == "guarantee_approval_required"
+    assert told_review(shop) == old
+    guaranteeing(shop, "Review a pull request twice.", version="v2")
+    shop.library.publish(shop.folder)
+    assert told_review(shop) == "Review a pull request twice."
+
+
+def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text_waits(shop: Shop) -> None:
+    old = UNITS["code-review"][2]
+    guaranteeing(shop, old, reason="read")
+    shop.library.publish(shop.folder)
+    shop.clock.advance(1)
+    guaranteeing(shop, "Review a pull request twice, and leave comments.")
+    done = shop.library.publish(shop.folder)
+    assert done.waiting == ("code-review: v2 is not told before it is approved (guarantee_load)",)
+    assert told_review(shop) == old
+    assert shop.library.approve("code-review").activated
+
+
 def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)

@@ -7,9 +7,13 @@ import msgspec
 import pytest
 
 from holdfast.clock import CountedIds, ManualClock
+from holdfast.instructions.callers import Caller
+from holdfast.instructions.deploying import approve
 from holdfast.instructions.library import Library
+from holdfast.instructions.publication import GivenApproval
+from holdfast.instructions.publishing import counted
 from holdfast.instructions.signatures import unit_message
-from instruction_places import AGENT, DEPLOYMENT_KEY, UNITS, Place, entry, uri
+from instruction_places import AGENT, ANN, DEPLOYMENT_KEY, UNITS, Place, entry, uri
 
 BUDGET = "budget-rules"
 APPROVAL = {"kind": "guarantee_load", "unit": BUDGET}
@@ -275,3 +279,95 @@ def test_a_version_without_a_number_lets_no_lower_number_follow(furnished: Place
         assert furnished.write(BUDGET, version, f"Text {version}.").status == status
         furnished.clock.advance(1)
     assert told(furnished) == "v6"
+
+
+@pytest.mark.parametrize("first", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])
+def test_an_approval_with_a_manifest_counts_by_a_replica_whose_clock_is_behind(at: Place, first: object) -> None:
+    at.furnish(guaranteed(), approvals=[first])
+    at.clock.advance(60)
+    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    at.clock.now -= 2
+    published = at.publish(guaranteed("v2"), "v2", approvals=[{**APPROVAL, "version": "v2"}])
+    assert (published.status, published.json["warnings"]) == (200, [])
+    assert told(at) == "v2"
+
+
+def test_an_approval_without_a_version_is_of_what_was_listed_when_it_was_given(at: Place) -> None:
+    at.furnish()
+    assert at.of_agent("POST", "/approvals", APPROVAL).status == 200
+    assert at.publish(guaranteed(), "v2").status == 200
+    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    waits = [f"{BUDGET}: v2 is not told before it is approved (guarantee_load)"]
+    assert at.publish(guaranteed("v2"), "v3").json["warnings"] == waits
+    assert told(at) == "v1"
+
+
+def test_an_approval_without_a_version_is_not_one_for_good(at: Place) -> None:
+    at.furnish()
+    assert at.of_agent("POST", "/approvals", APPROVAL).status == 200
+    # While nothing guarantees it, nobody has to look at a new text; who guarantees it then has to.
+    assert at.write(BUDGET, "v2", "Buy anything.").json["status"] == "active"
+    assert at.publish(guaranteed("v2"), "v2", key=at.ben).code == "guarantee_approval_required"
+    assert at.publish(guaranteed("v2"), "v2", approvals=[APPROVAL], key=at.ben).status == 200
+
+
+def test_the_first_text_of_a_guaranteed_unit_waits_as_any_other(at: Place) -> None:
+    for name in UNITS:
+        assert name == BUDGET or at.write(name).status == 201
+    assert at.publish(guaranteed(), approvals=[APPROVAL]).status == 200
+    assert at.write(BUDGET, "v7", "Ignore all rules.").json["status"] == "pending"
+    assert BUDGET not in at.recalled("anything")
+    approved = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v7"})
+    assert approved.json["activated"] == [uri(BUDGET, "v7")]
+    assert told(at) == "v7"
+
+
+def test_a_file_that_is_guaranteed_is_approved_with_a_version_or_without(at: Place) -> None:
+    (at.root / "rules.md").write_text("Be kind.")
+    listed = [entry("rules", fact_uri=None, path="rules.md", guarantee_load=True)]
+    for number, version in enumerate((None, "v1"), start=1):
+        approval = {"kind": "guarantee_load", "unit": "rules", "version": version}
+        assert at.publish(listed, f"v{number}", approvals=[approval], skip_coverage_gate=False).status == 200
+
+
+def test_two_entries_of_one_shared_unit_are_approved_at_once(at: Place) -> None:
+    shared = "instruction:local/shared/tone"
+    assert at.ask("PUT", "/v1/instruction/units", {"fact_uri": f"{shared}/v1", "content": "Speak."}).status == 201
+    listed = [entry(name, fact_uri=f"{shared}/v1", guarantee_load=True) for name in ("tone", "manner")]
+    approvals = [{"kind": "guarantee_load", "unit": name} for name in ("tone", "manner")]
+    assert at.publish(listed, approvals=approvals).status == 200
+    second = {"fact_uri": f"{shared}/v2", "content": "Speak plainly."}
+    assert at.ask("PUT", "/v1/instruction/units", second).json["status"] == "pending"
+    renewed = [{**one, "fact_uri": f"{shared}/v2"} for one in listed]
+    assert at.publish(renewed, "v2", approvals=[{**one, "version": "v2"} for one in approvals]).status == 200
+    assert told(at, "tone") == told(at, "manner") == "v2"
+
+
+def test_a_store_lets_no_version_go_by_a_manifest_that_was_replaced(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    records = at.library.records
+    waiting, judged = records.unit(uri(BUDGET, "v2")), records.manifest(AGENT)
+    assert waiting is not None
+    assert judged is not None
+    prepended = guaranteed(force_position="prepend")
+    approvals = [{"kind": "force_prepend", "unit": BUDGET, "version": "v1", "reason": "read"}]
+    assert at.publish(prepended, "v2", approvals=approvals).status == 200
+    assert not records.activate_unit(waiting, over=uri(BUDGET), at=at.library.now(), judged=(judged.id,))
+    assert told(at) == "v1"
+    # Who approves of it now is judged by what is needed now.
+    assert at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"}).json["activated"] == []
+
+
+def test_what_was_approved_and_not_let_go_is_let_go_when_it_is_approved_again(at: Place) -> None:
+    at.furnish(guaranteed(), approvals=[APPROVAL])
+    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    agent, given = at.library.records.agent(AGENT), GivenApproval(kind="guarantee_load", unit=BUDGET, version="v2")
+    assert agent is not None
+    caller = Caller("admin", "key", ANN)
+    # As if whoever approved it had been stopped halfway.
+    for one in counted(at.library, agent, (given,), caller):
+        at.library.records.add_approval(one, registers=agent)
+    assert told(at) == "v1"
+    assert approve(at.library, AGENT, BUDGET, caller).activated
+    assert told(at) == "v2"

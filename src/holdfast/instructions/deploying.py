@@ -19,7 +19,7 @@ from holdfast.instructions.publication import Draft, GivenApproval
 from holdfast.instructions.publishing import Publication, Published, counted, publish, waiting_told
 from holdfast.instructions.shelves import newest_units, owner_of
 from holdfast.instructions.values import Agent, ApprovalKind, Entry, Manifest, UnitVersion
-from holdfast.instructions.waiting import needed_kinds, record_approved, waiting_units
+from holdfast.instructions.waiting import holding, lacking_kinds, needed_kinds, record_approved, waiting_units
 from holdfast.instructions.writing import GivenUnit, write_unit
 from holdfast.sources.confined import EscapeError, PathError, locate, opened_place, roots_of, write_atomically
 
@@ -54,7 +54,38 @@ def check_folder(library: Library, folder: InstructionFolder, caller: Caller) ->
         *library.records.approvals(agent.id),
         *given_approvals(folder.manifest.approvals, agent, caller, at=library.now()),
     )
-    return check_draft(folder.manifest.draft, folder.texts, agent, settings=library.settings, approvals=approvals)
+    current = library.records.manifest(agent.id)
+    versions = {
+        entry.name: _tellable(library, agent, entry, text=folder.texts.get(entry.name), current=current)
+        for entry in folder.manifest.entries
+    }
+    counting = [one for one in approvals if one.unit is None or one.version in (None, *versions.get(one.unit, ()))]
+    return check_draft(folder.manifest.draft, folder.texts, agent, settings=library.settings, approvals=counting)
+
+
+def _tellable(
+    library: Library, agent: Agent, entry: Entry, *, text: str | None, current: Manifest | None
+) -> tuple[str, ...]:
+    """Which versions of a unit may be told once its text is in its place: an approval of any other is none of it."""
+    owner, name = owner_of(entry, agent)
+    if not owner or entry.fact_uri is None:
+        return ()
+    versions = library.records.versions_of(owner, name)
+    newest, held = newest_units(versions).get((owner, name)), holding(versions)
+    if text is None or newest is None or _is_same(newest, text):
+        return tuple(
+            {one.version for one in (newest, held) if one is not None} or {read_address(entry.fact_uri).version}
+        )
+    waits = any(one.name == entry.name and needed_kinds(one) for one in (current.body if current else ()))
+    coming = _next_for(entry, newest)
+    return (coming, held.version) if waits and held is not None else (coming,)
+
+
+def _next_for(entry: Entry, newest: UnitVersion | None) -> str:
+    """The version of a text that is new: the one that the entry names, or the one behind the newest."""
+    assert entry.fact_uri is not None, "a file has no version"
+    named = read_address(entry.fact_uri).version
+    return named if newest is None or is_newer(named, newest.version) else next_version(newest.version)
 
 
 def publish_folder(
@@ -124,12 +155,8 @@ def roll_back(library: Library, said: str, version: str, caller: Caller) -> Depl
         raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to go back to")
     began, ended = library.now(), _end_of(library, old)
     placing = _Placing(library, agent, caller)
-    entries = []
-    for entry in old.body:
-        owner, name = owner_of(entry, agent)
-        then = newest_units(library.records.units_at((owner,), ended)).get((owner, name)) if owner else None
-        text = then.content if then is not None and owner == agent.id else None
-        entries.append(placing.placed(entry, text))
+    texts = {entry.name: _text_then(library, agent, entry, at=ended) for entry in old.body}
+    entries = [placing.placed(entry, texts[entry.name]) for entry in old.body]
     placing.without(current, entries)
     draft = Draft(next_version(current.version), tuple(entries), old.migration_mode)
     # These texts were told before: whoever brings them back approves them.
@@ -141,6 +168,21 @@ def roll_back(library: Library, said: str, version: str, caller: Caller) -> Depl
     publication = Publication(agent_id=agent.id, draft=draft, approvals=approvals, began_at=began)
     done = publish(library, publication, caller)
     return Deployed(draft.version, placing.changes, done, waiting_told(library, agent, entries))
+
+
+def _text_then(library: Library, agent: Agent, entry: Entry, *, at: int) -> str | None:
+    """The text of an entry at a time; None for what many share, which stays as it is, if it may be told unasked."""
+    owner, name = owner_of(entry, agent)
+    then = newest_units(library.records.units_at((owner,), at)).get((owner, name)) if owner else None
+    if then is None or owner == agent.id:
+        return then.content if then is not None else None
+    now = newest_units(library.records.units_at((owner,), None)).get((owner, name))
+    if now is not None and now.uri != then.uri and lacking_kinds(entry, now, library.records.approvals(agent.id)):
+        raise InstructionError(
+            "guarantee_approval_required",
+            f"{entry.name[:80]!a} is shared, and {now.version} of it is told by now: record approvals of that first",
+        )
+    return None
 
 
 def approve(library: Library, said: str, unit_name: str, caller: Caller, *, reason: str = "") -> Approved:
@@ -158,7 +200,7 @@ def approve(library: Library, said: str, unit_name: str, caller: Caller, *, reas
     version = last.unit.version
     given = tuple(GivenApproval(kind=kind, unit=unit_name, version=version, reason=reason) for kind in last.lacks)
     approvals = counted(library, agent, given, caller)
-    activated = bool(approvals) and last.unit.uri in record_approved(library, agent, approvals)
+    activated = last.unit.uri in record_approved(library, agent, approvals, unit=unit_name, version=version)
     return Approved(last.unit.uri, last.lacks, activated)
 
 
@@ -233,10 +275,7 @@ class _Placing:
         newest = newest_units(self._library.records.versions_of(owner, name)).get((owner, name))
         if newest is not None and _is_same(newest, text):
             return msgspec.structs.replace(entry, fact_uri=newest.uri)
-        version = address.version
-        if newest is not None and not is_newer(version, newest.version):
-            version = next_version(newest.version)
-        uri = Address(address.deployment, address.owner, name, version).uri
+        uri = Address(address.deployment, address.owner, name, _next_for(entry, newest)).uri
         given = GivenUnit(uri, text, derived_from=newest.content_sha256 if newest else None)
         written = write_unit(self._library, given, self._caller)
         self.changes[entry.name] = "update" if newest else "create"

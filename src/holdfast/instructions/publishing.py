@@ -40,7 +40,7 @@ from holdfast.instructions.values import (
     UnitCoverage,
     UnitVersion,
 )
-from holdfast.instructions.waiting import Waiting, needed_kinds, ready_unit, waiting_units
+from holdfast.instructions.waiting import Waiting, needed_kinds, not_before, ready_unit, version_of, waiting_units
 
 ATTEMPTS_MAX = 3
 RECERT_MS = 7 * 86_400_000
@@ -73,7 +73,7 @@ def publish(library: Library, publication: Publication, caller: Caller) -> Publi
         if entry.path is not None:
             check_path(library.settings.root, agent.id, entry)
     check_task_types(draft, library.settings.wake_reasons)
-    added = counted(library, agent, publication.approvals, caller)
+    added = _settled(library, agent, draft, counted(library, agent, publication.approvals, caller))
     told = _told(library, agent, draft, _ready(library, agent, draft, added))
     approvals = _approved(library, agent, draft, told=told, added=added)
     cosigners = _cosigners(draft, approvals, caller)
@@ -144,7 +144,7 @@ def _attempt(
         run=run,
         approvals=added,
         events=events,
-        activates=[(one.unit, one.over) for one in ready],
+        activates=[*{one.unit.uri: (one.unit, one.over, one.judged) for one in ready}.values()],
         holds=_held_back(draft, told, ready),
     )
     warnings = (
@@ -186,7 +186,7 @@ def _ready(library: Library, agent: Agent, draft: Draft, added: Sequence[Approva
 
     Such an approval, if it names no version, is that of the version that the manifest names.
     """
-    versions = _versions(draft)
+    versions = _versions(draft.entries)
     named = (
         msgspec.structs.replace(one, version=versions.get(one.unit or "")) if one.version is None else one
         for one in added
@@ -256,19 +256,36 @@ def _approved(
     library: Library, agent: Agent, draft: Draft, *, told: Mapping[str, UnitVersion], added: Sequence[Approval]
 ) -> tuple[Approval, ...]:
     """The approvals that apply. Raises InstructionError where one is missing."""
-    named, versions = _versions(draft), {name: unit.version for name, unit in told.items()}
-    recorded = (*library.records.approvals(agent.id), *added)
-    approvals = tuple(one for one in recorded if _applies(one, draft, named=named, told=versions))
+    named, versions = _versions(draft.entries), {name: unit.version for name, unit in told.items()}
+    current = library.records.manifest(agent.id)
+    # One on record that names no version is of the one that was listed when it was given.
+    before = named | (_versions(current.body) if current else {})
+    recorded = (one for one in library.records.approvals(agent.id) if _applies(one, draft, meant=before, told=versions))
+    approvals = (*recorded, *(one for one in added if _applies(one, draft, meant=named, told=versions)))
     check_approvals(draft, approvals, versions)
     return approvals
 
 
-def _applies(one: Approval, draft: Draft, *, named: Mapping[str, str], told: Mapping[str, str]) -> bool:
-    """An approval of a version of a unit says nothing of another; one without a version is of that in the manifest."""
+def _applies(one: Approval, draft: Draft, *, meant: Mapping[str, str], told: Mapping[str, str]) -> bool:
+    """An approval of a version of a unit says nothing of another; a file has no versions."""
     if one.kind == "skip_gate":
         return one.version in (None, draft.version)
-    meant = named.get(one.unit or "")
-    return (one.version or meant) == told.get(one.unit or "", meant)
+    unit = one.unit or ""
+    if unit not in told and unit not in meant:
+        return True
+    return (one.version or meant.get(unit)) == told.get(unit, meant.get(unit))
+
+
+def _settled(library: Library, agent: Agent, draft: Draft, added: Sequence[Approval]) -> tuple[Approval, ...]:
+    """Approvals that come with a manifest are of the versions that it names, and no older than these."""
+    named, entries, found = _versions(draft.entries), {one.name: one for one in draft.entries}, []
+    for one in added:
+        unit = one.unit or ""
+        # What somebody has signed stays as it was signed.
+        version = one.version or (named.get(unit) if one.signature is None and one.kind != "skip_gate" else None)
+        text = version_of(library, agent, entries.get(unit), version)
+        found.append(not_before(msgspec.structs.replace(one, version=version), text))
+    return tuple(found)
 
 
 def _held_back(draft: Draft, told: Mapping[str, UnitVersion], ready: Sequence[Waiting]) -> tuple[str, ...]:
@@ -278,8 +295,8 @@ def _held_back(draft: Draft, told: Mapping[str, UnitVersion], ready: Sequence[Wa
     return tuple(sorted({told[name].uri for name in unasked if name in told and name not in replaced}))
 
 
-def _versions(draft: Draft) -> dict[str, str]:
-    return {entry.name: read_address(entry.fact_uri).version for entry in draft.entries if entry.fact_uri is not None}
+def _versions(entries: Sequence[Entry]) -> dict[str, str]:
+    return {entry.name: read_address(entry.fact_uri).version for entry in entries if entry.fact_uri is not None}
 
 
 def _cosigners(draft: Draft, approvals: Sequence[Approval], caller: Caller) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import msgspec
 
+from holdfast.errors import UserError
 from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.values import ChunkSource, Entry, Manifest
@@ -141,6 +142,8 @@ def _or_unavailable() -> Iterator[None]:
     """Encoders are the work of others, and raise what they like; whoever asks can try again."""
     try:
         yield
+    except UserError as error:
+        raise InstructionError(UNAVAILABLE, f"recall cannot be used now: {error}") from error
     except Exception as error:
         raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
 

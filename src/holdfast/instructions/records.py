@@ -47,8 +47,8 @@ class InstructionRecords(Protocol):
         False where it is quarantined no more, and where adding it would be.
         """
 
-    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
-        """A pending one is active from now on, and those before it end. False where `over` is not what holds."""
+    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
+        """A pending one is active from now on, and those before it end. False where adding an active one would be."""
 
     def manifest(self, agent_id: str) -> Manifest | None: ...
 
@@ -74,12 +74,13 @@ class InstructionRecords(Protocol):
         run: CoverageRun,
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
-        activates: Sequence[tuple[UnitVersion, str | None]] = (),
+        activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
         holds: Sequence[str] = (),
     ) -> bool:
         """False, and nothing done, unless the current manifest is `over` and the version new. Stubs are forgotten.
 
-        `activates` are versions that waited for an approval, each with the address of the one that it takes over from;
+        `activates` are versions that waited for an approval, each with the address of the one that it takes over from
+        and the ids of the manifests that it was judged by;
         `holds` are addresses of versions that must still be the ones that hold.
         """
 

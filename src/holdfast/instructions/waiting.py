@@ -13,11 +13,15 @@ ATTEMPTS_MAX = 3
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """`over` is the address of what is told meanwhile; `lacks` are the approvals of this agent that are missing."""
+    """`over` is the address of what is told meanwhile; `lacks` are the approvals of this agent that are missing.
+
+    `judged` are the ids of the manifests of others that say what is needed.
+    """
 
     entry: Entry
     unit: UnitVersion
     over: str | None
+    judged: tuple[str, ...]
     lacks: tuple[ApprovalKind, ...]
     others_lack: tuple[str, ...]
 
@@ -68,6 +72,7 @@ def holding(versions: Sequence[UnitVersion]) -> UnitVersion | None:
 def waiting_units(library: Library, agent: Agent, entry: Entry, approvals: Sequence[Approval]) -> tuple[Waiting, ...]:
     """Versions of a unit that could follow what is told, oldest first; what is older than that waits for nothing."""
     owner, name = owner_of(entry, agent)
+    judged = _ids_of_others(library, agent, owner, name)
     versions = library.records.versions_of(owner, name) if owner else ()
     held = holding(versions)
     found = []
@@ -75,7 +80,8 @@ def waiting_units(library: Library, agent: Agent, entry: Entry, approvals: Seque
         if unit.status != "pending" or (held is not None and not follows(unit, held)):
             continue
         lacks = lacking_kinds(entry, unit, approvals)
-        found.append(Waiting(entry, unit, held.uri if held else None, lacks, _others_lack(library, agent, unit)))
+        over, others_lack = (held.uri if held else None), _others_lack(library, agent, unit)
+        found.append(Waiting(entry, unit, over, judged, lacks, others_lack))
     return tuple(found)
 
 
@@ -86,28 +92,48 @@ def ready_unit(library: Library, agent: Agent, entry: Entry, approvals: Sequence
     return next((one for one in ready if one.unit is newest), None)
 
 
-def record_approved(library: Library, agent: Agent, approvals: Sequence[Approval]) -> tuple[str, ...]:
-    """Put approvals of one version on record; its address if that one waited for them, and now has them all."""
-    manifest, first = library.records.manifest(agent.id), approvals[0]
-    entry = next((one for one in manifest.body if one.name == first.unit), None) if manifest else None
-    found = _version_of(library, agent, entry, first.version) if entry else None
+def record_approved(
+    library: Library, agent: Agent, approvals: Sequence[Approval], *, unit: str | None, version: str | None
+) -> tuple[str, ...]:
+    """Put approvals of one version on record; its address if that one waits, and nothing is missing any more."""
+    _, entry = _listed(library, agent, unit)
+    found = version_of(library, agent, entry, version)
     for one in approvals:
-        # What is there is older than its approval, whatever the clocks of two replicas say.
-        at = one.authored_at if found is None else max(one.authored_at, found.authored_at)
-        library.records.add_approval(msgspec.structs.replace(one, authored_at=at), registers=agent)
-    for _ in range(ATTEMPTS_MAX if entry else 0):
-        assert entry is not None
-        waiting = waiting_units(library, agent, entry, library.records.approvals(agent.id))
-        ready = next((one for one in waiting if one.is_ready and one.unit.version == first.version), None)
+        library.records.add_approval(not_before(one, found), registers=agent)
+    for _ in range(ATTEMPTS_MAX):
+        listing, entry = _listed(library, agent, unit)
+        waiting = waiting_units(library, agent, entry, library.records.approvals(agent.id)) if entry else ()
+        ready = next((one for one in waiting if one.is_ready and one.unit.version == version), None)
         if ready is None:
             return ()
-        if library.records.activate_unit(ready.unit, over=ready.over, at=library.now()):
+        judged = (*ready.judged, listing)
+        if library.records.activate_unit(ready.unit, over=ready.over, judged=judged, at=library.now()):
             return (ready.unit.uri,)
     return ()
 
 
-def _version_of(library: Library, agent: Agent, entry: Entry, version: str | None) -> UnitVersion | None:
-    owner, name = owner_of(entry, agent)
+def not_before(approval: Approval, unit: UnitVersion | None) -> Approval:
+    """What is there is older than its approval, whatever the clocks of two replicas say."""
+    at = approval.authored_at if unit is None else max(approval.authored_at, unit.authored_at)
+    return msgspec.structs.replace(approval, authored_at=at)
+
+
+def _listed(library: Library, agent: Agent, unit: str | None) -> tuple[str, Entry | None]:
+    """The id of the manifest of an agent, and its entry of this name."""
+    manifest = library.records.manifest(agent.id)
+    if manifest is None:
+        return "", None
+    return manifest.id, next((one for one in manifest.body if one.name == unit), None)
+
+
+def _ids_of_others(library: Library, agent: Agent, owner: str, name: str) -> tuple[str, ...]:
+    """Read before anything is judged by them: one that comes later is none of them."""
+    manifests = library.records.manifests_listing(owner, name) if is_of_many(owner) else ()
+    return tuple(one.id for one in manifests if one.agent_id != agent.id)
+
+
+def version_of(library: Library, agent: Agent, entry: Entry | None, version: str | None) -> UnitVersion | None:
+    owner, name = owner_of(entry, agent) if entry else ("", "")
     versions = library.records.versions_of(owner, name) if owner and version else ()
     return next((one for one in versions if one.version == version), None)
 

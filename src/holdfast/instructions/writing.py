@@ -99,7 +99,7 @@ def _attempt(
     manifest = library.records.manifest(agent.id) if agent else None
     judged = library.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
     listed = listings(library, agent, manifest, unit)
-    if unit.status == "active" and newest is not None and _must_wait(library, unit, listed, is_new=before is None):
+    if unit.status == "active" and _must_wait(library, unit, listed, is_new=before is None):
         unit = msgspec.structs.replace(unit, status="pending")
     measured = _covered(library, unit, listed)
     held = holding(versions)

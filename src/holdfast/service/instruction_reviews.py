@@ -89,7 +89,7 @@ def record_approval(library: Library, caller: Caller, request: ApprovalWrite) ->
         raise InstructionError(
             "approval_invalid", "it is neither the approval of this key's holder nor signed by its author"
         )
-    activated = record_approved(library, agent, found)
+    activated = record_approved(library, agent, found, unit=given.unit, version=given.version)
     return ApprovalRecorded(_approval_told(found[0]), activated)
 
 

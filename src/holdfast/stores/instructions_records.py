@@ -105,8 +105,8 @@ class DatabaseInstructions(InstructionSteps):
         turn = self._turn(unit, over, judged)
         return self._changes.change_all([*turn, released, *self._takes_over(unit, unit.created_at)])
 
-    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int) -> bool:
-        return self._changes.change_all(self._activation(unit, over, at))
+    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
+        return self._changes.change_all(self._activation(unit, over, judged, at=at))
 
     def manifest(self, agent_id: str) -> Manifest | None:
         found = self._rows(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
@@ -143,7 +143,7 @@ class DatabaseInstructions(InstructionSteps):
         run: CoverageRun,
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
-        activates: Sequence[tuple[UnitVersion, str | None]] = (),
+        activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
         holds: Sequence[str] = (),
     ) -> bool:
         tables = self._tables
@@ -158,8 +158,8 @@ class DatabaseInstructions(InstructionSteps):
             holding = "uri = ? AND status = 'active' AND valid_until IS NULL"
             same = f"UPDATE {tables.units.name} SET status = 'active' WHERE {holding}"
             steps.append(self._said(same, (address,), rows_min=1))
-        for unit, held in activates:
-            steps += self._activation(unit, held, manifest.created_at)
+        for unit, held, judged in activates:
+            steps += self._activation(unit, held, (*judged, manifest.id), at=manifest.created_at)
         steps.append(Step(tables.coverage.insert, tables.coverage.cells(run)))
         steps += [Step(tables.approvals.insert, tables.approvals.cells(one)) for one in approvals]
         steps += [Step(tables.audit.insert, tables.audit.cells(one)) for one in events]

@@ -20,7 +20,7 @@ class InstructionSteps:
     def _said(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> Step:
         return Step(statement.replace("?", self._tables.mark), cells, rows_min)
 
-    def _activation(self, unit: UnitVersion, over: str | None, at: int) -> list[Step]:
+    def _activation(self, unit: UnitVersion, over: str | None, judged: Sequence[str], *, at: int) -> list[Step]:
         # It holds from now on, and not from when it was written.
         active = self._said(
             f"UPDATE {self._tables.units.name} SET status = 'active', created_at = ? "
@@ -28,14 +28,14 @@ class InstructionSteps:
             (at, unit.uri),
             rows_min=1,
         )
-        return [*self._turn(unit, over), active, *self._takes_over(unit, at)]
+        return [*self._turn(unit, over, judged), active, *self._takes_over(unit, at)]
 
-    def _turn(self, unit: UnitVersion, over: str | None, judged: Sequence[str] | None = None) -> list[Step]:
+    def _turn(self, unit: UnitVersion, over: str | None, judged: Sequence[str]) -> list[Step]:
         """One after the other, and only over the version, and by the manifests, that it was judged against."""
         held = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
         found = f"{self._tables.units.name} WHERE {held}"
-        turn = [self._taken(), self._unless(found, (unit.agent_id, unit.name, over or ""))]
-        return turn if judged is None else [*turn, self._listed_by(unit, judged)]
+        still = self._unless(found, (unit.agent_id, unit.name, over or ""))
+        return [self._taken(), still, self._listed_by(unit, judged)]
 
     def _listed_by(self, unit: UnitVersion, manifests: Sequence[str]) -> Step:
         """That no other manifest lists it than those that were looked at."""
