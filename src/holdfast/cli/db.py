@@ -169,29 +169,33 @@ def _cutoff(older_than: str | None) -> float:
 @click.option("--session", "wanted", metavar="ID", help="Only this session.")
 @click.option("--since", metavar="7d|12h|DATE", help="Only sessions with an event since then, each of them whole.")
 @click.option("--content", is_flag=True, help="With all that was said; only such a file can be imported.")
-def export(*, file: str, db: str | None, wanted: str | None, since: str | None, content: bool) -> None:
+@click.option("--instructions", is_flag=True, help="With what agents are told, for a store of the same deployment.")
+def export(
+    *, file: str, db: str | None, wanted: str | None, since: str | None, content: bool, instructions: bool
+) -> None:
     """Write events as lines of JSON to FILE, or to standard output.
 
-    Without --content messages, system prompts, tool results, names and paths are left out.
+    Without --content messages, system prompts, tool results, names and paths are left out. Keys are never in it.
     """
     import sys
 
+    from holdfast.cli.db_instructions import exporting_deployment
     from holdfast.clock import system_clock
     from holdfast.stores.transfer import exported
 
     now = system_clock()
     with open_configured(db) as log:
+        deployment = exporting_deployment(log, content=content) if instructions else None
         rows = _chosen(log.sessions(), found_session(log, wanted) if wanted else None, since, now)
-        lines = exported(log, _with_count(rows), content=content, now=now)
+        lines = exported(log, _with_count(rows), content=content, now=now, deployment=deployment)
         if file == "-":
             for line in lines:
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
             return
         _write_new(file, lines)
-    click.echo(
-        f"exported {counted(len(rows), 'session')} to {file}" + ("" if content else ", without what was said"), err=True
-    )
+    told = f"{counted(len(rows), 'session')}" + (" and what agents are told" if instructions else "")
+    click.echo(f"exported {told} to {file}" + ("" if content else ", without what was said"), err=True)
 
 
 def _chosen(rows: "tuple[SessionRow, ...]", wanted: str | None, since: str | None, now: float) -> "list[SessionRow]":
@@ -234,25 +238,36 @@ def _write_new(file: str, lines: "Iterator[bytes]") -> None:
 def import_events(file: IO[bytes], db: str | None) -> None:
     """Add the events of an export to the store; what is there already is left alone.
 
-    A session comes whole or not at all. After a failure the same command goes on where it stopped.
+    A session comes whole or not at all, and so do an agent's instructions, if they are of this deployment. After a
+    failure the same command goes on where it stopped.
     """
     import contextlib
     import os
     from pathlib import Path
 
+    from holdfast.cli.db_instructions import OwnersTold, check_deployment, intake_of
     from holdfast.cli.progress import with_progress
     from holdfast.runtime.config import load_config
     from holdfast.stores.open import open_store
-    from holdfast.stores.transfer import check_header, imported
+    from holdfast.stores.transfer import Imported, check_header, imported
 
-    check_header(file, file.name)
+    deployment = check_header(file, file.name).deployment
+    if deployment is not None:
+        check_deployment(deployment, file.name)
     address = db or load_config(os.environ, workspace=Path.cwd()).db_path
     sessions = added = known = 0
+    owners = OwnersTold()
     try:
         with contextlib.closing(open_store(address, models=configured_models())) as log:
-            for one in with_progress(imported(file, log, file.name), "sessions"):
-                sessions, added, known = sessions + 1, added + one.added, known + one.known
+            intake = intake_of(log) if deployment is not None else None
+            for one in with_progress(imported(file, log, file.name, intake), "sessions"):
+                if isinstance(one, Imported):
+                    sessions, added, known = sessions + 1, added + one.added, known + one.known
+                else:
+                    owners.add(one)
     finally:
+        for line in owners.lines():
+            click.echo(line)
         if sessions:
             click.echo(f"{counted(sessions, 'session')}: {counted(added, 'event')} added, {known:,} were there")
 

@@ -27,7 +27,7 @@ from holdfast.instructions.publication import (
     mode_of,
 )
 from holdfast.instructions.shelves import newest_units, owner_of
-from holdfast.instructions.signatures import approval_message, signed_by
+from holdfast.instructions.signatures import is_signed_by_author
 from holdfast.instructions.stub import check_stub
 from holdfast.instructions.values import (
     Agent,
@@ -212,12 +212,7 @@ def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], call
             signature=one.signature,
         )
         own = approval.authored_by == caller.author
-        signed = one.signature is not None and any(
-            signed_by(approval_message(approval), one.signature, (signer,)) is not None
-            for signer in library.records.signers(at=library.now())
-            if signer.entity == approval.authored_by
-        )
-        if own or signed:
+        if own or is_signed_by_author(approval, library.records.signers(at=library.now())):
             found.append(approval)
     return tuple(found)
 

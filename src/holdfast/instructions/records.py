@@ -1,8 +1,9 @@
 """What a store keeps about instructions; every method is one step that happens whole or not at all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from holdfast.instructions.owned import Record
 from holdfast.instructions.values import (
     Agent,
     Approval,
@@ -18,6 +19,20 @@ from holdfast.instructions.values import (
 
 
 class InstructionRecords(Protocol):
+    def owners(self) -> tuple[str, ...]:
+        """Whose records there are: first what is kept for many, then agents."""
+
+    def records_of(self, owner: str) -> Iterator[Record]:
+        """All that may be carried elsewhere, the agent first, in an order that is the same in every store."""
+
+    def is_here(self, owner: str) -> bool: ...
+
+    def add_owner(self, records: Sequence[Record]) -> bool:
+        """All records of one owner. False where the owner is here, or an id, a name or an address is taken."""
+
+    def other_deployment(self, deployment: str) -> str | None:
+        """One whose agents or units are kept here beside those of this deployment."""
+
     def agent(self, name: str) -> Agent | None:
         """By id, or by shortname."""
 

@@ -68,6 +68,18 @@ def signed_by(message: str, signature: str, signers: Iterable[Signer]) -> str | 
     return None
 
 
+def unit_signer(uris: Iterable[str], content_sha256: str, signature: str, signers: Iterable[Signer]) -> str | None:
+    """Who signed the text at its address, in whichever of these ways that was written."""
+    known = tuple(signers)
+    found = (signed_by(unit_message(uri, content_sha256), signature, known) for uri in uris)
+    return next((one for one in found if one is not None), None)
+
+
+def is_signed_by_author(approval: Approval, signers: Iterable[Signer]) -> bool:
+    own = [signer for signer in signers if signer.entity == approval.authored_by]
+    return approval.signature is not None and signed_by(approval_message(approval), approval.signature, own) is not None
+
+
 def verifies(public_key: bytes, signature: bytes, message: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)

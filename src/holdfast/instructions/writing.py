@@ -12,7 +12,7 @@ from holdfast.instructions.coverage import measure
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, new_agent
 from holdfast.instructions.shelves import newest_units
-from holdfast.instructions.signatures import signed_by, unit_message
+from holdfast.instructions.signatures import unit_message, unit_signer
 from holdfast.instructions.values import Agent, Entry, UnitCoverage, UnitStatus, UnitVersion
 from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, lacking_kinds, listings, needed_kinds
 
@@ -53,21 +53,26 @@ def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUni
     address = read_address(given.fact_uri)
     if address.deployment != library.settings.deployment:
         raise InstructionError("uri_invalid", f"this deployment is {library.settings.deployment!a}")
-    if address.name == "manifest":
-        raise InstructionError("uri_invalid", "the name manifest is that of the manifest itself")
-    if not given.content.strip() or len(given.content) > CONTENT_CHARACTERS_MAX:
-        raise InstructionError("unit_invalid", f"content has 1 to {CONTENT_CHARACTERS_MAX} characters")
-    if given.authored_by is not None and not 0 < len(given.authored_by) <= 500:
-        raise InstructionError("unit_invalid", "authored_by is a URI")
-    try:
-        digest = hashlib.sha256(given.content.encode()).hexdigest()
-    except UnicodeEncodeError as error:
-        raise InstructionError("unit_invalid", "content is text that can be written as UTF-8") from error
+    digest = check_text(address, given.content, given.authored_by)
     for _ in range(ATTEMPTS_MAX):
         written = _attempt(library, given, caller, address=address, digest=digest)
         if written is not None:
             return written
     raise _conflict("others write this unit all the time; try again")
+
+
+def check_text(address: Address, content: str, authored_by: str | None) -> str:
+    """The digest of a text that may stand at this address. Raises InstructionError."""
+    if address.name == "manifest":
+        raise InstructionError("uri_invalid", "the name manifest is that of the manifest itself")
+    if not content.strip() or len(content) > CONTENT_CHARACTERS_MAX:
+        raise InstructionError("unit_invalid", f"content has 1 to {CONTENT_CHARACTERS_MAX} characters")
+    if authored_by is not None and not 0 < len(authored_by) <= 500:
+        raise InstructionError("unit_invalid", "authored_by is a URI")
+    try:
+        return hashlib.sha256(content.encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        raise InstructionError("unit_invalid", "content is text that can be written as UTF-8") from error
 
 
 def _attempt(
@@ -157,9 +162,7 @@ def _made(
     if signature is not None:
         # Whoever signs, signs the address as it was sent.
         spelled = dict.fromkeys((address.uri, sent.uri, given.fact_uri))
-        signers = library.signers()
-        found = (signed_by(unit_message(one, digest), signature, signers) for one in spelled)
-        signer = next((one for one in found if one is not None), None)
+        signer = unit_signer(spelled, digest, signature, library.signers())
     elif library.key is not None:
         signature = library.key.sign(unit_message(address.uri, digest))
         signer = caller.author

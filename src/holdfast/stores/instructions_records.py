@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
@@ -19,21 +18,17 @@ from holdfast.instructions.values import (
     Stub,
     UnitVersion,
 )
-from holdfast.stores.instructions_steps import LISTS, InstructionSteps, any_version
-from holdfast.stores.instructions_tables import InstructionTables, Table
-from holdfast.stores.queries import Cell
+from holdfast.stores.instructions_owners import DatabaseOwners
+from holdfast.stores.instructions_steps import LISTS, any_version
+from holdfast.stores.instructions_tables import InstructionTables
 from holdfast.stores.records import Changes, Fetch
 from holdfast.stores.steps import Step
 from holdfast.stores.together import Together
 
-Row = TypeVar("Row", bound=msgspec.Struct)
 
-
-class DatabaseInstructions(InstructionSteps):
+class DatabaseInstructions(DatabaseOwners):
     def __init__(self, tables: InstructionTables, fetch: Fetch, changes: Changes) -> None:
-        super().__init__(tables)
-        self._fetch = fetch
-        self._changes = changes
+        super().__init__(tables, fetch, changes)
         self._together = Together(partial(changes.change_all, synced=False))
 
     def agent(self, name: str) -> Agent | None:
@@ -319,13 +314,6 @@ class DatabaseInstructions(InstructionSteps):
             (encoder,),
         )
         self._changes.change(said.statement, said.cells)
-
-    def _rows(self, table: Table[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
-        found = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
-        return tuple(map(table.row, found))
-
-    def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
-        return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.mark), cells))
 
     def _probe(self, probe: Probe) -> Step:
         table = self._tables.probes

@@ -59,15 +59,19 @@ class InstructionSteps:
             f"UPDATE {self._tables.units.name} SET valid_until = ? "
             "WHERE agent_id = ? AND name = ? AND uri <> ? AND status = 'active' AND valid_until IS NULL"
         )
-        stale = f"UPDATE {self._tables.coverage.name} SET stale = 1 WHERE"
-        listing = f"SELECT agent_id FROM {self._tables.manifests.name} WHERE superseded_at IS NULL AND {LISTS}"
         return [
             self._said(ended, (at, unit.agent_id, unit.name, unit.uri)),
-            self._said(f"{stale} agent_id IN ({listing})", (any_version(unit.agent_id, unit.name),))
-            if is_of_many(unit.agent_id)
-            else self._said(f"{stale} agent_id = ?", (unit.agent_id,)),
+            self._stale(unit.agent_id, unit.name),
             self._bump(unit.agent_id),
         ]
+
+    def _stale(self, owner: str, name: str) -> Step:
+        """What was found about manifests that list a unit says nothing of its new text."""
+        stale = f"UPDATE {self._tables.coverage.name} SET stale = 1 WHERE"
+        if not is_of_many(owner):
+            return self._said(f"{stale} agent_id = ?", (owner,))
+        listing = f"SELECT agent_id FROM {self._tables.manifests.name} WHERE superseded_at IS NULL AND {LISTS}"
+        return self._said(f"{stale} agent_id IN ({listing})", (any_version(owner, name),))
 
     def _registration(self, agent: Agent) -> Step:
         return Step(f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.cells(agent))
