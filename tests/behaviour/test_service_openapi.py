@@ -14,6 +14,7 @@ from holdfast.service.openapi import has_body, openapi, operation_id
 from holdfast.service.table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from instruction_places import library_of, opened_store
 from served_service import Client, serving_store
 from simulated_gemini import LONG
 
@@ -60,8 +61,21 @@ def test_every_route_is_on_the_page_about_the_service() -> None:
     assert len(ROUTES) > 15
 
 
+def test_what_a_path_says_no_body_has_to_say_again() -> None:
+    told = openapi(ROUTES)
+    schemas, bodies = told["components"]["schemas"], 0  # type: ignore[index]
+    for one in ROUTES:
+        if has_body(one):
+            described = schemas[one.request.__name__]
+            assert not {*described["properties"], *described["required"]} & {*one.path_names}
+            assert {*described["properties"]} == {*one.other_names}
+            bodies += 1
+    assert bodies > 10
+
+
 @pytest.mark.timeout(SECONDS_MAX + 20)
-async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signed_in", [False, True], ids=["nobody", "an admin"])
+async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, signed_in: bool) -> None:
     store, clock = MemoryStore(), ManualClock()
     async with Session.create(
         model="anthropic:claude-sonnet-5-5",
@@ -79,9 +93,14 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path) -> N
         # A feed never ends, and what a window may be is more than a schema can say.
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
-    with serving_store(store) as client:
+    with (
+        opened_store("sqlite", tmp_path) as kept,
+        # Routes that are switched off are there for nobody, whatever is wrong with what is asked.
+        serving_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
+    ):
+        key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
         ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own
-            [*words, f"{client.url}/openapi.json"],
+            [*words, *key, f"{client.url}/openapi.json"],
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,

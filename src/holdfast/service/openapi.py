@@ -40,8 +40,9 @@ def openapi(routes: Sequence[Route]) -> Json:
     paths: dict[str, Json] = {}
     for one in routes:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, parts)
-    bodies = (one.request for one in routes if has_body(one))
-    wanted = {_name(ErrorReply), *map(_name, replies), *map(_name, bodies)}
+    bodies = {_name(one.request): one for one in routes if has_body(one)}
+    parts = {name: _without_path(part, bodies[name]) if name in bodies else part for name, part in parts.items()}
+    wanted = {_name(ErrorReply), *map(_name, replies), *bodies}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Holdfast", "version": __version__, "description": "Cache state, controls and figures."},
@@ -118,6 +119,15 @@ def _said(schema: object) -> object:
     kept = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     return {**kept[0], **rest} if len(kept) == 1 else {**rest, "anyOf": kept}
+
+
+def _without_path(described: Json, one: Route) -> Json:
+    """What the path says is not said again in the body."""
+    properties, required = described["properties"], described["required"]
+    assert isinstance(properties, dict)
+    assert isinstance(required, list | tuple)
+    kept = {name: schema for name, schema in properties.items() if name not in one.path_names}
+    return {**described, "properties": kept, "required": [name for name in required if name in kept]}
 
 
 def _reachable(wanted: set[str], parts: dict[str, Json]) -> dict[str, Json]:
