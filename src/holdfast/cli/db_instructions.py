@@ -12,7 +12,7 @@ from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.runtime.instruction_settings import Instructions
-    from holdfast.stores.instruction_lines import ImportedOwner, Intake
+    from holdfast.stores.instructions_lines import ImportedOwner, Intake
     from holdfast.stores.open import Store
 
 
@@ -45,7 +45,7 @@ def check_deployment(deployment: str, name: str) -> None:
 def intake_of(log: "Store") -> "Intake":
     from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.records import HasInstructions
-    from holdfast.stores.instruction_lines import Intake
+    from holdfast.stores.instructions_lines import Intake
 
     if not isinstance(log, HasInstructions):
         raise UserError("instructions are kept in a SQLite file or in PostgreSQL: name one with --db")

@@ -39,6 +39,8 @@ _SPANS = ((2, 0), (3, 1), (5, 2))
 """How many tokens a convolution sees, and how many of them stand before its own."""
 _WIDTH = 256
 _BLOCKS = 17
+_AS_STORED = ("scale", "lo", "b1_", "w2_", "b2_")
+"""Layers that are used as they are read; the others are put together first."""
 _VECTOR = slice(512)
 _PARTS = 512 + len(_SPANS) * _WIDTH
 """Where in the row of a token its vector is, and where its parts begin; what is projected of it lies between."""
@@ -74,10 +76,11 @@ class UniversalEncoder:
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_read, weights)
             self._tokenizer = _tokenizer(read_pieces(pieces))
-            self._blocks, self._layers = reading.result()
-        self._epsilon = np.float32(self._layers["eps"])
-        self._first = _first(self._layers)
-        self._dense = _dense(self._layers)
+            self._blocks, layers = reading.result()
+        self._epsilon = np.float32(layers["eps"])
+        self._first = _first(layers)
+        self._dense = _dense(layers)
+        self._layers = {name: layer for name, layer in layers.items() if name.startswith(_AS_STORED)}
         self._token = lru_cache(TOKENS_KNOWN_MAX)(self._token_of)
         self._turn = Lock()
 

@@ -16,7 +16,7 @@ from holdfast.events.log import Log
 from holdfast.events.payloads import SessionStarted
 from holdfast.instructions.owned import Record, owner_of_record
 from holdfast.instructions.records import HasInstructions
-from holdfast.stores.instruction_lines import ImportedOwner, Intake, read_record, record_lines
+from holdfast.stores.instructions_lines import ImportedOwner, Intake, read_record, record_lines
 from holdfast.stores.rows import EVENT_BYTES_MAX
 
 FORMAT = 1
