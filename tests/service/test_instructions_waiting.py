@@ -338,6 +338,11 @@ def test_two_entries_of_one_shared_unit_are_approved_at_once(at: Place) -> None:
     assert at.publish(listed, approvals=approvals).status == 200
     second = {"fact_uri": f"{shared}/v2", "content": "Speak plainly."}
     assert at.ask("PUT", "/v1/instruction/units", second).json["status"] == "pending"
+    # Of the two, one is not enough, on record or with a manifest.
+    of_tone = {"kind": "guarantee_load", "unit": "tone", "version": "v2"}
+    assert at.of_agent("POST", "/approvals", of_tone).json["activated"] == []
+    assert at.publish(listed, "v1.1", approvals=[of_tone]).status == 200
+    assert told(at, "tone") == told(at, "manner") == "v1"
     renewed = [{**one, "fact_uri": f"{shared}/v2"} for one in listed]
     assert at.publish(renewed, "v2", approvals=[{**one, "version": "v2"} for one in approvals]).status == 200
     assert told(at, "tone") == told(at, "manner") == "v2"

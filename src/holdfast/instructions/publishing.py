@@ -192,8 +192,13 @@ def _ready(library: Library, agent: Agent, draft: Draft, added: Sequence[Approva
         for one in added
     )
     approvals = (*library.records.approvals(agent.id), *named)
-    found = (ready_unit(library, agent, entry, approvals) for entry in draft.entries)
-    return tuple(one for one in found if one is not None)
+    found = [(owner_of(entry, agent), ready_unit(library, agent, entry, approvals)) for entry in draft.entries]
+    # Where two entries mean one unit, it is told by both, or waits for both.
+    return tuple(
+        one
+        for unit, one in found
+        if one is not None and all(other and other.unit.uri == one.unit.uri for same, other in found if same == unit)
+    )
 
 
 def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], caller: Caller) -> tuple[Approval, ...]:

@@ -96,16 +96,18 @@ def record_approved(
     library: Library, agent: Agent, approvals: Sequence[Approval], *, unit: str | None, version: str | None
 ) -> tuple[str, ...]:
     """Put approvals of one version on record; its address if that one waits, and nothing is missing any more."""
-    _, entry = _listed(library, agent, unit)
-    found = version_of(library, agent, entry, version)
+    _, entries = _listed(library, agent, unit)
+    found = version_of(library, agent, entries[0] if entries else None, version)
     for one in approvals:
         library.records.add_approval(not_before(one, found), registers=agent)
     for _ in range(ATTEMPTS_MAX):
-        listing, entry = _listed(library, agent, unit)
-        waiting = waiting_units(library, agent, entry, library.records.approvals(agent.id)) if entry else ()
-        ready = next((one for one in waiting if one.is_ready and one.unit.version == version), None)
-        if ready is None:
+        listing, entries = _listed(library, agent, unit)
+        recorded = library.records.approvals(agent.id)
+        waiting = [one for entry in entries for one in waiting_units(library, agent, entry, recorded)]
+        asked = [one for one in waiting if one.unit.version == version]
+        if not asked or not all(one.is_ready for one in asked):
             return ()
+        ready = asked[0]
         judged = (*ready.judged, listing)
         if library.records.activate_unit(ready.unit, over=ready.over, judged=judged, at=library.now()):
             return (ready.unit.uri,)
@@ -118,12 +120,14 @@ def not_before(approval: Approval, unit: UnitVersion | None) -> Approval:
     return msgspec.structs.replace(approval, authored_at=at)
 
 
-def _listed(library: Library, agent: Agent, unit: str | None) -> tuple[str, Entry | None]:
-    """The id of the manifest of an agent, and its entry of this name."""
+def _listed(library: Library, agent: Agent, unit: str | None) -> tuple[str, tuple[Entry, ...]]:
+    """The id of the manifest of an agent, its entry of this name, and others that mean the same unit."""
     manifest = library.records.manifest(agent.id)
-    if manifest is None:
-        return "", None
-    return manifest.id, next((one for one in manifest.body if one.name == unit), None)
+    entry = next((one for one in manifest.body if one.name == unit), None) if manifest else None
+    if manifest is None or entry is None:
+        return "", ()
+    same = (one for one in manifest.body if one is not entry and owner_of(one, agent) == owner_of(entry, agent))
+    return manifest.id, (entry, *same)
 
 
 def _ids_of_others(library: Library, agent: Agent, owner: str, name: str) -> tuple[str, ...]:
