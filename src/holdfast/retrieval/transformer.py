@@ -105,4 +105,5 @@ def _buckets(count: int, buckets: int) -> NDArray[np.intp]:
     size = np.abs(distance)
     share = np.log(np.maximum(size, 1) / exact) / np.log(_DISTANCE_MAX / exact)
     far = np.minimum(exact + (share * (half - exact)).astype(np.intp), half - 1)
-    return np.where(distance > 0, half, 0) + np.where(size < exact, size, far)
+    numbers: NDArray[np.intp] = np.where(distance > 0, half, 0) + np.where(size < exact, size, far)
+    return numbers

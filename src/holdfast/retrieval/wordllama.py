@@ -1,6 +1,5 @@
 """Vectors of words out of the wheel of wordllama, read as data; its program is never imported."""
 
-import json
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 from holdfast.errors import UserError
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.sides import SideBySide
+from holdfast.retrieval.tensors import read_tensors
 from holdfast.retrieval.vectors import Sums, Vectors, VectorStage, by_words
 from holdfast.retrieval.words import WORDS_KNOWN_MAX, words
 
@@ -59,13 +59,8 @@ def encoder() -> WordllamaEncoder:
 
 
 def _table(path: Path) -> Vectors:
-    """The only tensor of a safetensors file: eight bytes of length, a JSON header, the numbers."""
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    shapes = [entry for name, entry in header.items() if name != "__metadata__"]
-    if len(shapes) != 1 or shapes[0]["dtype"] != "F16":
-        raise UserError(f"{path.name} holds something else than one table of half floats; reinstall holdfast[semantic]")
-    rows, columns = shapes[0]["shape"]
-    stored = np.fromfile(path, np.float16, rows * columns, offset=8 + header_bytes)
-    return stored.reshape(rows, columns).astype(np.float32)
+    try:
+        (table,) = read_tensors(path).values()
+    except ValueError as error:
+        raise UserError(f"{path.name} holds something else than one table; reinstall holdfast[semantic]") from error
+    return table
