@@ -184,7 +184,7 @@ def test_weights_decide_which_stage_wins() -> None:
 
 def test_an_unknown_encoder_names_those_there_are() -> None:
     with pytest.raises(UserError, match="unknown encoder 'glove'; known encoders: wordllama, paired, minilm, joined"):
-        meaning_stage("glove")  # type: ignore[arg-type]
+        meaning_stage("glove")
 
 
 def test_a_missing_extra_is_named_and_the_rest_works_without_it() -> None:

@@ -1,14 +1,17 @@
 """Coverage: who sees what of it, when it is measured, curated probes, and the encoder that must pass first."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from holdfast.clock import ManualClock
+from holdfast.errors import UserError
 from holdfast.instructions.certifying import DAY_MS, activate_encoder, run_due
 from holdfast.instructions.values import CoverageRun, UnitCoverage
-from holdfast.retrieval import wordllama
+from holdfast.retrieval import own, wordllama
 from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
+from own_models import write_model
 from served_service import serving_store
 
 COVERAGE = "/instruction-manifest/coverage"
@@ -152,14 +155,14 @@ def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path
 
 def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> None:
     with place("sqlite", tmp_path, encoder=None) as at:
-        assert activate_encoder(at.library, ("wordllama",)) == ()
+        assert activate_encoder(at.library) == ()
         at.furnish()
         told = at.of_agent("GET", "/instruction-manifest").json
         assert told["embedding_model_version"] == "none (lexical and graph only)"
     with opened_store("sqlite", tmp_path) as store:
         at.clock.advance(60)
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
-        assert activate_encoder(library, ("wordllama",)) == ()
+        assert activate_encoder(library) == ()
         assert library.records.encoder() == library.shelves.encoder == "wordllama"
         run = library.records.coverage(AGENT)
         assert run is not None
@@ -170,20 +173,60 @@ def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path)
 def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
     stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
     with place("sqlite", tmp_path, encoder=None) as at:
-        activate_encoder(at.library, ("wordllama",))
+        activate_encoder(at.library)
         for name in UNITS:
             at.write(name)
         assert at.publish(stray, skip_coverage_gate=True).status == 200
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
-        assert activate_encoder(library, ("wordllama",)) == (AGENT,)
+        assert activate_encoder(library) == (AGENT,)
         assert (library.records.encoder(), library.shelves.encoder) == ("none", None)
+
+
+def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "mine")
+    encoder = f"paired+{model}"
+    with place("sqlite", tmp_path, encoder=encoder) as at:
+        assert activate_encoder(at.library) == ()
+        at.furnish()
+        told = at.recall("claim a ticket before work", key=at.agent_key).json
+        assert f"+mine@{own.fingerprint(model)}" in told["embedding_model_version"]
+        assert at.library.records.encoder() == f"{encoder}@{own.fingerprint(model)}"
+    write_model(model, seed=1.0)
+    own.fingerprint.cache_clear()
+    own.encoder.cache_clear()
+    with opened_store("sqlite", tmp_path) as store:
+        library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=encoder)
+        assert activate_encoder(library) == ()
+        run = library.records.coverage(AGENT)
+        assert run is not None
+        assert run.kind == "recert"
+        assert run.model_id.endswith(f"+mine@{own.fingerprint(model)}")
+        assert library.records.encoder() == f"{encoder}@{own.fingerprint(model)}"
+
+
+def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "mine")
+    stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
+    with place("sqlite", tmp_path, encoder=str(model)) as at:
+        activate_encoder(at.library)
+        for name in UNITS:
+            at.write(name)
+        assert at.publish(stray, skip_coverage_gate=True).status == 200
+    with opened_store("sqlite", tmp_path) as store:
+        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+        assert activate_encoder(library) == (AGENT,)
+        assert library.shelves.encoder == str(model)
+        shutil.rmtree(model)
+        library = library_of(store, at.clock, tmp_path / "root", ids="last")
+        with pytest.raises(UserError, match="is in use and cannot be had"):
+            activate_encoder(library)
 
 
 def test_the_encoder_is_loaded_before_anyone_asks(tmp_path: Path) -> None:
     wordllama.encoder.cache_clear()
     with opened_store("sqlite", tmp_path) as store:
-        activate_encoder(library_of(store, ManualClock(), tmp_path), ("wordllama",))
+        activate_encoder(library_of(store, ManualClock(), tmp_path))
         assert wordllama.encoder.cache_info().currsize == 1
 
 

@@ -82,7 +82,6 @@ def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Librar
     from holdfast.instructions.library import Library
     from holdfast.instructions.records import HasInstructions
     from holdfast.instructions.signatures import deployment_key
-    from holdfast.retrieval.meaning import ENCODERS, missing_packages
 
     if not isinstance(log, HasInstructions):
         raise UserError("instructions are kept in a SQLite file or in PostgreSQL: name one with --db")
@@ -94,8 +93,7 @@ def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Librar
         new_id=new_ulid,
         warn=lambda line: click.echo(line, err=True),
     )
-    usable = tuple(one for one in ENCODERS if not missing_packages(one))
-    failed = activate_encoder(library, usable)
+    failed = activate_encoder(library)
     if failed:
         click.echo(
             f"the encoder stays as it was: with the new one {len(failed)} manifests fail, such as that of {failed[0]}",

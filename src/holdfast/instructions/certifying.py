@@ -10,7 +10,7 @@ from holdfast.instructions.coverage import measure_all
 from holdfast.instructions.library import Library
 from holdfast.instructions.resting import Rest, no_rest
 from holdfast.instructions.values import Agent, AuditRecord, CoverageRun, Manifest
-from holdfast.retrieval.meaning import EncoderName
+from holdfast.retrieval.meaning import certified_name, encoder_certified
 
 DAY_MS = 86_400_000
 OWED_MS = 6 * DAY_MS
@@ -87,19 +87,20 @@ def certified(library: Library, agent: Agent, manifest: Manifest) -> CoverageRun
     return run
 
 
-def activate_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
+def activate_encoder(library: Library) -> tuple[str, ...]:
     """Choose an encoder and load it, so that nobody who asks has to wait for it."""
-    failed = choose_encoder(library, known)
+    failed = choose_encoder(library)
     library.shelves.load_encoder()
     return failed
 
 
-def choose_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[str, ...]:
+def choose_encoder(library: Library) -> tuple[str, ...]:
     """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not."""
     wanted = library.settings.encoder
+    name = certified_name(wanted) if wanted else NO_ENCODER
     before = library.records.encoder()
-    if before is None or before == (wanted or NO_ENCODER):
-        library.records.set_encoder(wanted or NO_ENCODER)
+    if before is None or before == name:
+        library.records.set_encoder(name)
         return ()
     failed, runs = [], []
     library.shelves.encoder = wanted
@@ -111,7 +112,7 @@ def choose_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[st
             if not all(one.passed for one in run.units):
                 failed.append(agent.id)
     if failed:
-        kept = next((one for one in known if one == before), None)
+        kept = encoder_certified(before)
         if kept is None and before != NO_ENCODER:
             raise UserError(
                 f"the encoder {before!r} is in use and cannot be had: install it, or re-certify all manifests"
@@ -121,5 +122,5 @@ def choose_encoder(library: Library, known: tuple[EncoderName, ...]) -> tuple[st
         return tuple(failed)
     for run in runs:
         library.records.add_coverage(run)
-    library.records.set_encoder(wanted or NO_ENCODER)
+    library.records.set_encoder(name)
     return ()

@@ -6,7 +6,6 @@ import msgspec
 
 from holdfast.instructions.values import WAKE_REASONS
 from holdfast.instructions.wake import WakeTrust
-from holdfast.retrieval.meaning import EncoderName
 
 
 class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +18,7 @@ class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
     root: Path | None = None
     wake: WakeTrust | None = None
     wake_reasons: tuple[str, ...] = WAKE_REASONS
-    encoder: EncoderName | None = None
+    encoder: str | None = None
     use_floor: bool = True
     scaled_is_binding: bool = False
     guaranteed_units_soft_max: int = 50

@@ -14,7 +14,7 @@ from holdfast.instructions.recall import Content, Shelf, text_content
 from holdfast.instructions.records import InstructionRecords
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.values import Agent, Entry, Manifest, UnitVersion
-from holdfast.retrieval.meaning import EncoderName, MeaningStage, meaning_stage
+from holdfast.retrieval.meaning import MeaningStage, meaning_stage
 
 SHELVES_MAX = 2_000
 
@@ -31,7 +31,7 @@ class Shelves:
     def __init__(self, records: InstructionRecords, settings: InstructionSettings) -> None:
         self._records = records
         self._settings = settings
-        self.encoder: EncoderName | None = settings.encoder
+        self.encoder: str | None = settings.encoder
         self._lock = Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
@@ -123,5 +123,5 @@ def unit_content(unit: UnitVersion) -> Content:
     return Content(unit.content, unit.token_count, "stigmem", unit.uri, unit.version, unit.valid_until)
 
 
-def _stage(encoder: EncoderName | None) -> MeaningStage | None:
+def _stage(encoder: str | None) -> MeaningStage | None:
     return meaning_stage(encoder) if encoder else None

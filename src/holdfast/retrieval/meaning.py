@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+from pathlib import Path
+from types import ModuleType
 from typing import Literal, Protocol, get_args
 
 from holdfast.errors import UserError
@@ -9,6 +11,8 @@ from holdfast.retrieval.units import Unit
 
 EncoderName = Literal["wordllama", "paired", "minilm", "joined"]
 ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
+BESIDE = "+"
+"""An encoder is one of these, the folder of a model of one's own, or one of these, this mark and a folder."""
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
 
@@ -25,6 +29,7 @@ _NEEDED: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
+_NEEDED_BY_OWN = ("semantic", ("numpy", "tokenizers"))
 
 
 class MeaningStage(Protocol):
@@ -55,13 +60,31 @@ def default_encoder() -> EncoderName | None:
     return next((encoder for encoder in usable if not missing_packages(encoder)), None)
 
 
-def encoder_named(name: str) -> EncoderName:
-    """Refuses one that is unknown, or that cannot be had."""
-    known = next((one for one in ENCODERS if one == name), None)
-    if known is None:
-        raise UserError(f"unknown encoder {name[:80]!r}; known encoders: {', '.join(ENCODERS)}")
-    check_installed(known)
-    return known
+def encoder_named(name: str) -> str:
+    """The name as it is kept. Refuses one that is unknown, or that cannot be had."""
+    known, folder = _read(name)
+    if known is not None:
+        check_installed(known)
+    if folder is None:
+        return name
+    own = _own()
+    own.check_folder(folder)
+    return f"{known}{BESIDE}{folder}" if known else str(folder)
+
+
+def certified_name(name: str) -> str:
+    """By which is known what manifests were certified for: of a model of one's own also its contents."""
+    _, folder = _read(name)
+    return name if folder is None else f"{name}@{_own().fingerprint(folder)}"
+
+
+def encoder_certified(name: str) -> str | None:
+    """The encoder of that certified name; None where it cannot be had, or is another by now."""
+    told = name if name in ENCODERS else name.rpartition("@")[0]
+    try:
+        return told if certified_name(encoder_named(told)) == name else None
+    except UserError:
+        return None
 
 
 def check_installed(encoder: EncoderName = "wordllama") -> None:
@@ -73,9 +96,34 @@ def check_installed(encoder: EncoderName = "wordllama") -> None:
         )
 
 
-def meaning_stage(encoder: EncoderName = "wordllama") -> MeaningStage:
-    """An empty stage on weights that an installed package carries; nothing is ever downloaded."""
-    encoder_named(encoder)
+def meaning_stage(encoder: str = "wordllama") -> MeaningStage:
+    """An empty stage on weights that an installed package carries, or that lie in a folder; nothing is downloaded."""
+    known, folder = _read(encoder_named(encoder))
     # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
-    stage: MeaningStage = importlib.import_module(f"holdfast.retrieval.{encoder}").stage()
+    carried = (known, importlib.import_module(f"holdfast.retrieval.{known}").stage()) if known else None
+    if folder is not None:
+        stage: MeaningStage = _own().stage(folder, carried)
+    else:
+        assert carried is not None, "an encoder is carried by a package or lies in a folder"
+        _, stage = carried
     return stage
+
+
+def _read(name: str) -> tuple[EncoderName | None, Path | None]:
+    first, _, rest = name.partition(BESIDE)
+    known = next((one for one in ENCODERS if one == first), None)
+    if known is not None and first == name:
+        return known, None
+    place = rest if known is not None else name
+    if not place.startswith(("/", "~", ".")) and "/" not in place and "\\" not in place:
+        raise UserError(
+            f"unknown encoder {name[:80]!r}; known encoders: {', '.join(ENCODERS)}, or the folder of a model"
+        )
+    return known, Path(place).expanduser()
+
+
+def _own() -> ModuleType:
+    extra, needed = _NEEDED_BY_OWN
+    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
+        raise UserError(f"a model of one's own needs {', '.join(missing)}: pip install 'holdfast[{extra}]'")
+    return importlib.import_module("holdfast.retrieval.own")

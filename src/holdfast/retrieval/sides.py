@@ -1,17 +1,27 @@
 """Encoders side by side, or one alone: how near a unit is to a query is the weighted mean of what each of them says."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from holdfast.retrieval.units import Unit
-from holdfast.retrieval.vectors import VectorStage
+from holdfast.retrieval.vectors import Sums
+
+
+class Side(Protocol):
+    @property
+    def model_version(self) -> str: ...
+    def add(self, slot: int, unit: Unit) -> None: ...
+    def remove(self, slot: int) -> None: ...
+    def near(self, query: str, *, slots: int) -> Sums:
+        """Similarities by slot, 0 to 1."""
 
 
 class SideBySide:
     """Each reads a unit in its own way; the shares sum to 1."""
 
-    def __init__(self, parts: Sequence[tuple[float, VectorStage]], *, floor: float, words_share: float = 1.0) -> None:
+    def __init__(self, parts: Sequence[tuple[float, Side]], *, floor: float, words_share: float = 1.0) -> None:
         self.floor = floor
         self.words_share = words_share
         self._parts = tuple(parts)
@@ -28,7 +38,9 @@ class SideBySide:
         for _, stage in self._parts:
             stage.remove(slot)
 
+    def near(self, query: str, *, slots: int) -> Sums:
+        return np.asarray(sum(share * stage.near(query, slots=slots) for share, stage in self._parts))
+
     def match(self, query: str, *, slots: int) -> list[float]:
-        near = sum(share * stage.near(query, slots=slots) for share, stage in self._parts)
-        similarities: list[float] = np.asarray(near).tolist()
+        similarities: list[float] = self.near(query, slots=slots).tolist()
         return similarities

@@ -20,7 +20,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def read_tensors(path: Path) -> dict[str, Vectors]:
-    """As float32; what is stored so is read when it is used. Numbers of other kinds are left out.
+    """As float32, all in memory: the file may be written anew meanwhile. Numbers of other kinds are left out.
 
     Raises ValueError for another kind of file, OSError for none.
     """
@@ -32,7 +32,7 @@ def read_tensors(path: Path) -> dict[str, Vectors]:
         head = msgspec.json.decode(file.read(head_bytes), type=dict[str, msgspec.Raw])
     head.pop("__metadata__", None)
     places = {name: msgspec.json.decode(place, type=_Place) for name, place in head.items()}
-    stored = np.asarray(np.memmap(path, np.uint8, "r"))[8 + head_bytes :]
+    stored = np.fromfile(path, np.uint8, offset=8 + head_bytes)
     return {name: _numbers(stored, place) for name, place in places.items() if place.dtype in _WIDTHS}
 
 

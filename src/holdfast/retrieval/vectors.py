@@ -51,11 +51,15 @@ Reading = Callable[[Encoder, Unit], Sums]
 
 
 class VectorStage:
-    """What one encoder says: the rows of all units in one matrix; a unit's similarity is that of its nearest row."""
+    """What one encoder says: the rows of all units in one matrix; a unit's similarity is that of its nearest row.
 
-    def __init__(self, encoder: Encoder, reading: Reading) -> None:
+    To texts that have nothing in common some encoders say a similarity far from 0: that is their `zero`.
+    """
+
+    def __init__(self, encoder: Encoder, reading: Reading, *, zero: float = 0.0) -> None:
         self._encoder = encoder
         self._reading = reading
+        self._zero = zero
         self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
         self._owners: NDArray[np.intp] = np.zeros(_ROWS_AT_FIRST, np.intp)
         self._rows_of: dict[int, list[int]] = {}
@@ -86,7 +90,7 @@ class VectorStage:
         nearest = np.zeros(slots + 1, np.float32)
         np.maximum.at(nearest, self._owners, near)
         similarities: Sums = nearest[1:].astype(np.float64) / VECTOR_LENGTH**2
-        return similarities
+        return np.maximum(similarities - self._zero, 0) / (1 - self._zero) if self._zero else similarities
 
     def _grow(self) -> None:
         count = len(self._rows)

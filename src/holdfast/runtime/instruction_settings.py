@@ -13,7 +13,7 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.signatures import KEY_BYTES, decoded
 from holdfast.instructions.values import WAKE_REASONS
 from holdfast.instructions.wake import WakeTrust
-from holdfast.retrieval.meaning import EncoderName, default_encoder, encoder_named
+from holdfast.retrieval.meaning import default_encoder, encoder_named
 from holdfast.sources.home import holdfast_home
 
 WAKE_SECRET = "HOLDFAST_WAKE_SECRET"
@@ -52,7 +52,7 @@ def load_instructions(environ: Mapping[str, str]) -> Instructions:
     table = _read(home / "config.toml")
     if not SEGMENT.fullmatch(table.deployment):
         raise UserError(f"instructions.deployment must be letters, digits and . _ @ + -, not {table.deployment[:80]!r}")
-    encoder: EncoderName | None = None
+    encoder: str | None = None
     if table.encoder is None:
         encoder = default_encoder()
     elif table.encoder != "none":

@@ -50,7 +50,7 @@ from holdfast.instructions.told import eager_text, manifest_sha256, standing_tex
 from holdfast.instructions.trace import Step, Trace, from_token, shortened, steps_of, tokens_in
 from holdfast.instructions.values import Agent, Entry
 from holdfast.instructions.watching import UsageSeen, keep_trace, look_at
-from holdfast.retrieval.meaning import ENCODERS, default_encoder, meaning_stage, missing_packages
+from holdfast.retrieval.meaning import default_encoder, meaning_stage
 from holdfast.runtime.heard_steps import TurnTraces
 from holdfast.runtime.heartbeats import Beat, Begun, Preload
 from holdfast.runtime.in_shadow import in_shadow
@@ -95,7 +95,7 @@ class Library:
                 new_id=new_id,
                 warn=warn,
             )
-            choose_encoder(self._kept, tuple(one for one in ENCODERS if not missing_packages(one)))
+            choose_encoder(self._kept)
         except BaseException:
             self._store.close()
             raise

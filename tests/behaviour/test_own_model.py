@@ -1,0 +1,226 @@
+"""A model of one's own, from a folder: it says what the model says, or it is refused with the reason."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.errors import UserError
+from holdfast.retrieval import granite, own
+from holdfast.retrieval.carried import carried_file
+from holdfast.retrieval.index import Index
+from holdfast.retrieval.meaning import certified_name, encoder_certified, encoder_named, meaning_stage
+from holdfast.retrieval.own import CONFIG, LIMITS, MODULES, POOLING, TOKENS, WEIGHTS, OwnEncoder
+from holdfast.retrieval.units import Unit
+from holdfast.retrieval.vectors import directions
+from holdfast.runtime.instruction_settings import load_instructions
+from own_models import VOCABULARY, numbers, tokenizer, write_model, write_tensors
+
+TEXT = "Will it rain in the old town and is there wind?"
+UNITS = [Unit("weather", "weather", "Rain, wind and sunshine"), Unit("forms", "forms", "Fill in a PDF")]
+
+# By transformers 5.22 and torch 2.13, of the same numbers: the mean of all 39 tokens, and the first.
+MEANS = {
+    "bert": [-0.2719, -0.62904, 0.63245, 0.08408, 0.0808],
+    "roberta": [-0.30818, -0.59189, 0.67011, 0.08031, 0.06388],
+    "mpnet": [0.90806, -0.00504, -0.34848, -0.22522, 0.0945],
+}
+FIRSTS = {
+    "bert": [1.05995, 0.47251, 1.16184, -0.29362, -0.70077],
+    "roberta": [1.11742, 0.40403, 1.20303, -0.06026, -0.65468],
+    "mpnet": [-0.48754, 0.34285, -1.23827, -1.87532, 1.15607],
+}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_each_family_says_what_other_programs_say_of_the_same_weights(kind: str, tmp_path: Path) -> None:
+    tokens = len(tokenizer().encode(TEXT).ids)
+    (mean,) = OwnEncoder(write_model(tmp_path / "mean", kind)).encode([TEXT]) / tokens
+    (first,) = OwnEncoder(write_model(tmp_path / "first", kind, first=True)).encode([TEXT])
+    assert mean[:5] == pytest.approx(MEANS[kind], abs=2e-5)
+    assert first[:5] == pytest.approx(FIRSTS[kind], abs=2e-5)
+
+
+def test_a_folder_says_what_a_pack_of_the_same_model_says(tmp_path: Path) -> None:
+    packed = granite.GraniteEncoder(carried_file(granite.PACKAGE, granite.PACK), "packed")
+    transformer = packed._transformer
+    places = np.vstack([np.zeros((2, transformer.places.shape[1]), np.float32), transformer.places])
+    tensors = {
+        "embeddings.word_embeddings.weight": transformer.tokens,
+        "embeddings.position_embeddings.weight": places,
+        "embeddings.token_type_embeddings.weight": transformer.base[None],
+    }
+    affine = {"embeddings.LayerNorm": transformer.normal}
+    for at, layer in enumerate(transformer.layers):
+        within = f"encoder.layer.{at}"
+        affine |= {
+            f"{within}.attention.self.query": layer.asked,
+            f"{within}.attention.self.key": layer.offered,
+            f"{within}.attention.self.value": layer.said,
+            f"{within}.attention.output.dense": layer.seen,
+            f"{within}.attention.output.LayerNorm": layer.seen_normal,
+            f"{within}.intermediate.dense": layer.inner,
+            f"{within}.output.dense": layer.outer,
+            f"{within}.output.LayerNorm": layer.outer_normal,
+        }
+    for name, one in affine.items():
+        tensors |= {f"{name}.weight": one.weights, f"{name}.bias": one.bias}
+    shape: dict[str, object] = {"num_hidden_layers": len(transformer.layers), "num_attention_heads": transformer.heads}
+    shape |= {"pad_token_id": 1, "layer_norm_eps": transformer.epsilon}
+    folder = write_model(tmp_path / "granite", "roberta", first=True, config=shape)
+    # As those write it who train a head on top.
+    write_tensors(folder / WEIGHTS, {f"roberta.{name}": tensor for name, tensor in tensors.items()})
+    packed._tokenizer.save(str(folder / TOKENS))
+    texts = [TEXT, "Please review my pull request.", "rain " * 300, ""]
+    assert directions(OwnEncoder(folder).encode(texts)) == pytest.approx(directions(packed.encode(texts)), abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\ud800", "\x00", "a" * 50_000, "漢字 かな", "\n\t " * 100, "rain " * 500])
+def test_any_text_has_a_vector(text: str, tmp_path: Path) -> None:
+    (row,) = OwnEncoder(write_model(tmp_path / "model")).encode([text])
+    assert np.isfinite(row).all()
+    assert row.any()
+
+
+def test_no_more_is_read_of_a_text_than_the_model_has_places_for(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "bert")
+    one, other = OwnEncoder(folder).encode(["rain " * 300, "rain " * 300 + "and wind"])
+    assert (one == other).all()
+    (folder / LIMITS).write_text('{"max_seq_length": 6}')
+    cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
+    assert (cut == same).all()
+
+
+def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    encoder, zero = own.encoder(folder)
+    assert zero == OwnEncoder(folder).zero == 0.709
+    stage = meaning_stage(str(folder))
+    stage.add(0, UNITS[0])
+    row, wanted = directions(encoder.encode([f"{UNITS[0].description}", TEXT]))
+    name = directions(encoder.encode(["weather"]))[0]
+    both = directions(np.asarray([row + 0.3 * name]))[0]
+    assert stage.match(TEXT, slots=1) == pytest.approx([max(0, (both @ wanted - zero) / (1 - zero))], abs=1e-3)
+    assert stage.match(UNITS[0].description, slots=1)[0] > 0.85
+
+
+@pytest.mark.parametrize("beside", ["", "wordllama+", "paired+"])
+def test_it_is_used_alone_or_beside_another(beside: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "mine")
+    index = Index(UNITS, meaning=meaning_stage(f"{beside}{folder}"))
+    named = index.embedding_model_version
+    assert f"mine@{own.fingerprint(folder)}" in named
+    assert ("wordllama" in named) is bool(beside)
+    assert 0.1 < index.floor < 0.5
+    assert index.search("rain and wind", floor=0).found[0].id == "weather"
+
+
+def rewritten(folder: Path, name: str, **changed: object) -> None:
+    path = folder / name
+    told = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**told, **changed}))
+
+
+def without(folder: Path, tensor: str) -> None:
+    left = numbers("mpnet")
+    del left[tensor]
+    write_tensors(folder / WEIGHTS, left)
+
+
+def with_numbers(folder: Path, of: float) -> None:
+    write_tensors(folder / WEIGHTS, {name: np.full_like(tensor, of) for name, tensor in numbers("mpnet").items()})
+
+
+def with_modules(folder: Path) -> None:
+    (folder / MODULES).write_text('[{"type": "sentence_transformers.models.Dense"}]')
+
+
+UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another family": (lambda at: rewritten(at, CONFIG, model_type="modernbert"), "model_type is 'modernbert', none"),
+    "another bend": (lambda at: rewritten(at, CONFIG, hidden_act="relu"), "hidden_act is not gelu"),
+    "other places": (lambda at: rewritten(at, CONFIG, position_embedding_type="relative_key"), "position_embedding_t"),
+    "no number": (lambda at: rewritten(at, CONFIG, num_hidden_layers="two"), "config.json: Expected `int`"),
+    "no JSON": (lambda at: (at / CONFIG).write_text("{"), "config.json: Input data was truncated"),
+    "other heads": (lambda at: rewritten(at, CONFIG, num_attention_heads=3), "cannot reshape"),
+    "no head": (lambda at: rewritten(at, CONFIG, num_attention_heads=0), "."),
+    "too many layers": (lambda at: rewritten(at, CONFIG, num_hidden_layers=3), "it lacks 'encoder.layer.2."),
+    "a lost tensor": (lambda at: without(at, "embeddings.LayerNorm.bias"), "it lacks 'embeddings.LayerNorm.bias'"),
+    "no tensors": (lambda at: (at / WEIGHTS).write_bytes(b"PK\x03\x04 something else"), "another kind of file"),
+    "cut tensors": (lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-9]), "lies where there is no"),
+    "numbers beyond": (lambda at: with_numbers(at, float("nan")), "all texts are the same"),
+    "nothing to say": (lambda at: with_numbers(at, 0.0), "all texts are the same"),
+    "a dense layer": (with_modules, "modules.json has more than Transformer, Pooling, Normalize"),
+    "the largest": (lambda at: rewritten(at, POOLING, pooling_mode_max_tokens=True), "else than the first token or"),
+    "both": (lambda at: rewritten(at, POOLING, pooling_mode_cls_token=True), "else than the first token or the mean"),
+    "no tokenizer": (lambda at: (at / TOKENS).write_text("{}"), "tokenizer.json is no tokenizer"),
+    "too many tokens": (
+        lambda at: write_tensors(at / WEIGHTS, {**numbers("mpnet"), VECTORS: np.ones((9, 16), np.float32)}),
+        "has more tokens than model.safetensors has vectors for",
+    ),
+    "no limit": (lambda at: rewritten(at, LIMITS, max_seq_length="long"), "sentence_bert_config.json: Expected"),
+}
+VECTORS = "embeddings.word_embeddings.weight"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_what_cannot_be_computed_is_refused_with_the_reason(unfit: str, tmp_path: Path) -> None:
+    change, reason = UNFIT[unfit]
+    folder = write_model(tmp_path / "model")
+    change(folder)
+    with pytest.raises(UserError, match=f"model is no model that can be computed here: .*{reason}"):
+        OwnEncoder(folder)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, TOKENS])
+def test_a_folder_without_a_model_is_refused_before_it_is_used(name: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / name).unlink()
+    for spec in (str(folder), f"paired+{folder}"):
+        with pytest.raises(UserError, match=f"model lacks {name}: a folder as sentence-transformers writes it"):
+            encoder_named(spec)
+
+
+def test_the_name_of_an_encoder_is_one_of_those_known_or_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "a+b@c")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert encoder_named("~/a+b@c") == str(folder)
+    assert encoder_named("paired+~/a+b@c") == f"paired+{folder}"
+    assert encoder_named("paired") == certified_name("paired") == encoder_certified("paired") == "paired"
+    for unknown in ("glove", "paired+glove", "paired+", "+", "", "paired+joined"):
+        with pytest.raises(UserError, match="known encoders: wordllama, paired, minilm, joined, or the folder of a mo"):
+            encoder_named(unknown)
+    for relative in ("./model", "models/model", "glove+/model"):
+        with pytest.raises(UserError, match="by its whole path"):
+            encoder_named(relative)
+
+
+def test_a_model_is_certified_by_its_contents(tmp_path: Path) -> None:
+    spec = f"wordllama+{write_model(tmp_path / 'model')}"
+    name = certified_name(spec)
+    assert encoder_certified(name) == spec
+    own.fingerprint.cache_clear()
+    shutil.rmtree(tmp_path / "model")
+    assert encoder_certified(name) is None
+    write_model(tmp_path / "model", seed=1.0)
+    assert certified_name(spec) != name
+    assert encoder_certified(name) is None
+    assert encoder_certified("glove") is None
+
+
+def test_settings_name_a_folder(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "models" / "mine")
+    (tmp_path / "config.toml").write_text(f'[instructions]\nencoder = "paired+{folder}"\n')
+    assert load_instructions({"HOLDFAST_HOME": str(tmp_path)}).settings.encoder == f"paired+{folder}"
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"mine lacks config\.json, model\.safetensors, tokenizer\.json"):
+        load_instructions({"HOLDFAST_HOME": str(tmp_path)})
+
+
+def test_the_vocabulary_of_the_tests_is_that_of_their_weights() -> None:
+    assert tokenizer().get_vocab_size() == len(VOCABULARY) == len(numbers("bert")[VECTORS])
