@@ -64,6 +64,25 @@ def test_whoever_asked_for_another_may_close_that_record_and_is_named_in_it(furn
     assert furnished.records("recall")[0]["detail"]["principal"] == "agent:boss"
 
 
+@pytest.mark.parametrize(("asking", "closing"), [("boss-uuid", "chief"), ("chief", "boss-uuid")])
+def test_whoever_asked_may_close_under_its_other_name(furnished: Place, asking: str, closing: str) -> None:
+    furnished.of_agent("PUT", "", {"supervisors": ["boss-uuid"]})
+    assert furnished.ask("PUT", "/v1/agents/boss-uuid", {"shortname": "chief"}).status == 200
+    assert furnished.ask("PUT", "/v1/agents/peer", {"shortname": "other"}).status == 200
+    token = token_of(furnished, key=furnished.client.key(f"agent:{asking}"))
+    for stranger in ("peer", "other", "chie", "boss-uuid2"):
+        key = furnished.client.key(f"agent:{stranger}")
+        assert close(furnished, token, key=key) == (400, "audit_token_invalid")
+    assert close(furnished, token, key=furnished.client.key(f"agent:{closing}")) == (204, None)
+
+
+def test_what_an_admin_asked_for_is_closed_by_no_other_agent(furnished: Place) -> None:
+    assert furnished.ask("PUT", "/v1/agents/peer", {}).status == 200
+    token = token_of(furnished, key=furnished.ann)
+    peer = furnished.client.key("agent:peer")
+    assert close(furnished, token, key=peer) == (400, "audit_token_invalid")
+
+
 def test_a_record_has_the_fields_of_the_contract(furnished: Place) -> None:
     told = furnished.recall(CLAIM, heartbeat_id="run_7", floor=False).json
     (record,) = furnished.records("recall")

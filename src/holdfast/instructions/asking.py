@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.instructions.callers import Caller
+from holdfast.instructions.callers import Caller, is_self
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.library import Library, no_manifest
 from holdfast.instructions.recall import Picked, Question, Recalled, Shelf, names_of
@@ -128,11 +128,14 @@ def own_record(library: Library, token: str, caller: Caller) -> AuditRecord:
 
 
 def _is_owner(library: Library, record: AuditRecord, caller: Caller) -> bool:
-    if caller.is_admin or caller.scope == record.detail.get("principal"):
+    """Admins, the agent whose record it is, and whoever asked for it; agents under either of their names."""
+    asker = Caller(str(record.detail.get("principal", "")), "")
+    if caller.is_admin or caller.scope == asker.scope:
         return True
-    agent = library.records.agent(record.agent_id)
-    names = (record.agent_id, agent.shortname if agent else None)
-    return caller.agent_name is not None and caller.agent_name in names
+    if is_self(caller, record.agent_id, library.records.agent(record.agent_id)):
+        return True
+    known = library.records.agent(caller.agent_name) if caller.agent_name else None
+    return known is not None and is_self(asker, known.id, known)
 
 
 def replay(library: Library, agent: Agent, record: AuditRecord) -> Replayed:
