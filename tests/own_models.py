@@ -12,7 +12,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from holdfast.retrieval.own import CONFIG, MODULES, POOLING, TOKENS, WEIGHTS
+from holdfast.retrieval.own_files import CONFIG, MODULES, POOLING, TOKENS, WEIGHTS
 from holdfast.retrieval.vectors import Vectors
 
 HIDDEN, INNER, LAYERS, HEADS, PLACES, BUCKETS = 16, 32, 2, 2, 64, 32
@@ -73,7 +73,7 @@ def write_model(
     folder: Path, kind: str = "mpnet", *, first: bool = False, seed: float = 0.0, config: Mapping[str, object] = {}
 ) -> Path:
     """`first`: the first token stands for a text, and not the mean of all."""
-    (folder / POOLING).parent.mkdir(parents=True, exist_ok=True)
+    (folder / POOLING).mkdir(parents=True, exist_ok=True)
     shape = {
         "model_type": kind,
         "hidden_size": HIDDEN,
@@ -88,8 +88,9 @@ def write_model(
     (folder / CONFIG).write_text(json.dumps({**shape, **config}))
     write_tensors(folder / WEIGHTS, numbers(kind, seed=seed))
     pooling = {"pooling_mode_cls_token": first, "pooling_mode_mean_tokens": not first}
-    (folder / POOLING).write_text(json.dumps(pooling))
-    modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Normalize")]
+    (folder / POOLING / CONFIG).write_text(json.dumps(pooling))
+    places = {"Transformer": "", "Pooling": POOLING, "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in places.items()]
     (folder / MODULES).write_text(json.dumps(modules))
     tokenizer().save(str(folder / TOKENS))
     return folder

@@ -1,6 +1,7 @@
-"""`holdfast instructions coverage`: the gate once more, and what another version of the manifest did better."""
+"""`holdfast instructions coverage` and `encoder`: the gate once more, what another version did better, and by what."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from holdfast.instructions.callers import Caller
 from holdfast.instructions.writing import GivenUnit, write_unit
 from instruction_places import UNITS
 from instruction_shops import Shop
+from own_models import write_model
 
 
 @pytest.fixture
@@ -110,3 +112,55 @@ def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...
     ended = shop.run("coverage", *words)
     assert isinstance(ended.exception, UserError)
     assert reason in str(ended.exception)
+
+
+def configure(shop: Shop, encoder: str) -> None:
+    (shop.path / "home" / "config.toml").write_text(f'[instructions]\nencoder = "{encoder}"\n')
+
+
+def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(shop: Shop) -> None:
+    ended = shop.run("encoder")
+    assert (ended.exit_code, ended.output) == (0, "configured: wordllama\nin use:     wordllama\n")
+    crowd(shop)
+    configure(shop, "none")
+    ended = shop.run("encoder")
+    assert ended.exit_code == 1
+    assert ended.output.splitlines() == [
+        "configured: words and links alone",
+        "in use:     wordllama",
+        "with the configured one 1 manifest failed: main",
+        "mend their triggers, or use it all the same: --accept",
+    ]
+    assert json.loads(shop.run("encoder", "--json").output) == {
+        "configured": None,
+        "in_use": "wordllama",
+        "failing": ["main"],
+    }
+    ended = shop.run("encoder", "--accept")
+    assert (ended.exit_code, ended.output.splitlines()[1:3:2]) == (0, ["in use:     words and links alone"])
+    assert shop.run("encoder").output == "configured: words and links alone\nin use:     words and links alone\n"
+
+
+def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) -> None:
+    model = write_model(shop.path / "model")
+    configure(shop, str(model))
+    shop.run("encoder", "--accept")
+    crowd(shop)
+    shutil.rmtree(model)
+    configure(shop, "wordllama")
+    ended = shop.run("encoder")
+    assert isinstance(ended.exception, UserError)
+    assert "is in use and cannot be had, and with the configured one 1 manifests fail" in str(ended.exception)
+    assert "bring it back, or see `holdfast instructions encoder`" in str(ended.exception)
+    assert shop.run("encoder", "--accept").exit_code == 0
+    assert shop.run("recall", "claim a ticket").exit_code == 0
+
+
+def test_a_model_that_was_moved_is_not_certified_again(shop: Shop) -> None:
+    model = write_model(shop.path / "model")
+    configure(shop, f"wordllama+{model}")
+    shop.run("encoder", "--accept")
+    crowd(shop)
+    model.rename(shop.path / "moved")
+    configure(shop, f"wordllama+{shop.path / 'moved'}")
+    assert shop.run("encoder").output.splitlines()[1] == f"in use:     wordllama+{shop.path / 'moved'}"

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from holdfast.errors import UserError
 from holdfast.retrieval import granite, own
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.index import Index
-from holdfast.retrieval.meaning import certified_name, encoder_certified, encoder_named, meaning_stage
-from holdfast.retrieval.own import CONFIG, LIMITS, MODULES, POOLING, TOKENS, WEIGHTS, OwnEncoder
+from holdfast.retrieval.meaning import certified_name, encoder_certified, encoder_named, meaning_stage, same_encoder
+from holdfast.retrieval.own import OwnEncoder
+from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, POOLING, TOKENS, TOKENS_CONFIG, WEIGHTS
 from holdfast.retrieval.units import Unit
 from holdfast.retrieval.vectors import directions
 from holdfast.runtime.instruction_settings import load_instructions
@@ -90,8 +92,79 @@ def test_no_more_is_read_of_a_text_than_the_model_has_places_for(tmp_path: Path)
     one, other = OwnEncoder(folder).encode(["rain " * 300, "rain " * 300 + "and wind"])
     assert (one == other).all()
     (folder / LIMITS).write_text('{"max_seq_length": 6}')
+    own.fingerprint.cache_clear()
     cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
     assert (cut == same).all()
+
+
+def test_the_length_and_the_case_are_those_that_the_model_was_made_for(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "bert")
+    (folder / TOKENS_CONFIG).write_text('{"model_max_length": 6}')
+    cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
+    assert (cut == same).all()
+    (folder / TOKENS_CONFIG).write_text('{"model_max_length": 1000000000000000019884624838656}')
+    own.fingerprint.cache_clear()
+    one, other = OwnEncoder(folder).encode(["rain", "rain and wind"])
+    assert not (one == other).all()
+    with_tokens(folder, lambda told: told.update(normalizer=None))
+    own.fingerprint.cache_clear()
+    small, large = OwnEncoder(folder).encode(["rain", "RAIN"])
+    assert not (small == large).all()
+    rewritten(folder, LIMITS, do_lower_case=True)
+    own.fingerprint.cache_clear()
+    small, large = OwnEncoder(folder).encode(["rain", "RAIN"])
+    assert (small == large).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "first"), [({"pooling_mode": "cls"}, True), ({"pooling_mode": ["mean"]}, False), ({}, False)]
+)
+def test_what_stands_for_a_text_is_said_in_the_old_way_or_the_new(
+    said: dict[str, object], first: bool, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "new")
+    (folder / POOLED).write_text(json.dumps({"embedding_dimension": 16, "include_prompt": True, **said}))
+    old = write_model(tmp_path / "old", first=first)
+    assert (OwnEncoder(folder).encode([TEXT]) == OwnEncoder(old).encode([TEXT])).all()
+    shutil.rmtree(folder / POOLING)
+    (folder / MODULES).unlink()
+    own.fingerprint.cache_clear()
+    bare, mean = OwnEncoder(folder), OwnEncoder(write_model(tmp_path / "mean"))
+    assert (bare.encode([TEXT]) == mean.encode([TEXT])).all()
+
+
+def test_where_the_first_token_counts_there_must_be_one_before_the_text(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", first=True)
+    with_tokens(folder, lambda told: told.update(post_processor=None))
+    with pytest.raises(UserError, match="its tokenizer puts none before it"):
+        OwnEncoder(folder)
+
+
+def test_old_names_of_tensors_are_known(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "bert")
+    (row,) = OwnEncoder(folder).encode([TEXT])
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in numbers("bert").items():
+        renamed[next((name.replace(new, was) for new, was in old.items() if name.endswith(new)), name)] = tensor
+    write_tensors(folder / WEIGHTS, renamed)
+    own.fingerprint.cache_clear()
+    assert (OwnEncoder(folder).encode([TEXT]) == row).all()
+
+
+def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    assert own.fingerprint(folder) == OwnEncoder(folder).model_version.partition("@")[2]
+    write_tensors(folder / WEIGHTS, numbers("mpnet", seed=1.0))
+    with pytest.raises(UserError, match="was written anew since it was looked at first"):
+        OwnEncoder(folder)
+
+
+def test_a_model_that_is_in_use_needs_its_folder_no_more(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    before = Index(UNITS, meaning=meaning_stage(str(folder)))
+    shutil.rmtree(folder)
+    assert Index(UNITS, meaning=meaning_stage(str(folder))).digest == before.digest
 
 
 def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
@@ -134,35 +207,75 @@ def with_numbers(folder: Path, of: float) -> None:
     write_tensors(folder / WEIGHTS, {name: np.full_like(tensor, of) for name, tensor in numbers("mpnet").items()})
 
 
-def with_modules(folder: Path) -> None:
-    (folder / MODULES).write_text('[{"type": "sentence_transformers.models.Dense"}]')
+def with_modules(folder: Path, *kinds: str, path: str = "", pooling: str = POOLING) -> None:
+    places = {"Transformer": path, "Pooling": pooling}
+    told = [{"type": f"sentence_transformers.models.{kind}", "path": places.get(kind, "")} for kind in kinds]
+    (folder / MODULES).write_text(json.dumps(told))
 
 
+def with_tensor(folder: Path, name: str, *shape: int) -> None:
+    write_tensors(folder / WEIGHTS, {**numbers("mpnet"), name: np.ones(shape, np.float32)})
+
+
+def with_tokens(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    told = json.loads((folder / TOKENS).read_text())
+    change(told)
+    (folder / TOKENS).write_text(json.dumps(told))
+
+
+VECTORS, DISTANCES = "embeddings.word_embeddings.weight", "encoder.relative_attention_bias.weight"
+POOLED = f"{POOLING}/{CONFIG}"
+SIZES = "the sizes of its layers do not fit together"
 UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     "another family": (lambda at: rewritten(at, CONFIG, model_type="modernbert"), "model_type is 'modernbert', none"),
     "another bend": (lambda at: rewritten(at, CONFIG, hidden_act="relu"), "hidden_act is not gelu"),
     "other places": (lambda at: rewritten(at, CONFIG, position_embedding_type="relative_key"), "position_embedding_t"),
+    "a judge": (lambda at: rewritten(at, CONFIG, architectures=["MPNetForSequenceClassification"]), "what class a te"),
     "no number": (lambda at: rewritten(at, CONFIG, num_hidden_layers="two"), "config.json: Expected `int`"),
+    "fewer than none": (
+        lambda at: rewritten(at, CONFIG, num_hidden_layers=-1),
+        "config.json: Expected `int` >= 1",
+    ),
+    "a place before all": (lambda at: rewritten(at, CONFIG, pad_token_id=-5), "config.json: Expected `int` >= 0"),
     "no JSON": (lambda at: (at / CONFIG).write_text("{"), "config.json: Input data was truncated"),
-    "other heads": (lambda at: rewritten(at, CONFIG, num_attention_heads=3), "cannot reshape"),
-    "no head": (lambda at: rewritten(at, CONFIG, num_attention_heads=0), "."),
+    "deep JSON": (lambda at: (at / CONFIG).write_text('{"a": ' + "[" * 100_000), "its numbers make no sense"),
+    "long JSON": (lambda at: (at / CONFIG).write_text(" " * 2_000_000), "config.json is too long"),
+    "other heads": (lambda at: rewritten(at, CONFIG, num_attention_heads=3), SIZES),
+    "no head": (lambda at: rewritten(at, CONFIG, num_attention_heads=0), "config.json: Expected `int` >= 1"),
     "too many layers": (lambda at: rewritten(at, CONFIG, num_hidden_layers=3), "it lacks 'encoder.layer.2."),
     "a lost tensor": (lambda at: without(at, "embeddings.LayerNorm.bias"), "it lacks 'embeddings.LayerNorm.bias'"),
+    "a vector for all": (lambda at: with_tensor(at, VECTORS, 16), SIZES),
+    "a number for all": (lambda at: with_tensor(at, VECTORS), "its numbers make no sense"),
+    "a short bias": (lambda at: with_tensor(at, "encoder.layer.1.output.dense.bias", 1), SIZES),
+    "narrow places": (lambda at: with_tensor(at, "embeddings.position_embeddings.weight", 64, 1), SIZES),
+    "no distances": (lambda at: with_tensor(at, DISTANCES, 0, 2), SIZES),
+    "few distances": (lambda at: with_tensor(at, DISTANCES, 3, 2), SIZES),
+    "distances of others": (lambda at: with_tensor(at, DISTANCES, 32, 3), SIZES),
     "no tensors": (lambda at: (at / WEIGHTS).write_bytes(b"PK\x03\x04 something else"), "another kind of file"),
-    "cut tensors": (lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-9]), "lies where there is no"),
+    "cut tensors": (lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-9]), "tensors? lie"),
     "numbers beyond": (lambda at: with_numbers(at, float("nan")), "all texts are the same"),
     "nothing to say": (lambda at: with_numbers(at, 0.0), "all texts are the same"),
-    "a dense layer": (with_modules, "modules.json has more than Transformer, Pooling, Normalize"),
-    "the largest": (lambda at: rewritten(at, POOLING, pooling_mode_max_tokens=True), "else than the first token or"),
-    "both": (lambda at: rewritten(at, POOLING, pooling_mode_cls_token=True), "else than the first token or the mean"),
+    "a dense layer": (lambda at: with_modules(at, "Transformer", "Pooling", "Dense"), "modules.json says something"),
+    "no pooling": (lambda at: with_modules(at, "Transformer"), "modules.json says something else"),
+    "a folder of its own": (lambda at: with_modules(at, "Transformer", "Pooling", path="0_Tr"), "modules.json says"),
+    "lost pooling": (lambda at: with_modules(at, "Transformer", "Pooling", pooling="2_P"), "it lacks 2_P/config.json"),
+    "pooling elsewhere": (lambda at: with_modules(at, "Transformer", "Pooling", pooling="../1_P"), "it lacks ../1_P/"),
+    "the largest": (lambda at: rewritten(at, POOLED, pooling_mode_max_tokens=True), "else than the first token or"),
+    "both": (lambda at: rewritten(at, POOLED, pooling_mode_cls_token=True), "else than the first token or the mean"),
+    "the largest, by name": (lambda at: rewritten(at, POOLED, pooling_mode="max"), "else than the first token or"),
+    "both, by name": (lambda at: rewritten(at, POOLED, pooling_mode=["cls", "mean"]), "else than the first token or"),
     "no tokenizer": (lambda at: (at / TOKENS).write_text("{}"), "tokenizer.json is no tokenizer"),
-    "too many tokens": (
-        lambda at: write_tensors(at / WEIGHTS, {**numbers("mpnet"), VECTORS: np.ones((9, 16), np.float32)}),
-        "has more tokens than model.safetensors has vectors for",
+    "too few vectors": (lambda at: with_tensor(at, VECTORS, 9, 16), "has tokens that model.safetensors has no vectors"),
+    "a token beyond": (
+        lambda at: with_tokens(at, lambda told: told["model"]["vocab"].update(q=999)),
+        "has tokens that",
     ),
+    "no unknown": (lambda at: with_tokens(at, lambda told: told["model"].update(unk_token="?!")), "rare characters"),
     "no limit": (lambda at: rewritten(at, LIMITS, max_seq_length="long"), "sentence_bert_config.json: Expected"),
+    "nothing is read": (lambda at: rewritten(at, LIMITS, max_seq_length=2), "reads no more than 2 tokens"),
+    "nothing at all": (lambda at: rewritten(at, LIMITS, max_seq_length=-1), "sentence_bert_config.json: Expected"),
+    "no place": (lambda at: with_tensor(at, "embeddings.position_embeddings.weight", 3, 16), "no more than 1 tokens"),
 }
-VECTORS = "embeddings.word_embeddings.weight"
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
@@ -195,6 +308,10 @@ def test_the_name_of_an_encoder_is_one_of_those_known_or_a_folder(
     for unknown in ("glove", "paired+glove", "paired+", "+", "", "paired+joined"):
         with pytest.raises(UserError, match="known encoders: wordllama, paired, minilm, joined, or the folder of a mo"):
             encoder_named(unknown)
+    with pytest.raises(UserError, match="there is no home for '~nobody-of-that-name/model'"):
+        encoder_named("~nobody-of-that-name/model")
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        encoder_named("/" + "a" * 300)
     for relative in ("./model", "models/model", "glove+/model"):
         with pytest.raises(UserError, match="by its whole path"):
             encoder_named(relative)
@@ -211,6 +328,15 @@ def test_a_model_is_certified_by_its_contents(tmp_path: Path) -> None:
     assert certified_name(spec) != name
     assert encoder_certified(name) is None
     assert encoder_certified("glove") is None
+
+
+def test_a_model_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    here, there = (certified_name(f"paired+{write_model(tmp_path / name)}") for name in ("here", "th@re"))
+    alone = certified_name(str(tmp_path / "here"))
+    other = certified_name(f"paired+{write_model(tmp_path / 'other', seed=1.0)}")
+    assert same_encoder(here, there)
+    assert same_encoder("paired", "paired")
+    assert not any(same_encoder(here, one) for one in (alone, other, "paired", "none"))
 
 
 def test_settings_name_a_folder(tmp_path: Path) -> None:

@@ -345,6 +345,8 @@ def test_an_encoder_that_fails_is_503_and_may_be_tried_again(
             at.ask("GET", f"/api/instructions/{AGENT}/recall?intent=x"),
         ]
         assert [(one.status, one.code) for one in answers] == [(503, "recall_backend_unavailable")] * len(answers)
+        assert not any(str(error) in str(one.json) for one in answers)
+        assert any("recall_backend_unavailable" in line for line in at.warned)
     at.library.shelves.forget()
     assert at.recalled(CLAIM)[0] == "checkout-procedure"
     assert at.publish(entries, "v2").status == 200

@@ -26,6 +26,7 @@ COMMANDS = {
     "usage": ("usage", "Say which units of a recall were used and missed, or see it by what the agent did."),
     "probe": ("look", "Ask what the triggers say, in other words; end with 1 where a unit is not found."),
     "coverage": ("coverage", "Show how well units are found, and how that differs from another version."),
+    "encoder": ("coverage", "Show by what units are found, and whether all manifests pass with it."),
     "replay": ("look", "Ask again what a record has asked, of what there was then."),
     "metrics": ("look", "Show recall, hits and misses of the last days."),
     "shadow": ("shadow", "Say whether lazy recall would have done in turns that had all instructions."),

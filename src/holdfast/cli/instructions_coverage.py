@@ -1,4 +1,4 @@
-"""`holdfast instructions coverage`: how well units are found, and how that differs from another manifest."""
+"""`holdfast instructions coverage` and `encoder`: how well units are found, and by what."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,9 @@ import click
 
 from holdfast.cli.counts import counted
 from holdfast.cli.instructions_opened import agent_option, db_option, json_option, opened, print_json
+
+NOTHING = "words and links alone"
+AGENTS_SHOWN_MAX = 10
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +42,33 @@ def coverage(agent: str, db: str | None, against: str | None, as_json: bool) -> 
     else:
         _show_diff(found)
     if not passed:
+        raise click.exceptions.Exit(1)
+
+
+@click.command("encoder")
+@db_option
+@click.option("--accept", is_flag=True, help="Use the configured one from now on, even where manifests fail with it.")
+@json_option
+def encoder(db: str | None, accept: bool, as_json: bool) -> None:
+    """Show which encoder is configured and which is in use; end with 1 where it is not the same.
+
+    Another encoder is used once every manifest passes with it. Where one fails, mend its triggers, or accept that its
+    units are found less often.
+    """
+    with opened(db, accept_encoder=accept) as library:
+        told = library.encoder
+    used = not told.failing or accept
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(f"configured: {told.configured or NOTHING}")
+        click.echo(f"in use:     {told.in_use or NOTHING}")
+        if told.failing:
+            agents = ", ".join(told.failing[:AGENTS_SHOWN_MAX])
+            more = "" if len(told.failing) <= AGENTS_SHOWN_MAX else ", ..."
+            click.echo(f"with the configured one {counted(len(told.failing), 'manifest')} failed: {agents}{more}")
+            click.echo("accepted" if accept else "mend their triggers, or use it all the same: --accept")
+    if not used:
         raise click.exceptions.Exit(1)
 
 

@@ -10,7 +10,7 @@ from holdfast.instructions.coverage import measure_all
 from holdfast.instructions.library import Library
 from holdfast.instructions.resting import Rest, no_rest
 from holdfast.instructions.values import Agent, AuditRecord, CoverageRun, Manifest
-from holdfast.retrieval.meaning import certified_name, encoder_certified
+from holdfast.retrieval.meaning import certified_name, encoder_certified, same_encoder
 
 DAY_MS = 86_400_000
 OWED_MS = 6 * DAY_MS
@@ -94,12 +94,15 @@ def activate_encoder(library: Library) -> tuple[str, ...]:
     return failed
 
 
-def choose_encoder(library: Library) -> tuple[str, ...]:
-    """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not."""
+def choose_encoder(library: Library, *, accept: bool = False) -> tuple[str, ...]:
+    """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not.
+
+    With `accept` it is used all the same. Raises UserError where neither can be used.
+    """
     wanted = library.settings.encoder
     name = certified_name(wanted) if wanted else NO_ENCODER
     before = library.records.encoder()
-    if before is None or before == name:
+    if before is None or same_encoder(before, name):
         library.records.set_encoder(name)
         return ()
     failed, runs = [], []
@@ -111,11 +114,12 @@ def choose_encoder(library: Library) -> tuple[str, ...]:
             runs.append(run)
             if not all(one.passed for one in run.units):
                 failed.append(agent.id)
-    if failed:
+    if failed and not accept:
         kept = encoder_certified(before)
         if kept is None and before != NO_ENCODER:
             raise UserError(
-                f"the encoder {before!r} is in use and cannot be had: install it, or re-certify all manifests"
+                f"the encoder {before!r} is in use and cannot be had, and with the configured one {len(failed)} "
+                f"manifests fail, such as that of {failed[0]}: bring it back, or see `holdfast instructions encoder`"
             )
         library.shelves.encoder = kept
         library.shelves.forget()
@@ -123,4 +127,4 @@ def choose_encoder(library: Library) -> tuple[str, ...]:
     for run in runs:
         library.records.add_coverage(run)
     library.records.set_encoder(name)
-    return ()
+    return tuple(failed)

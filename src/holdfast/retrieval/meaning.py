@@ -13,6 +13,8 @@ EncoderName = Literal["wordllama", "paired", "minilm", "joined"]
 ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
 BESIDE = "+"
 """An encoder is one of these, the folder of a model of one's own, or one of these, this mark and a folder."""
+CONTENTS = "@"
+"""Stands before the fingerprint of a model, in a name that manifests were certified for."""
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
 
@@ -75,16 +77,27 @@ def encoder_named(name: str) -> str:
 def certified_name(name: str) -> str:
     """By which is known what manifests were certified for: of a model of one's own also its contents."""
     _, folder = _read(name)
-    return name if folder is None else f"{name}@{_own().fingerprint(folder)}"
+    return name if folder is None else f"{name}{CONTENTS}{_own().fingerprint(folder)}"
+
+
+def same_encoder(one: str, other: str) -> bool:
+    """Of two certified names: a model is the same wherever its folder lies."""
+    return _without_place(one) == _without_place(other)
 
 
 def encoder_certified(name: str) -> str | None:
     """The encoder of that certified name; None where it cannot be had, or is another by now."""
-    told = name if name in ENCODERS else name.rpartition("@")[0]
+    told = name if name in ENCODERS else name.rpartition(CONTENTS)[0]
     try:
         return told if certified_name(encoder_named(told)) == name else None
     except UserError:
         return None
+
+
+def _without_place(name: str) -> tuple[str, str]:
+    told, _, contents = name.rpartition(CONTENTS)
+    known = told.partition(BESIDE)[0]
+    return (known if known in ENCODERS else "", contents) if told else (name, "")
 
 
 def check_installed(encoder: EncoderName = "wordllama") -> None:
@@ -98,7 +111,9 @@ def check_installed(encoder: EncoderName = "wordllama") -> None:
 
 def meaning_stage(encoder: str = "wordllama") -> MeaningStage:
     """An empty stage on weights that an installed package carries, or that lie in a folder; nothing is downloaded."""
-    known, folder = _read(encoder_named(encoder))
+    known, folder = _read(encoder)
+    if known is not None:
+        check_installed(known)
     # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
     carried = (known, importlib.import_module(f"holdfast.retrieval.{known}").stage()) if known else None
     if folder is not None:
@@ -119,7 +134,10 @@ def _read(name: str) -> tuple[EncoderName | None, Path | None]:
         raise UserError(
             f"unknown encoder {name[:80]!r}; known encoders: {', '.join(ENCODERS)}, or the folder of a model"
         )
-    return known, Path(place).expanduser()
+    try:
+        return known, Path(place).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"there is no home for {place[:80]!r}: name the folder by its whole path") from error
 
 
 def _own() -> ModuleType:

@@ -11,6 +11,7 @@ from holdfast.retrieval.vectors import Vectors
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _ERF_SCALE = 0.3275911
 _DISTANCE_MAX = 128
+_BUCKETS_MIN = 4
 
 
 class Affine(msgspec.Struct, frozen=True):
@@ -79,6 +80,27 @@ class Transformer(msgspec.Struct, frozen=True):
         spread = np.sqrt((rest * rest).mean(axis=-1, keepdims=True) + np.float32(self.epsilon))
         normal: Vectors = rest / spread * by.weights + by.bias
         return normal
+
+
+def check_fits(model: Transformer) -> None:
+    """Raises ValueError where the sizes of its parts do not fit together."""
+    hidden = model.tokens.shape[1:]
+    square, flat = hidden * 2, hidden
+    fits = len(hidden) == 1 and hidden[0] > 0 and hidden[0] % model.heads == 0 and model.base.shape == flat
+    fits = fits and model.places.shape[1:] == hidden and _has(model.normal, flat)
+    for layer in model.layers:
+        inner = layer.inner.bias.shape
+        sizes = (square, square, square, square, flat, (*inner, *hidden), (*hidden, *inner), flat)
+        fits = fits and all(map(_has, msgspec.structs.astuple(layer), sizes))
+    if model.distances is not None:
+        buckets = model.distances.shape[:1]
+        fits = fits and model.distances.shape == (*buckets, model.heads) and buckets >= (_BUCKETS_MIN,)
+    if not fits:
+        raise ValueError("the sizes of its layers do not fit together")
+
+
+def _has(one: Affine, size: tuple[int, ...]) -> bool:
+    return one.weights.shape == size and one.bias.shape == size[:1]
 
 
 def gelu(rows: Vectors) -> Vectors:

@@ -58,6 +58,15 @@ from holdfast.runtime.instructed import Instructed
 from holdfast.runtime.instruction_tools import instruction_tools
 from holdfast.stores.open import open_store
 
+
+class EncoderInUse(msgspec.Struct, frozen=True):
+    """None is words and links alone. `failing`: the agents whose manifests do not pass with the configured one."""
+
+    configured: str | None
+    in_use: str | None
+    failing: tuple[str, ...]
+
+
 DAY_MS = 86_400_000
 MAIN = "main"
 
@@ -66,6 +75,7 @@ class Library:
     """Open it for as long as it is used; what is written is signed by a key beside the file.
 
     `entity` is the URI of the person on whose behalf all is done. Agents are called by id or shortname.
+    `accept_encoder`: what the settings name is used even where manifests fail with it.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class Library:
         settings: InstructionSettings | None = None,
         key_path: Path | None = None,
         entity: str | None = None,
+        accept_encoder: bool = False,
         clock: Clock = system_clock,
         new_id: NewId = new_ulid,
         warn: Callable[[str], None] = lambda line: None,
@@ -95,7 +106,7 @@ class Library:
                 new_id=new_id,
                 warn=warn,
             )
-            choose_encoder(self._kept)
+            self._failing = choose_encoder(self._kept, accept=accept_encoder)
         except BaseException:
             self._store.close()
             raise
@@ -111,6 +122,11 @@ class Library:
 
     def close(self) -> None:
         self._store.close()
+
+    @property
+    def encoder(self) -> EncoderInUse:
+        kept = self._kept
+        return EncoderInUse(kept.settings.encoder, kept.shelves.encoder, self._failing)
 
     def migrate(
         self, *paths: str | os.PathLike[str], agent: str = MAIN, version: str = "v1", root: Path | None = None

