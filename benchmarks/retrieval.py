@@ -2,7 +2,8 @@
 
 Sets of queries others have published, read from HOLDFAST_DATA. The weights are those of the specification and the
 constants of BM25 the usual ones; each set is also shown with the weights that the other sets would have chosen.
-HOLDFAST_MINILM=1 measures MiniLM too (minutes), and HOLDFAST_MODEL, the folder of a model, that model beside others.
+HOLDFAST_MINILM=1 measures MiniLM too (minutes), and HOLDFAST_MODEL, the folder of a model, that model beside others
+(most of an hour; `scripts/fetch_model.py` puts one together).
 """
 
 import bisect

@@ -115,13 +115,14 @@ def meaning_stage(encoder: str = "wordllama") -> MeaningStage:
     if known is not None:
         check_installed(known)
     # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
-    carried = (known, importlib.import_module(f"holdfast.retrieval.{known}").stage()) if known else None
-    if folder is not None:
-        stage: MeaningStage = _own().stage(folder, carried)
-    else:
+    carried = importlib.import_module(f"holdfast.retrieval.{known}") if known else None
+    if folder is None:
         assert carried is not None, "an encoder is carried by a package or lies in a folder"
-        _, stage = carried
-    return stage
+        stage: MeaningStage = carried.stage()
+        return stage
+    beside = getattr(carried, "stage_beside_another", carried.stage)() if carried is not None else None
+    both: MeaningStage = _own().stage(folder, (known, beside) if known else None)
+    return both
 
 
 def _read(name: str) -> tuple[EncoderName | None, Path | None]:
