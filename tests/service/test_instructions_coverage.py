@@ -170,13 +170,18 @@ def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path)
         assert run.model_id.startswith("wordllama-")
 
 
-def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
+def publish_stray(at: Place) -> None:
+    """All units claim the same, so that no encoder can tell which is meant."""
+    for name in UNITS:
+        at.write(name)
     stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
+    assert at.publish(stray, skip_coverage_gate=True).status == 200
+
+
+def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
     with place("sqlite", tmp_path, encoder=None) as at:
         activate_encoder(at.library)
-        for name in UNITS:
-            at.write(name)
-        assert at.publish(stray, skip_coverage_gate=True).status == 200
+        publish_stray(at)
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
@@ -207,12 +212,9 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
 
 def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
-    stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
     with place("sqlite", tmp_path, encoder=str(model)) as at:
         activate_encoder(at.library)
-        for name in UNITS:
-            at.write(name)
-        assert at.publish(stray, skip_coverage_gate=True).status == 200
+        publish_stray(at)
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
