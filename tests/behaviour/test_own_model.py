@@ -13,7 +13,14 @@ from holdfast.errors import UserError
 from holdfast.retrieval import granite, own
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.index import Index
-from holdfast.retrieval.meaning import certified_name, encoder_certified, encoder_named, meaning_stage, same_encoder
+from holdfast.retrieval.meaning import (
+    EncoderName,
+    certified_name,
+    encoder_certified,
+    encoder_named,
+    meaning_stage,
+    same_encoder,
+)
 from holdfast.retrieval.own import OwnEncoder
 from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, POOLING, TOKENS, TOKENS_CONFIG, WEIGHTS
 from holdfast.retrieval.units import Unit
@@ -189,6 +196,19 @@ def test_it_is_used_alone_or_beside_another(beside: str, tmp_path: Path) -> None
     assert ("wordllama" in named) is bool(beside)
     assert 0.05 < index.floor < 0.5
     assert index.search("rain and wind", floor=0).found[0].id == "weather"
+
+
+@pytest.mark.parametrize("other", ["wordllama", "paired"])
+def test_beside_another_it_has_its_share_of_what_both_say(other: EncoderName, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "mine")
+    near = []
+    for encoder in (other, str(folder), f"{other}+{folder}"):
+        stage = meaning_stage(encoder)
+        stage.add(0, UNITS[0])
+        near += stage.match(TEXT, slots=1)
+    share = own.SHARES[other]
+    assert near[2] == pytest.approx((1 - share) * near[0] + share * near[1])
+    assert abs(near[0] - near[1]) > 0.05
 
 
 def rewritten(folder: Path, name: str, **changed: object) -> None:
