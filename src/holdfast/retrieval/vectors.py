@@ -53,11 +53,13 @@ Reading = Callable[[Encoder, Unit], Sums]
 class VectorStage:
     """What one encoder says: the rows of all units in one matrix; a unit's similarity is that of its nearest row.
 
-    To texts that have nothing in common some encoders say a similarity far from 0: that is their `zero`.
+    Queries are read by `asked`, where they are read otherwise than units. To texts that have nothing in common some
+    encoders say a similarity far from 0: that is their `zero`.
     """
 
-    def __init__(self, encoder: Encoder, reading: Reading, *, zero: float = 0.0) -> None:
+    def __init__(self, encoder: Encoder, reading: Reading, *, asked: Encoder | None = None, zero: float = 0.0) -> None:
         self._encoder = encoder
+        self._asked = asked or encoder
         self._reading = reading
         self._zero = zero
         self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
@@ -85,7 +87,7 @@ class VectorStage:
         self._free += freed
 
     def near(self, query: str, *, slots: int) -> Sums:
-        wanted = whole_numbers(self._encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
+        wanted = whole_numbers(self._asked.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
         near = self._rows @ wanted
         nearest = np.zeros(slots + 1, np.float32)
         np.maximum.at(nearest, self._owners, near)
