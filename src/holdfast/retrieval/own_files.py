@@ -98,7 +98,7 @@ class _Prompts(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """`of_first`: the first token stands for a text, or else the mean of all. Prompts stand before what they are for."""
+    """`of_first`: the first token stands for a text, or else the mean of all. Prompts stand before what they are of."""
 
     transformer: Transformer
     tokenizer: Tokenizer
