@@ -118,27 +118,67 @@ def configure(shop: Shop, encoder: str) -> None:
     (shop.path / "home" / "config.toml").write_text(f'[instructions]\nencoder = "{encoder}"\n')
 
 
+MEASURING = "measuring all manifests (1) by the encoder"
+
+
 def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(shop: Shop) -> None:
     ended = shop.run("encoder")
     assert (ended.exit_code, ended.output) == (0, "configured: wordllama\nin use:     wordllama\n")
     crowd(shop)
     configure(shop, "none")
     ended = shop.run("encoder")
-    assert ended.exit_code == 1
-    assert ended.output.splitlines() == [
+    assert (ended.exit_code, ended.stderr) == (1, f"{MEASURING} none, which is new here\n")
+    assert ended.stdout.splitlines() == [
         "configured: words and links alone",
         "in use:     wordllama",
         "with the configured one 1 manifest failed: main",
-        "mend their triggers, or use it all the same: --accept",
+        "mend their triggers (`holdfast instructions check FOLDER` names the units), or use it all the same: --accept",
     ]
-    assert json.loads(shop.run("encoder", "--json").output) == {
+    assert json.loads(shop.run("encoder", "--json").stdout) == {
         "configured": None,
         "in_use": "wordllama",
+        "switched": False,
         "failing": ["main"],
     }
     ended = shop.run("encoder", "--accept")
-    assert (ended.exit_code, ended.output.splitlines()[1:3:2]) == (0, ["in use:     words and links alone"])
+    assert ended.exit_code == 0
+    assert ended.stdout.splitlines()[1] == "in use:     words and links alone (from now on)"
+    assert ended.stdout.splitlines()[3] == "accepted; a service takes it when it starts again"
     assert shop.run("encoder").output == "configured: words and links alone\nin use:     words and links alone\n"
+
+
+def test_an_encoder_that_all_pass_with_is_used_from_then_on(shop: Shop) -> None:
+    configure(shop, "none")
+    ended = shop.run("encoder")
+    assert (ended.exit_code, ended.stdout.splitlines()[1]) == (0, "in use:     words and links alone (from now on)")
+
+
+def test_what_failed_is_measured_again_when_asked_or_when_a_manifest_changed(shop: Shop) -> None:
+    crowd(shop)
+    configure(shop, "none")
+    first, second = shop.run("index"), shop.run("index")
+    assert (MEASURING in first.stderr, second.stderr) == (True, "")
+    assert first.stdout == second.stdout
+    assert MEASURING in shop.run("encoder").stderr
+    assert shop.run("index").stderr == ""
+    shop.clock.advance(60)
+    told = shop.manifest()
+    told["entries"][0]["description"] += " And more."
+    shop.write_manifest(told)
+    shop.library.publish(shop.folder, skip_coverage_gate=True)
+    assert MEASURING in shop.run("index").stderr
+
+
+def test_a_model_that_cannot_be_computed_is_never_called_in_use(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.library.close()
+    model = write_model(tmp_path / "model")
+    (model / "config.json").write_text("{")
+    configure(shop, str(model))
+    for words in (("encoder",), ("encoder", "--accept")):
+        ended = shop.run(*words)
+        assert isinstance(ended.exception, UserError)
+        assert "is no model that can be computed here: config.json: Input data was truncated" in str(ended.exception)
 
 
 def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) -> None:
@@ -148,10 +188,11 @@ def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) ->
     crowd(shop)
     shutil.rmtree(model)
     configure(shop, "wordllama")
-    ended = shop.run("encoder")
-    assert isinstance(ended.exception, UserError)
-    assert "is in use and cannot be had, and with the configured one 1 manifests fail" in str(ended.exception)
-    assert "bring it back, or see `holdfast instructions encoder`" in str(ended.exception)
+    for command in ("encoder", "index", "index"):
+        ended = shop.run(command)
+        assert isinstance(ended.exception, UserError)
+        assert "was in use and cannot be had, and with the configured one manifests fail" in str(ended.exception)
+        assert "or use the other with `holdfast instructions encoder --accept`" in str(ended.exception)
     assert shop.run("encoder", "--accept").exit_code == 0
     assert shop.run("recall", "claim a ticket").exit_code == 0
 
@@ -163,4 +204,6 @@ def test_a_model_that_was_moved_is_not_certified_again(shop: Shop) -> None:
     crowd(shop)
     model.rename(shop.path / "moved")
     configure(shop, f"wordllama+{shop.path / 'moved'}")
-    assert shop.run("encoder").output.splitlines()[1] == f"in use:     wordllama+{shop.path / 'moved'}"
+    ended = shop.run("encoder")
+    assert ended.stdout.splitlines()[1].startswith(f"in use:     wordllama+{shop.path / 'moved'}")
+    assert ended.stderr == ""

@@ -301,7 +301,11 @@ UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no distances": (lambda at: with_tensor(at, DISTANCES, 0, 2), SIZES),
     "few distances": (lambda at: with_tensor(at, DISTANCES, 3, 2), SIZES),
     "distances of others": (lambda at: with_tensor(at, DISTANCES, 32, 3), SIZES),
-    "no tensors": (lambda at: (at / WEIGHTS).write_bytes(b"PK\x03\x04 something else"), "another kind of file"),
+    "no tensors": (
+        lambda at: (at / WEIGHTS).write_bytes(b"PK\x03\x04 something else"),
+        "model.safetensors: another kind of f",
+    ),
+    "a pointer": (lambda at: (at / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1"), "git lfs pull"),
     "cut tensors": (lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-9]), "tensors? lie"),
     "numbers beyond": (lambda at: with_numbers(at, float("nan")), "all texts are the same"),
     "nothing to say": (lambda at: with_numbers(at, 0.0), "all texts are the same"),
@@ -356,14 +360,17 @@ def test_the_name_of_an_encoder_is_one_of_those_known_or_a_folder(
     assert encoder_named("~/a+b@c") == str(folder)
     assert encoder_named("paired+~/a+b@c") == f"paired+{folder}"
     assert encoder_named("paired") == certified_name("paired") == encoder_certified("paired") == "paired"
-    for unknown in ("glove", "paired+glove", "paired+", "+", "", "paired+joined"):
-        with pytest.raises(UserError, match="known encoders: wordllama, paired, minilm, joined, or the folder of a mo"):
+    for unknown in ("glove", "paired+glove", "paired+", "+", "", "paired+joined", f"paird+{folder}", f"none+{folder}"):
+        with pytest.raises(UserError, match="known are wordllama, paired, minilm, joined, none, the folder of a mod"):
             encoder_named(unknown)
     with pytest.raises(UserError, match="there is no home for '~nobody-of-that-name/model'"):
         encoder_named("~nobody-of-that-name/model")
     with pytest.raises(UserError, match="cannot be read: File name too long"):
         encoder_named("/" + "a" * 300)
-    for relative in ("./model", "models/model", "glove+/model"):
+    assert encoder_named(f" paired + {folder}") == f"paired+{folder}"
+    with pytest.raises(UserError, match="there is no folder '/models/none' with a model"):
+        encoder_named("paired+/models/none")
+    for relative in ("./model", "models/model", "paired+models/model"):
         with pytest.raises(UserError, match="by its whole path"):
             encoder_named(relative)
 
@@ -395,7 +402,7 @@ def test_settings_name_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(f'[instructions]\nencoder = "paired+{folder}"\n')
     assert load_instructions({"HOLDFAST_HOME": str(tmp_path)}).settings.encoder == f"paired+{folder}"
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"mine lacks config\.json, model\.safetensors, tokenizer\.json"):
+    with pytest.raises(UserError, match=r"there is no folder '.*mine' with a model"):
         load_instructions({"HOLDFAST_HOME": str(tmp_path)})
 
 

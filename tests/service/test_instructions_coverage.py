@@ -221,7 +221,7 @@ def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
         assert library.shelves.encoder == str(model)
         shutil.rmtree(model)
         library = library_of(store, at.clock, tmp_path / "root", ids="last")
-        with pytest.raises(UserError, match="is in use and cannot be had"):
+        with pytest.raises(UserError, match="was in use and cannot be had"):
             activate_encoder(library)
 
 

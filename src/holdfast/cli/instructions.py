@@ -1,6 +1,7 @@
 """`holdfast instructions`: the instructions of agents, from files to what is recalled."""
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -67,12 +68,12 @@ class _Commands(Group):
 @click.group("instructions", cls=_Commands)
 def command() -> None:
     """Turn files of instructions into units that are recalled when they are needed, and look after them."""
+    # More threads would take longer where others want the processor too; whoever knows better has said so.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Library | None":
     """None where neither the flag nor the configuration asks for it, and no sample needs one."""
-    import os
-
     from holdfast.clock import new_ulid, system_clock
     from holdfast.runtime.instruction_settings import load_instructions
 
@@ -105,8 +106,6 @@ def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Librar
 
 def _passing(log: "Log") -> "Library | None":
     """For a store that is gone at the end, and so is the key that it signs with."""
-    import os
-
     from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.library import Library
     from holdfast.instructions.records import HasInstructions

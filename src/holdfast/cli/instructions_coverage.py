@@ -9,6 +9,7 @@ from holdfast.cli.instructions_opened import agent_option, db_option, json_optio
 
 NOTHING = "words and links alone"
 AGENTS_SHOWN_MAX = 10
+MENDING = "mend their triggers (`holdfast instructions check FOLDER` names the units), or use it all the same: --accept"
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,22 +53,22 @@ def coverage(agent: str, db: str | None, against: str | None, as_json: bool) -> 
 def encoder(db: str | None, accept: bool, as_json: bool) -> None:
     """Show which encoder is configured and which is in use; end with 1 where it is not the same.
 
-    Another encoder is used once every manifest passes with it. Where one fails, mend its triggers, or accept that its
-    units are found less often.
+    Another encoder is measured with every manifest, and used from then on if all pass. Where one fails, mend its
+    triggers, or accept that its units are found less often. A service goes over to it when it starts again.
     """
-    with opened(db, accept_encoder=accept) as library:
+    with opened(db, accept_encoder=accept, certify_again=True) as library:
         told = library.encoder
     used = not told.failing or accept
     if as_json:
         print_json(told)
     else:
         click.echo(f"configured: {told.configured or NOTHING}")
-        click.echo(f"in use:     {told.in_use or NOTHING}")
+        click.echo(f"in use:     {told.in_use or NOTHING}{' (from now on)' if told.switched else ''}")
         if told.failing:
             agents = ", ".join(told.failing[:AGENTS_SHOWN_MAX])
             more = "" if len(told.failing) <= AGENTS_SHOWN_MAX else ", ..."
             click.echo(f"with the configured one {counted(len(told.failing), 'manifest')} failed: {agents}{more}")
-            click.echo("accepted" if accept else "mend their triggers, or use it all the same: --accept")
+            click.echo("accepted; a service takes it when it starts again" if accept else MENDING)
     if not used:
         raise click.exceptions.Exit(1)
 

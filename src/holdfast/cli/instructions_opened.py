@@ -25,7 +25,14 @@ def is_there(db: str | None) -> bool:
     return "://" in address or Path(address).exists()
 
 
-def opened(db: str | None, *, make: bool = False, entity: str | None = None, accept_encoder: bool = False) -> "Library":
+def opened(
+    db: str | None,
+    *,
+    make: bool = False,
+    entity: str | None = None,
+    accept_encoder: bool = False,
+    certify_again: bool = False,
+) -> "Library":
     """A file is made only by what writes. Whoever calls the command from Python may give it a clock as its `obj`."""
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
@@ -46,6 +53,7 @@ def opened(db: str | None, *, make: bool = False, entity: str | None = None, acc
         key_path=configured.key_path,
         entity=entity,
         accept_encoder=accept_encoder,
+        certify_again=certify_again,
         clock=told if callable(told) else system_clock,
         warn=lambda line: click.echo(line, err=True),
     )

@@ -1,5 +1,7 @@
 """When coverage is measured again: daily, after a skipped gate, and before another encoder is used."""
 
+import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -87,17 +89,26 @@ def certified(library: Library, agent: Agent, manifest: Manifest) -> CoverageRun
     return run
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """An encoder, the manifests with which it was tried, and the agents whose manifests failed."""
+
+    encoder: str
+    manifests: str
+    failed: tuple[str, ...]
+
+
 def activate_encoder(library: Library) -> tuple[str, ...]:
     """Choose an encoder and load it, so that nobody who asks has to wait for it."""
-    failed = choose_encoder(library)
+    failed = choose_encoder(library, again=True)
     library.shelves.load_encoder()
     return failed
 
 
-def choose_encoder(library: Library, *, accept: bool = False) -> tuple[str, ...]:
+def choose_encoder(library: Library, *, accept: bool = False, again: bool = False) -> tuple[str, ...]:
     """Use the configured encoder if all manifests pass with it, or else the one before; the agents that did not.
 
-    With `accept` it is used all the same. Raises UserError where neither can be used.
+    With `accept` it is used all the same. What failed with the same manifests is measured once more only `again`.
+    Raises UserError where neither can be used.
     """
     wanted = library.settings.encoder
     name = certified_name(wanted) if wanted else NO_ENCODER
@@ -105,26 +116,55 @@ def choose_encoder(library: Library, *, accept: bool = False) -> tuple[str, ...]
     if before is None or same_encoder(before, name):
         library.records.set_encoder(name)
         return ()
-    failed, runs = [], []
-    library.shelves.encoder = wanted
-    for agent in library.records.agents():
-        manifest = library.records.manifest(agent.id)
-        if manifest is not None:
-            run = run_coverage(library, agent, manifest, kind="recert")
-            runs.append(run)
-            if not all(one.passed for one in run.units):
-                failed.append(agent.id)
+    manifests = _listed(library)
+    known = None if again or accept else _refused(library, name, manifests)
+    failed, runs = (known.failed, ()) if known else _measured(library, wanted, manifests)
     if failed and not accept:
-        kept = encoder_certified(before)
-        if kept is None and before != NO_ENCODER:
-            raise UserError(
-                f"the encoder {before!r} is in use and cannot be had, and with the configured one {len(failed)} "
-                f"manifests fail, such as that of {failed[0]}: bring it back, or see `holdfast instructions encoder`"
-            )
-        library.shelves.encoder = kept
-        library.shelves.forget()
-        return tuple(failed)
+        refusal = Refusal(name, _told(manifests), failed)
+        if known is None:
+            library.records.set_refused_encoder(msgspec.json.encode(refusal).decode())
+        _keep(library, before, failed)
+        return failed
     for run in runs:
         library.records.add_coverage(run)
     library.records.set_encoder(name)
-    return tuple(failed)
+    return failed
+
+
+def _listed(library: Library) -> tuple[tuple[Agent, Manifest], ...]:
+    both = ((agent, library.records.manifest(agent.id)) for agent in library.records.agents())
+    return tuple((agent, manifest) for agent, manifest in both if manifest is not None)
+
+
+def _measured(
+    library: Library, encoder: str | None, manifests: Sequence[tuple[Agent, Manifest]]
+) -> tuple[tuple[str, ...], tuple[CoverageRun, ...]]:
+    """Whose manifests fail with it, and all that was measured; it is in use from now on."""
+    if manifests:
+        library.warn(
+            f"measuring all manifests ({len(manifests)}) by the encoder {encoder or NO_ENCODER}, which is new here"
+        )
+    library.shelves.encoder = encoder
+    runs = tuple(run_coverage(library, agent, manifest, kind="recert") for agent, manifest in manifests)
+    return tuple(run.agent_id for run in runs if not all(one.passed for one in run.units)), runs
+
+
+def _keep(library: Library, before: str, failed: Sequence[str]) -> None:
+    kept = encoder_certified(before)
+    if kept is None and before != NO_ENCODER:
+        raise UserError(
+            f"the encoder {before!r} was in use and cannot be had, and with the configured one manifests fail, such "
+            f"as that of {failed[0]}: bring it back, or use the other with `holdfast instructions encoder --accept`"
+        )
+    library.shelves.encoder = kept
+    library.shelves.forget()
+
+
+def _refused(library: Library, name: str, manifests: Sequence[tuple[Agent, Manifest]]) -> Refusal | None:
+    told = library.records.refused_encoder()
+    last = msgspec.json.decode(told, type=Refusal) if told else None
+    return last if last is not None and (last.encoder, last.manifests) == (name, _told(manifests)) else None
+
+
+def _told(manifests: Sequence[tuple[Agent, Manifest]]) -> str:
+    return hashlib.sha256(" ".join(sorted(manifest.id for _, manifest in manifests)).encode()).hexdigest()

@@ -143,7 +143,7 @@ def _or_unavailable() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise InstructionError(UNAVAILABLE, f"recall cannot be used now: {error}") from error
+        raise InstructionError(UNAVAILABLE, f"units cannot be ranked now: {error}") from error
     except Exception as error:
         raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
 

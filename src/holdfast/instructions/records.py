@@ -167,6 +167,11 @@ class InstructionRecords(Protocol):
 
     def set_encoder(self, encoder: str) -> None: ...
 
+    def refused_encoder(self) -> str | None:
+        """What was said of the last one with which manifests failed."""
+
+    def set_refused_encoder(self, told: str) -> None: ...
+
 
 @runtime_checkable
 class HasInstructions(Protocol):

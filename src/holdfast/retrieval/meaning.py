@@ -126,19 +126,25 @@ def meaning_stage(encoder: str = "wordllama") -> MeaningStage:
 
 
 def _read(name: str) -> tuple[EncoderName | None, Path | None]:
-    first, _, rest = name.partition(BESIDE)
+    first, beside, rest = (part.strip() for part in name.partition(BESIDE))
     known = next((one for one in ENCODERS if one == first), None)
-    if known is not None and first == name:
+    if known is not None and not beside:
         return known, None
     place = rest if known is not None else name
-    if not place.startswith(("/", "~", ".")) and "/" not in place and "\\" not in place:
+    # What stands before the first mark is a name, unless it is a part of a path.
+    if not _is_path(place) or (beside and known is None and not _is_path(first)):
         raise UserError(
-            f"unknown encoder {name[:80]!r}; known encoders: {', '.join(ENCODERS)}, or the folder of a model"
+            f"unknown encoder {name[:80]!r}; known are {', '.join(ENCODERS)}, none, the folder of a model, and one of "
+            f"them beside it, such as paired{BESIDE}/models/mine"
         )
     try:
         return known, Path(place).expanduser()
     except RuntimeError as error:
         raise UserError(f"there is no home for {place[:80]!r}: name the folder by its whole path") from error
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or "\\" in text or text.startswith("~")
 
 
 def _own() -> ModuleType:

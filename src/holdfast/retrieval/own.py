@@ -88,6 +88,8 @@ def check_folder(folder: Path) -> None:
     if not folder.is_absolute():
         raise UserError(f"name the folder of a model by its whole path, not {str(folder)[:200]!r}")
     try:
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {str(folder)[:200]!r} with a model")
         missing = [name for name in (CONFIG, WEIGHTS, TOKENS) if not (folder / name).is_file()]
     except OSError as error:
         raise UserError(f"{str(folder)[:200]} cannot be read: {error.strerror}") from error

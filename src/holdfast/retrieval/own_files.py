@@ -31,6 +31,7 @@ _ATTENTION = {
 }
 _FAMILY = {"bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "camembert": "bert", "mpnet": "mpnet"}
 _OLD_NAMES = {"weight": "gamma", "bias": "beta"}
+_POINTER = b"version https://git-lfs"
 _RARE = "\u6f22\U0001f600\x00"
 
 Told = TypeVar("Told")
@@ -118,9 +119,7 @@ def read_model(folder: Path) -> Model:
     if any("Classification" in name for name in config.architectures or ()):
         raise ValueError("it says what class a text is of, and not how near two texts are")
     of_first = _of_first(folder)
-    if (folder / WEIGHTS).stat().st_size > FILE_BYTES_MAX:
-        raise ValueError(f"{WEIGHTS} has more than {FILE_BYTES_MAX >> 30} GB")
-    transformer = _transformer(config, family, read_tensors(folder / WEIGHTS))
+    transformer = _transformer(config, family, _tensors(folder / WEIGHTS))
     check_fits(transformer)
     limits = _json(folder / LIMITS, _Limits) if (folder / LIMITS).is_file() else _Limits()
     tokenizer = _tokenizer(folder, transformer, limits.max_seq_length)
@@ -129,6 +128,18 @@ def read_model(folder: Path) -> Model:
     prompts = _json(folder / PROMPTS, _Prompts) if (folder / PROMPTS).is_file() else _Prompts()
     asks, tells = prompts.first_of("query"), prompts.first_of("document", "passage")
     return Model(transformer, tokenizer, of_first, limits.do_lower_case, asks, tells)
+
+
+def _tensors(path: Path) -> dict[str, Vectors]:
+    if path.stat().st_size > FILE_BYTES_MAX:
+        raise ValueError(f"{path.name} has more than {FILE_BYTES_MAX >> 30} GB")
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ValueError(f"{path.name} only points to a large file, which was not fetched (`git lfs pull`)")
+    try:
+        return read_tensors(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
 
 
 def _transformer(config: _Config, family: str, tensors: Mapping[str, Vectors]) -> Transformer:

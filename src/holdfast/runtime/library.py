@@ -60,10 +60,14 @@ from holdfast.stores.open import open_store
 
 
 class EncoderInUse(msgspec.Struct, frozen=True):
-    """None is words and links alone. `failing`: the agents whose manifests do not pass with the configured one."""
+    """None is words and links alone. `failing`: the agents whose manifests do not pass with the configured one.
+
+    `switched`: another was in use before this library was opened.
+    """
 
     configured: str | None
     in_use: str | None
+    switched: bool
     failing: tuple[str, ...]
 
 
@@ -75,7 +79,8 @@ class Library:
     """Open it for as long as it is used; what is written is signed by a key beside the file.
 
     `entity` is the URI of the person on whose behalf all is done. Agents are called by id or shortname.
-    `accept_encoder`: what the settings name is used even where manifests fail with it.
+    `accept_encoder`: what the settings name is used even where manifests fail with it; `certify_again`: even where
+    they failed before, they are measured with it once more.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Library:
         key_path: Path | None = None,
         entity: str | None = None,
         accept_encoder: bool = False,
+        certify_again: bool = False,
         clock: Clock = system_clock,
         new_id: NewId = new_ulid,
         warn: Callable[[str], None] = lambda line: None,
@@ -106,7 +112,9 @@ class Library:
                 new_id=new_id,
                 warn=warn,
             )
-            self._failing = choose_encoder(self._kept, accept=accept_encoder)
+            before = self._kept.records.encoder()
+            self._failing = choose_encoder(self._kept, accept=accept_encoder, again=certify_again)
+            self._switched = before is not None and before != self._kept.records.encoder()
         except BaseException:
             self._store.close()
             raise
@@ -125,8 +133,10 @@ class Library:
 
     @property
     def encoder(self) -> EncoderInUse:
+        """Loaded, so that it can be used. Raises UserError."""
         kept = self._kept
-        return EncoderInUse(kept.settings.encoder, kept.shelves.encoder, self._failing)
+        kept.shelves.load_encoder()
+        return EncoderInUse(kept.settings.encoder, kept.shelves.encoder, self._switched, self._failing)
 
     def migrate(
         self, *paths: str | os.PathLike[str], agent: str = MAIN, version: str = "v1", root: Path | None = None

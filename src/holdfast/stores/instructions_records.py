@@ -304,14 +304,26 @@ class DatabaseInstructions(DatabaseOwners):
         )
 
     def encoder(self) -> str | None:
-        query = f"SELECT value FROM {self._tables.schema}settings WHERE name = 'instruction_encoder'"
-        return next((str(value) for (value,) in self._fetch(query, ())), None)
+        return self._setting("instruction_encoder")
 
     def set_encoder(self, encoder: str) -> None:
+        self._set("instruction_encoder", encoder)
+
+    def refused_encoder(self) -> str | None:
+        return self._setting("instruction_encoder_refused")
+
+    def set_refused_encoder(self, told: str) -> None:
+        self._set("instruction_encoder_refused", told)
+
+    def _setting(self, name: str) -> str | None:
+        query = f"SELECT value FROM {self._tables.schema}settings WHERE name = ?"
+        return next((str(value) for (value,) in self._fetch(query, (name,))), None)
+
+    def _set(self, name: str, value: str) -> None:
         said = self._said(
-            f"INSERT INTO {self._tables.schema}settings (name, value) VALUES ('instruction_encoder', ?) "
+            f"INSERT INTO {self._tables.schema}settings (name, value) VALUES (?, ?) "
             "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (encoder,),
+            (name, value),
         )
         self._changes.change(said.statement, said.cells)
 
