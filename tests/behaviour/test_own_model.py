@@ -1,7 +1,10 @@
 """A model of one's own, from a folder: it says what the model says, or it is refused with the reason."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -408,3 +411,18 @@ def test_settings_name_a_folder(tmp_path: Path) -> None:
 
 def test_the_vocabulary_of_the_tests_is_that_of_their_weights() -> None:
     assert tokenizer().get_vocab_size() == len(VOCABULARY) == len(numbers("bert")[VECTORS])
+
+
+def test_commands_compute_by_one_thread_unless_told_otherwise(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from click.testing import CliRunner\n"
+        "from holdfast.cli.main import command\n"
+        "CliRunner().invoke(command, ['instructions', 'encoder', '--db', sys.argv[1]])\n"
+        "print(os.environ['OPENBLAS_NUM_THREADS'])\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "none.db")]
+    environ = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    for more, told in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
+        done = subprocess.run(words, env={**environ, **more}, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == told

@@ -68,12 +68,17 @@ class _Commands(Group):
 @click.group("instructions", cls=_Commands)
 def command() -> None:
     """Turn files of instructions into units that are recalled when they are needed, and look after them."""
-    # More threads would take longer where others want the processor too; whoever knows better has said so.
+    compute_by_one_thread()
+
+
+def compute_by_one_thread() -> None:
+    """More would take longer where others want the processor too; whoever knows better has said so."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Library | None":
     """None where neither the flag nor the configuration asks for it, and no sample needs one."""
+    compute_by_one_thread()
     from holdfast.clock import new_ulid, system_clock
     from holdfast.runtime.instruction_settings import load_instructions
 
