@@ -117,6 +117,9 @@ def choose_encoder(library: Library, *, accept: bool = False, again: bool = Fals
         library.records.set_encoder(name)
         return ()
     manifests = _listed(library)
+    if again and manifests:
+        told = wanted or NO_ENCODER
+        library.warn(f"measuring all manifests ({len(manifests)}) by the encoder {told}, which is new here")
     known = None if again or accept else _refused(library, name, manifests)
     failed, runs = (known.failed, ()) if known else _measured(library, wanted, manifests)
     if failed and not accept:
@@ -140,10 +143,6 @@ def _measured(
     library: Library, encoder: str | None, manifests: Sequence[tuple[Agent, Manifest]]
 ) -> tuple[tuple[str, ...], tuple[CoverageRun, ...]]:
     """Whose manifests fail with it, and all that was measured; it is in use from now on."""
-    if manifests:
-        library.warn(
-            f"measuring all manifests ({len(manifests)}) by the encoder {encoder or NO_ENCODER}, which is new here"
-        )
     library.shelves.encoder = encoder
     runs = tuple(run_coverage(library, agent, manifest, kind="recert") for agent, manifest in manifests)
     return tuple(run.agent_id for run in runs if not all(one.passed for one in run.units)), runs
