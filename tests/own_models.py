@@ -12,7 +12,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from holdfast.retrieval.own_files import CONFIG, MODULES, POOLING, TOKENS, WEIGHTS
+from holdfast.retrieval.own_model_files import CONFIG, MODULES, POOLING, TOKENS, WEIGHTS
 from holdfast.retrieval.vectors import Vectors
 
 HIDDEN, INNER, LAYERS, HEADS, PLACES, BUCKETS = 16, 32, 2, 2, 64, 32

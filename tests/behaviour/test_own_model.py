@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import UserError
-from holdfast.retrieval import granite, own
+from holdfast.retrieval import granite, own_model
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.index import Index
 from holdfast.retrieval.meaning import (
@@ -24,8 +24,8 @@ from holdfast.retrieval.meaning import (
     meaning_stage,
     same_encoder,
 )
-from holdfast.retrieval.own import OwnEncoder
-from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, POOLING, PROMPTS, TOKENS, TOKENS_CONFIG, WEIGHTS
+from holdfast.retrieval.own_model import OwnEncoder
+from holdfast.retrieval.own_model_files import CONFIG, LIMITS, MODULES, POOLING, PROMPTS, TOKENS, TOKENS_CONFIG, WEIGHTS
 from holdfast.retrieval.units import Unit
 from holdfast.retrieval.vectors import directions
 from holdfast.runtime.instruction_settings import load_instructions
@@ -102,7 +102,7 @@ def test_no_more_is_read_of_a_text_than_the_model_has_places_for(tmp_path: Path)
     one, other = OwnEncoder(folder).encode(["rain " * 300, "rain " * 300 + "and wind"])
     assert (one == other).all()
     (folder / LIMITS).write_text('{"max_seq_length": 6}')
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
     assert (cut == same).all()
 
@@ -113,15 +113,15 @@ def test_the_length_and_the_case_are_those_that_the_model_was_made_for(tmp_path:
     cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
     assert (cut == same).all()
     (folder / TOKENS_CONFIG).write_text('{"model_max_length": 1000000000000000019884624838656}')
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     one, other = OwnEncoder(folder).encode(["rain", "rain and wind"])
     assert not (one == other).all()
     with_tokens(folder, lambda told: told.update(normalizer=None))
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     small, large = OwnEncoder(folder).encode(["rain", "RAIN"])
     assert not (small == large).all()
     rewritten(folder, LIMITS, do_lower_case=True)
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     small, large = OwnEncoder(folder).encode(["rain", "RAIN"])
     assert (small == large).all()
 
@@ -138,7 +138,7 @@ def test_what_stands_for_a_text_is_said_in_the_old_way_or_the_new(
     assert (OwnEncoder(folder).encode([TEXT]) == OwnEncoder(old).encode([TEXT])).all()
     shutil.rmtree(folder / POOLING)
     (folder / MODULES).unlink()
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     bare, mean = OwnEncoder(folder), OwnEncoder(write_model(tmp_path / "mean"))
     assert (bare.encode([TEXT]) == mean.encode([TEXT])).all()
 
@@ -158,7 +158,7 @@ def test_old_names_of_tensors_are_known(tmp_path: Path) -> None:
     for name, tensor in numbers("bert").items():
         renamed[next((name.replace(new, was) for new, was in old.items() if name.endswith(new)), name)] = tensor
     write_tensors(folder / WEIGHTS, renamed)
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     assert (OwnEncoder(folder).encode([TEXT]) == row).all()
 
 
@@ -178,11 +178,11 @@ def test_what_a_model_wants_before_queries_and_texts_is_put_there(
 ) -> None:
     folder = write_model(tmp_path / "model")
     plain = OwnEncoder(folder)
-    before = own.fingerprint(folder)
+    before = own_model.fingerprint(folder)
     (folder / PROMPTS).write_text(json.dumps({"prompts": prompts, "default_prompt_name": "usual"}))
-    own.fingerprint.cache_clear()
-    assert own.fingerprint(folder) != before
-    asked, told, _ = own.encoders(folder)
+    own_model.fingerprint.cache_clear()
+    assert own_model.fingerprint(folder) != before
+    asked, told, _ = own_model.encoders(folder)
     assert (asked.encode([TEXT]) == plain.encode([query + TEXT])).all()
     assert (told.encode([TEXT]) == plain.encode([document + TEXT])).all()
     stage = meaning_stage(str(folder))
@@ -194,7 +194,7 @@ def test_what_a_model_wants_before_queries_and_texts_is_put_there(
 
 def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    assert own.fingerprint(folder) == OwnEncoder(folder).model_version.partition("@")[2]
+    assert own_model.fingerprint(folder) == OwnEncoder(folder).model_version.partition("@")[2]
     write_tensors(folder / WEIGHTS, numbers("mpnet", seed=1.0))
     with pytest.raises(UserError, match="was written anew since it was looked at first"):
         OwnEncoder(folder)
@@ -209,7 +209,7 @@ def test_a_model_that_is_in_use_needs_its_folder_no_more(tmp_path: Path) -> None
 
 def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    _, encoder, zero = own.encoders(folder)
+    _, encoder, zero = own_model.encoders(folder)
     assert zero == OwnEncoder(folder).zero == 0.709
     stage = meaning_stage(str(folder))
     stage.add(0, UNITS[0])
@@ -225,7 +225,7 @@ def test_it_is_used_alone_or_beside_another(beside: str, tmp_path: Path) -> None
     folder = write_model(tmp_path / "mine")
     index = Index(UNITS, meaning=meaning_stage(f"{beside}{folder}"))
     named = index.embedding_model_version
-    assert f"mine@{own.fingerprint(folder)}" in named
+    assert f"mine@{own_model.fingerprint(folder)}" in named
     assert ("wordllama" in named) is bool(beside)
     assert 0.05 < index.floor < 0.5
     assert index.search("rain and wind", floor=0).found[0].id == "weather"
@@ -239,7 +239,7 @@ def test_beside_another_it_has_its_share_of_what_both_say(other: EncoderName, tm
         stage = meaning_stage(encoder)
         stage.add(0, UNITS[0])
         near += stage.match(TEXT, slots=1)
-    share = own.SHARES[other]
+    share = own_model.SHARES[other]
     assert near[2] == pytest.approx((1 - share) * near[0] + share * near[1])
     assert abs(near[0] - near[1]) > 0.05
 
@@ -382,7 +382,7 @@ def test_a_model_is_certified_by_its_contents(tmp_path: Path) -> None:
     spec = f"wordllama+{write_model(tmp_path / 'model')}"
     name = certified_name(spec)
     assert encoder_certified(name) == spec
-    own.fingerprint.cache_clear()
+    own_model.fingerprint.cache_clear()
     shutil.rmtree(tmp_path / "model")
     assert encoder_certified(name) is None
     write_model(tmp_path / "model", seed=1.0)

@@ -9,7 +9,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.instructions.certifying import DAY_MS, activate_encoder, run_due
 from holdfast.instructions.values import CoverageRun, UnitCoverage
-from holdfast.retrieval import own, wordllama
+from holdfast.retrieval import own_model, wordllama
 from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
 from own_models import write_model
 from served_service import serving_store
@@ -195,19 +195,19 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         assert activate_encoder(at.library) == ()
         at.furnish()
         told = at.recall("claim a ticket before work", key=at.agent_key).json
-        assert f"+mine@{own.fingerprint(model)}" in told["embedding_model_version"]
-        assert at.library.records.encoder() == f"{encoder}@{own.fingerprint(model)}"
+        assert f"+mine@{own_model.fingerprint(model)}" in told["embedding_model_version"]
+        assert at.library.records.encoder() == f"{encoder}@{own_model.fingerprint(model)}"
     write_model(model, seed=1.0)
-    own.fingerprint.cache_clear()
-    own.encoders.cache_clear()
+    own_model.fingerprint.cache_clear()
+    own_model.encoders.cache_clear()
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=encoder)
         assert activate_encoder(library) == ()
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
-        assert run.model_id.endswith(f"+mine@{own.fingerprint(model)}")
-        assert library.records.encoder() == f"{encoder}@{own.fingerprint(model)}"
+        assert run.model_id.endswith(f"+mine@{own_model.fingerprint(model)}")
+        assert library.records.encoder() == f"{encoder}@{own_model.fingerprint(model)}"
 
 
 def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:

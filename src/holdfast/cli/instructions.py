@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.counts import counted
 from holdfast.cli.groups import Group
 from holdfast.errors import UserError
 
@@ -103,7 +104,8 @@ def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Librar
     failed = activate_encoder(library)
     if failed:
         click.echo(
-            f"the encoder stays as it was: with the new one {len(failed)} manifests fail, such as that of {failed[0]}",
+            f"the encoder stays as it was: with the new one {counted(len(failed), 'manifest')} failed, such as that of "
+            f"{failed[0]}; `holdfast instructions encoder` shows all",
             err=True,
         )
     return library

@@ -85,8 +85,6 @@ def command(
     The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
     goes through: a client with a base URL setting needs no other change.
     """
-    # Many are answered at a time: vectors are computed by one thread each, unless someone has said otherwise.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from holdfast.cli.stores import configured_models, open_records
     from holdfast.errors import UserError
 
@@ -133,7 +131,6 @@ def _placed(db: str | None, *, passing: bool) -> Iterator[tuple[str | None, "Pat
 
 
 def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
-    import os
 
     from holdfast.service.exporting import Exporter, headers_of
 
@@ -146,7 +143,6 @@ def _furnish(service: "Service", *, simulate: bool, passing: "Path | None") -> N
 
     Instructions and knowledge of the sample go where all is gone at the end, and nowhere else.
     """
-    import os
     from pathlib import Path
 
     from holdfast.runtime.config import load_config

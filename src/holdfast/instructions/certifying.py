@@ -114,7 +114,8 @@ def choose_encoder(library: Library, *, accept: bool = False, again: bool = Fals
     name = certified_name(wanted) if wanted else NO_ENCODER
     before = library.records.encoder()
     if before is None or same_encoder(before, name):
-        library.records.set_encoder(name)
+        if before != name:
+            library.records.set_encoder(name)
         return ()
     manifests = _listed(library)
     if again and manifests:
@@ -123,8 +124,8 @@ def choose_encoder(library: Library, *, accept: bool = False, again: bool = Fals
     known = None if again or accept else _refused(library, name, manifests)
     failed, runs = (known.failed, ()) if known else _measured(library, wanted, manifests)
     if failed and not accept:
-        refusal = Refusal(name, _told(manifests), failed)
         if known is None:
+            refusal = Refusal(name, _told(manifests), failed)
             library.records.set_refused_encoder(msgspec.json.encode(refusal).decode())
         _keep(library, before, failed)
         return failed

@@ -151,4 +151,4 @@ def _own() -> ModuleType:
     extra, needed = _NEEDED_BY_OWN
     if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
         raise UserError(f"a model of one's own needs {', '.join(missing)}: pip install 'holdfast[{extra}]'")
-    return importlib.import_module("holdfast.retrieval.own")
+    return importlib.import_module("holdfast.retrieval.own_model")

@@ -13,7 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.errors import UserError
-from holdfast.retrieval.own_files import CONFIG, LIMITS, MODULES, PROMPTS, TOKENS, TOKENS_CONFIG, WEIGHTS, read_model
+from holdfast.retrieval.own_model_files import (
+    CONFIG,
+    LIMITS,
+    MODULES,
+    PROMPTS,
+    TOKENS,
+    TOKENS_CONFIG,
+    WEIGHTS,
+    read_model,
+)
 from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.vectors import Encoder, Remembering, Sums, VectorStage, by_sentences, directions
 
@@ -133,7 +142,7 @@ def stage(folder: Path, beside: tuple[str, SideBySide] | None) -> SideBySide:
         return SideBySide([(1.0, alone)], floor=FLOOR, words_share=WORDS_SHARE)
     name, other = beside
     share = SHARES[name]
-    floor = share * FLOOR + (1 - share) * other.floor
+    floor = round(share * FLOOR + (1 - share) * other.floor, 3)
     return SideBySide(
         [(1 - share, other), (share, alone)], floor=floor, words_share=min(WORDS_SHARE, other.words_share)
     )
