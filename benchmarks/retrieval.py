@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 HOW_CHOSEN = (
     "weights as specified; the form of the fusion with all sets in view, so that these are numbers of development; "
     "the floors on all sets but clinc150, the shares of encoders and of words on all sets; "
-    "those of joined and of a model of one's own on MetaTool alone"
+    "those of joined and of a model of one's own on MetaTool alone; the matrices that turn encoders on none of them"
 )
 LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with retrieval.tar.gz")
 BAR, BAR_OF_MINILM = (0.60, 0.75), (0.66, 0.79)

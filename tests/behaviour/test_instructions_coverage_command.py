@@ -205,7 +205,9 @@ def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) ->
     for command in ("encoder", "index", "index"):
         ended = shop.run(command)
         assert isinstance(ended.exception, UserError)
-        assert "was in use and cannot be had, and with the configured one manifests fail" in str(ended.exception)
+        assert "was in use and cannot be had as it was, and with the configured one manifests fail" in str(
+            ended.exception
+        )
         assert "or use the other with `holdfast instructions encoder --accept`" in str(ended.exception)
     assert shop.run("encoder", "--accept").exit_code == 0
     assert shop.run("recall", "claim a ticket").exit_code == 0

@@ -10,6 +10,7 @@ from holdfast.errors import UserError
 from holdfast.instructions.certifying import DAY_MS, activate_encoder, run_due
 from holdfast.instructions.values import CoverageRun, UnitCoverage
 from holdfast.retrieval import own_model, wordllama
+from holdfast.retrieval.meaning import REVISIONS, certified_name
 from instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
 from own_models import write_model
 from served_service import serving_store
@@ -196,7 +197,8 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         at.furnish()
         told = at.recall("claim a ticket before work", key=at.agent_key).json
         assert f"+mine@{own_model.fingerprint(model)}" in told["embedding_model_version"]
-        assert at.library.records.encoder() == f"{encoder}@{own_model.fingerprint(model)}"
+        assert at.library.records.encoder() == f"{encoder}@{REVISIONS['paired']}-{own_model.fingerprint(model)}"
+        assert at.library.records.encoder() == certified_name(encoder)
     write_model(model, seed=1.0)
     own_model.fingerprint.cache_clear()
     own_model.encoders.cache_clear()
@@ -207,7 +209,22 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         assert run is not None
         assert run.kind == "recert"
         assert run.model_id.endswith(f"+mine@{own_model.fingerprint(model)}")
-        assert library.records.encoder() == f"{encoder}@{own_model.fingerprint(model)}"
+        assert library.records.encoder() == certified_name(encoder)
+
+
+def test_an_encoder_that_says_other_things_than_before_is_measured_first(tmp_path: Path) -> None:
+    """As a release does that counts a revision up: the name in the configuration is the same."""
+    with place("sqlite", tmp_path, encoder="paired") as at:
+        activate_encoder(at.library)
+        at.furnish()
+        at.library.records.set_encoder("paired")
+    with opened_store("sqlite", tmp_path) as store:
+        at.clock.advance(60)
+        later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
+        assert activate_encoder(later) == ()
+        run = later.records.coverage(AGENT)
+        assert run is not None
+        assert (run.kind, later.records.encoder()) == ("recert", f"paired@{REVISIONS['paired']}")
 
 
 def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:

@@ -153,8 +153,9 @@ def _keep(library: Library, before: str, failed: Sequence[str]) -> None:
     kept = encoder_certified(before)
     if kept is None and before != NO_ENCODER:
         raise UserError(
-            f"the encoder {before!r} was in use and cannot be had, and with the configured one manifests fail, such "
-            f"as that of {failed[0]}: bring it back, or use the other with `holdfast instructions encoder --accept`"
+            f"the encoder {before!r} was in use and cannot be had as it was, and with the configured one manifests "
+            f"fail, such as that of {failed[0]}: bring it back, or use the other with "
+            "`holdfast instructions encoder --accept`"
         )
     library.shelves.encoder = kept
     library.shelves.forget()

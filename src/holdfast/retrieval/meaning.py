@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, Protocol, get_args
@@ -14,7 +15,9 @@ ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
 BESIDE = "+"
 """An encoder is one of these, the folder of a model of one's own, or one of these, this mark and a folder."""
 CONTENTS = "@"
-"""Stands before the fingerprint of a model, in a name that manifests were certified for."""
+"""Stands before what tells one that says other things under the same name, in what manifests were certified for."""
+REVISIONS: Mapping[str, str] = {"paired": "2", "minilm": "2", "joined": "2"}
+"""Of encoders that have changed what they say; to be counted up with every change of weights, matrices or shares."""
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
 
@@ -75,9 +78,12 @@ def encoder_named(name: str) -> str:
 
 
 def certified_name(name: str) -> str:
-    """By which is known what manifests were certified for: of a model of one's own also its contents."""
-    _, folder = _read(name)
-    return name if folder is None else f"{name}{CONTENTS}{_own().fingerprint(folder)}"
+    """By which is known what manifests were certified for: also its revision, and the contents of a model."""
+    known, folder = _read(name)
+    revision = [REVISIONS[known]] if known is not None and known in REVISIONS else []
+    contents = [] if folder is None else [_own().fingerprint(folder)]
+    told = "-".join(revision + contents)
+    return f"{name}{CONTENTS}{told}" if told else name
 
 
 def same_encoder(one: str, other: str) -> bool:

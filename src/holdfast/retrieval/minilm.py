@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from holdfast.retrieval.carried import carried_file
 from holdfast.retrieval.sides import SideBySide
-from holdfast.retrieval.vectors import Remembering, Sums, VectorStage, by_sentences
+from holdfast.retrieval.tuned import tuned_stage
+from holdfast.retrieval.vectors import Remembering, Sums
 
 # From 1.29 on it tells its maker of this machine as soon as it is loaded, unless this was said before.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -23,7 +24,7 @@ from onnxruntime import InferenceSession, SessionOptions
 MODEL = "model.onnx"
 TOKENS = "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENS_MAX = 256
-FLOOR = 0.145
+FLOOR = 0.135
 WORDS_SHARE = 0.5
 
 
@@ -52,7 +53,7 @@ class MiniLmEncoder:
 
 
 def stage() -> SideBySide:
-    return SideBySide([(1.0, VectorStage(encoder(), by_sentences))], floor=FLOOR, words_share=WORDS_SHARE)
+    return SideBySide([(1.0, tuned_stage(encoder(), "minilm"))], floor=FLOOR, words_share=WORDS_SHARE)
 
 
 @cache

@@ -2,16 +2,17 @@
 
 from holdfast.retrieval import universal, wordllama
 from holdfast.retrieval.sides import SideBySide
-from holdfast.retrieval.vectors import VectorStage, by_sentences, by_words
+from holdfast.retrieval.tuned import tuned_stage
+from holdfast.retrieval.vectors import VectorStage, by_words
 
 SENTENCES_SHARE = 0.65
 WORDS_SHARE = 0.5
-FLOOR = 0.12
+FLOOR = 0.125
 
 
 def stage() -> SideBySide:
     parts = (
         (1 - SENTENCES_SHARE, VectorStage(wordllama.encoder(), by_words)),
-        (SENTENCES_SHARE, VectorStage(universal.encoder(), by_sentences)),
+        (SENTENCES_SHARE, tuned_stage(universal.encoder(), "universal")),
     )
     return SideBySide(parts, floor=FLOOR, words_share=WORDS_SHARE)

@@ -1,0 +1,189 @@
+"""Fit what turns requests towards the texts that should be found for them, encoder by encoder.
+
+    .venv/bin/python scripts/fit_tuning.py build/requests.jsonl src/holdfast/retrieval/tunings
+
+Encoders of sentences were made to find texts that say the same; a request and what serves it seldom do. For each
+encoder two matrices are fitted to what `scripts/collect_requests.py` collects, one for requests and one for what is
+found, such that a request is nearer to the purpose of its own package than to those of others. A tenth of the packages
+is left out, and tells what was gained. The same file gives the same matrices, but for the rounding of the machine.
+"""
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.retrieval import granite, minilm, universal
+from holdfast.retrieval.tuned import written
+from holdfast.retrieval.vectors import Encoder, Vectors, directions
+
+ENCODERS = {"minilm": minilm, "granite": granite, "universal": universal}
+COPIES_MAX = 3
+LEFT_OUT = 10
+"""One package of so many."""
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """How is fitted. What was nearer than the right one by `margin` before is as right, and not pushed away: many
+    packages serve the same. `requests` are those of one package in a round, so that none counts for more."""
+
+    rounds: int = 16
+    step: float = 1e-3
+    sharpness: float = 20.0
+    margin: float = 0.1
+    requests: int = 4
+    seed: int = 0
+
+
+class Package(msgspec.Struct, frozen=True):
+    name: str
+    purposes: tuple[str, ...]
+    requests: tuple[str, ...]
+
+
+class Texts(msgspec.Struct, frozen=True):
+    """Rows of length 1, package by package, and whose each one is."""
+
+    requests: Vectors
+    askers: NDArray[np.intp]
+    purposes: Vectors
+    servers: NDArray[np.intp]
+
+
+class Fit:
+    """One matrix, moved by its slopes (Adam); at first what it adds to a vector is nothing."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.added: Vectors = np.zeros((dimensions, dimensions), np.float32)
+        self._mean, self._square = np.zeros_like(self.added), np.zeros_like(self.added)
+        self._steps = 0
+
+    def turned(self, rows: Vectors) -> tuple[Vectors, Vectors]:
+        """With their lengths before they were made 1."""
+        moved = rows + rows @ self.added
+        lengths = np.sqrt((moved * moved).sum(axis=1, keepdims=True))
+        return moved / lengths, lengths
+
+    def move(self, slopes: Vectors, step: float) -> None:
+        self._steps += 1
+        self._mean += 0.1 * (slopes - self._mean)
+        self._square += 0.001 * (slopes * slopes - self._square)
+        mean, square = self._mean / (1 - 0.9**self._steps), self._square / (1 - 0.999**self._steps)
+        self.added -= step * mean / (np.sqrt(square) + 1e-8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fit the matrices that turn requests towards what serves them.")
+    parser.add_argument("requests", type=Path, help="what scripts/collect_requests.py wrote")
+    parser.add_argument("into", type=Path, help="the folder of the matrices")
+    parser.add_argument("--only", choices=sorted(ENCODERS), action="append", help="this encoder; all without it")
+    told = parser.parse_args()
+    packages = read(told.requests)
+    kept = [one for one in packages if not _is_left_out(one)]
+    left_out = [one for one in packages if _is_left_out(one)]
+    print(f"{len(kept)} packages with {sum(len(one.requests) for one in kept)} requests, {len(left_out)} left out")
+    for name in told.only or sorted(ENCODERS):
+        encoder = ENCODERS[name].encoder()
+        asked, found = fitted(_encoded(kept, encoder), Ways())
+        path = written(told.into / f"{name}.npy", asked.added, found.added)
+        apart = _encoded(left_out, encoder)
+        plain = Fit(encoder.dimensions)
+        before, after = hits(apart, plain, plain), hits(apart, asked, found)
+        print(f"{name}, of packages left out, hit@1 hit@3: {before} before, {after} after; {path}", flush=True)
+    return 0
+
+
+def read(path: Path) -> list[Package]:
+    """In the order of their names. A request that several packages tell is that of the first, of which the others are
+    copies; one that many tell says nothing of any of them."""
+    packages = [msgspec.convert(json.loads(line), Package) for line in path.read_text().splitlines()]
+    told = Counter(request.lower() for one in packages for request in one.requests)
+    known = {said for said, times in told.items() if times > COPIES_MAX}
+    kept = []
+    for one in sorted(packages, key=lambda one: one.name):
+        own = tuple(said for said in one.requests if said.lower() not in known)
+        known.update(said.lower() for said in own)
+        if own and one.purposes:
+            kept.append(msgspec.structs.replace(one, requests=own))
+    return kept
+
+
+def fitted(texts: Texts, ways: Ways) -> tuple[Fit, Fit]:
+    """What turns requests, and what turns purposes."""
+    asked, found = Fit(texts.requests.shape[1]), Fit(texts.purposes.shape[1])
+    chance = random.Random(ways.seed)
+    requests_of, purposes_of = _by_package(texts.askers), _by_package(texts.servers)
+    for _ in range(ways.rounds):
+        some = [one for own in requests_of for one in chance.sample(own, min(ways.requests, len(own)))]
+        requests, owners = texts.requests[some], texts.askers[some]
+        purposes = texts.purposes[[chance.choice(own) for own in purposes_of]]
+        asked_rows, asked_lengths = asked.turned(requests)
+        found_rows, found_lengths = found.turned(purposes)
+        slopes = slopes_of(ways, asked_rows @ found_rows.T, requests @ purposes.T, owners)
+        asked_slopes = requests.T @ _before_length(slopes @ found_rows, asked_rows, asked_lengths)
+        found_slopes = purposes.T @ _before_length(slopes.T @ asked_rows, found_rows, found_lengths)
+        asked.move(asked_slopes, ways.step)
+        found.move(found_slopes, ways.step)
+    return asked, found
+
+
+def hits(texts: Texts, asked: Fit, found: Fit) -> str:
+    """How often the package that tells a request is the first by its first purpose, and among the first three."""
+    purposes = texts.purposes[[own[0] for own in _by_package(texts.servers)]]
+    near = asked.turned(texts.requests)[0] @ found.turned(purposes)[0].T
+    first = np.argsort(-near, axis=1, kind="stable")[:, :3] == texts.askers[:, None]
+    return f"{first[:, 0].mean():.3f} {first.any(axis=1).mean():.3f}"
+
+
+def _by_package(owners: NDArray[np.intp]) -> list[list[int]]:
+    texts: list[list[int]] = [[] for _ in range(int(owners.max()) + 1)]
+    for text, owner in enumerate(owners.tolist()):
+        texts[owner].append(text)
+    return texts
+
+
+def slopes_of(ways: Ways, near: Vectors, near_before: Vectors, owners: NDArray[np.intp]) -> Vectors:
+    """How the mean of the losses, -log of the share that the right purpose has among all, moves with each nearness."""
+    rows = np.arange(len(owners))
+    logits = ways.sharpness * near
+    logits[near_before > near_before[rows, owners][:, None] + ways.margin] = -np.inf
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    shares[rows, owners] -= 1
+    # Each package counts once, however many of its requests there are.
+    weights = 1 / np.bincount(owners)[owners]
+    slopes: Vectors = (ways.sharpness * shares * (weights / weights.sum())[:, None]).astype(np.float32)
+    return slopes
+
+
+def _before_length(slopes: Vectors, rows: Vectors, lengths: Vectors) -> Vectors:
+    """Slopes along the rows as they were before they were made to have a length of 1."""
+    along: Vectors = (slopes - (slopes * rows).sum(axis=1, keepdims=True) * rows) / lengths
+    return along
+
+
+def _encoded(packages: Sequence[Package], encoder: Encoder) -> Texts:
+    requests = [(at, text) for at, one in enumerate(packages) for text in one.requests]
+    purposes = [(at, text) for at, one in enumerate(packages) for text in one.purposes]
+    return Texts(*_rows(requests, encoder), *_rows(purposes, encoder))
+
+
+def _rows(texts: Sequence[tuple[int, str]], encoder: Encoder) -> tuple[Vectors, NDArray[np.intp]]:
+    rows = directions(encoder.encode([text for _, text in texts])).astype(np.float32)
+    return rows, np.array([owner for owner, _ in texts], np.intp)
+
+
+def _is_left_out(package: Package) -> bool:
+    return int.from_bytes(hashlib.sha256(package.name.encode()).digest()[:4], "big") % LEFT_OUT == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

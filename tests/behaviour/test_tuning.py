@@ -1,0 +1,191 @@
+"""Encoders that were turned towards what serves a request, and what they were turned by."""
+
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from holdfast.retrieval import granite, minilm, universal
+from holdfast.retrieval.meaning import certified_name, encoder_certified, meaning_stage
+from holdfast.retrieval.tuned import UNIT, Turned, read_tuning, tuned_stage, written
+from holdfast.retrieval.units import Unit
+from holdfast.retrieval.vectors import Remembering, Sums, Vectors, VectorStage, by_sentences, directions
+
+ROOT = Path(__file__).parents[2]
+collecting = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/collect_requests.py")))
+fitting = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/fit_tuning.py")))
+
+WAYS = fitting.Ways()
+DESCRIPTION = """
+# Tides
+
+[![build](badge.svg)](there)
+
+**Tides** tells how high the water is, and when it will be,
+for any harbour of the world.
+
+Say "What is the tide in Brest tomorrow?" or “Show me the *next* low water”, not "low water" alone.
+
+Set "Name of the harbour" and "Run pip install tides first".
+
+## What you can ask
+
+- Find a harbour near me with enough water for my boat
+- Harbours, sorted by depth
+1. "Compare high waters of this week and the last"
+
+```
+User: When can I leave the harbour with two metres of draught?
+tides --harbour brest
+```
+
+```python
+print("Show me what no one would ask for")
+- Find what is in the code for me
+```
+
+## Licence
+
+- Use it for what you like in the open
+"""
+
+
+def test_requests_are_what_is_quoted_or_shown_as_an_example() -> None:
+    assert collecting.requests_in(DESCRIPTION) == [
+        "What is the tide in Brest tomorrow?",
+        "Show me the next low water",
+        "Find a harbour near me with enough water for my boat",
+        "Compare high waters of this week and the last",
+        "When can I leave the harbour with two metres of draught?",
+    ]
+
+
+def test_a_purpose_is_what_a_package_is_for_by_its_summary_and_by_how_it_begins() -> None:
+    begins = "Tides tells how high the water is, and when it will be, for any harbour of the world."
+    summary = "A Model Context Protocol (MCP) server for the tides of any harbour"
+    assert collecting.purposes_in(summary, DESCRIPTION) == ["The tides of any harbour", begins]
+    assert collecting.purposes_in("MCP server", "# Tides\n\nShort.\n") == []
+
+
+def test_a_request_is_that_of_the_first_who_tells_it_and_of_nobody_where_many_do(tmp_path: Path) -> None:
+    def row(name: str, *requests: str) -> str:
+        told = ", ".join(f'"{one}"' for one in requests)
+        return f'{{"name": "{name}", "version": "1", "purposes": ["What it is for"], "requests": [{told}]}}'
+
+    path = tmp_path / "requests.jsonl"
+    many = [row(f"z{at}", "list all") for at in range(4)]
+    path.write_text("\n".join([row("b", "Find me", "list all"), row("a", "find me", "Only here"), *many]))
+    assert [(one.name, one.requests) for one in fitting.read(path)] == [("a", ("find me", "Only here"))]
+
+
+def test_what_was_fitted_finds_what_was_turned_away() -> None:
+    """Requests lie a quarter of a turn from what serves them, in every pair of dimensions."""
+    drawn = np.random.default_rng(0)
+    purposes = directions(drawn.normal(size=(300, 16)))
+    away = np.empty_like(purposes)
+    away[:, ::2], away[:, 1::2] = -purposes[:, 1::2], purposes[:, ::2]
+    texts = fitting.Texts(
+        requests=away.astype(np.float32),
+        askers=np.arange(300),
+        purposes=purposes.astype(np.float32),
+        servers=np.arange(300),
+    )
+    plain = fitting.Fit(16)
+    asked, found = fitting.fitted(texts, fitting.Ways(rounds=200, step=0.01, margin=3.0))
+    assert float(fitting.hits(texts, plain, plain).split()[1]) < 0.05
+    assert float(fitting.hits(texts, asked, found).split()[0]) > 0.95
+
+
+def test_slopes_are_those_of_the_loss() -> None:
+    drawn = np.random.default_rng(1)
+    requests, purposes = (directions(drawn.normal(size=(size, 8))).astype(np.float32) for size in (6, 4))
+    owners = np.array([0, 0, 1, 2, 3, 3])
+    before = requests @ purposes.T
+
+    def loss(near: Sums) -> float:
+        logits = WAYS.sharpness * near
+        logits[before > before[np.arange(6), owners][:, None] + WAYS.margin] = -np.inf
+        shares = logits[np.arange(6), owners] - np.log(np.exp(logits).sum(axis=1))
+        return -sum(float(shares[owners == one].mean()) for one in range(4)) / 4
+
+    slopes = fitting.slopes_of(WAYS, before.copy(), before, owners)
+    for at in np.ndindex(6, 4):
+        moved = before.astype(np.float64)
+        moved[at] += 1e-6
+        slope = (loss(moved) - loss(before.astype(np.float64))) / 1e-6
+        assert slopes[at] == pytest.approx(slope, abs=1e-3)
+
+
+def test_what_is_written_is_read_to_half_a_byte_and_told_by_its_version(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(2)
+    asked, found = (drawn.normal(scale=0.02, size=(8, 8)).astype(np.float32) for _ in range(2))
+    tuning = read_tuning(written(tmp_path / "one.npy", asked, found))
+    assert np.abs(tuning.asked - asked).max() <= UNIT / 2 + 1e-7
+    assert np.abs(tuning.found - found).max() <= UNIT / 2 + 1e-7
+    other = read_tuning(written(tmp_path / "other.npy", found, asked))
+    assert other.version != tuning.version
+    assert read_tuning(written(tmp_path / "again.npy", asked, found)).version == tuning.version
+
+
+class Letters:
+    model_version, dimensions = "letters", 3
+
+    def encode(self, texts: Sequence[str]) -> Sums:
+        return np.array([[text.count(letter) for letter in "abc"] for text in texts], np.float64)
+
+
+def test_what_is_turned_has_what_the_matrix_adds() -> None:
+    added: Vectors = np.zeros((3, 3), np.float32)
+    added[0, 2] = 0.5
+    turned = Turned(Letters(), added, "1")
+    assert turned.encode(["aab", "c"]).tolist() == [[2, 1, 1], [0, 0, 1]]
+    assert (turned.model_version, turned.dimensions) == ("letters/tuned-1", 3)
+
+
+SERVED = (
+    ("I'd like to see how my company's stock did last month", "finance", "Prices of shares, and charts of them."),
+    ("what do I need to wear tomorrow in Oslo?", "weather", "Forecasts for any place and day."),
+    ("my package has not arrived yet, where is it?", "parcels", "Tracks shipments of all carriers."),
+    ("put something on for the kids to fall asleep", "stories", "Plays audio books and lullabies."),
+)
+
+
+def ahead(stage: VectorStage) -> float:
+    """By how much the right unit is nearer than the nearest other, on the mean of the requests."""
+    for slot, (_, unit, description) in enumerate(SERVED):
+        stage.add(slot, Unit(unit, unit, description))
+    told = [stage.near(request, slots=len(SERVED)) for request, _, _ in SERVED]
+    return float(np.mean([near[slot] - np.delete(near, slot).max() for slot, near in enumerate(told)]))
+
+
+@pytest.mark.parametrize("module", [universal, minilm, granite])
+def test_a_tuned_encoder_brings_requests_nearer_to_what_serves_them(module: ModuleType) -> None:
+    encoder: Remembering = module.encoder()
+    stage = tuned_stage(encoder, module.__name__.rpartition(".")[2])
+    assert "/tuned-" in stage.model_version
+    assert ahead(stage) > ahead(VectorStage(encoder, by_sentences)) > 0
+
+
+def test_a_request_is_turned_by_one_matrix_and_what_is_found_by_the_other() -> None:
+    encoder = universal.encoder()
+    tuning = read_tuning(Path(universal.__file__).with_name("tunings") / "universal.npy")
+    stage = tuned_stage(encoder, "universal")
+    request, _, description = SERVED[0]
+    stage.add(0, Unit("unit", "", description))
+    asked, found = encoder.encode([request]), encoder.encode([description])
+    near = directions(asked + asked @ tuning.asked)[0] @ directions(found + found @ tuning.found)[0]
+    assert stage.near(request, slots=1)[0] == pytest.approx(near, abs=1e-3)
+    other = directions(asked + asked @ tuning.found)[0] @ directions(found + found @ tuning.asked)[0]
+    assert abs(near - other) > 0.003
+
+
+def test_an_encoder_that_was_turned_is_certified_as_another_than_before() -> None:
+    for name in ("paired", "minilm", "joined"):
+        assert certified_name(name) == f"{name}@2"
+        assert encoder_certified(f"{name}@2") == name
+        assert encoder_certified(name) is None
+    assert certified_name("wordllama") == encoder_certified("wordllama") == "wordllama"
+    assert meaning_stage("paired").model_version.count("/tuned-") == 1
