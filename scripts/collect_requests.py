@@ -10,6 +10,7 @@ from, and are not part of this repository. A run that was interrupted goes on wh
 
 import argparse
 import asyncio
+import html
 import json
 import re
 import sys
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 PATTERN = re.compile(r"mcp|skill|assistant|chatbot|alexa|ovos|(?:^|-)agent|(?:^|-)bot(?:-|$)", re.I)
 AT_ONCE = 32
 REPORTED_EVERY = 1_000
-DESCRIPTION_MAX = 60_000
+DESCRIPTION_MAX, SUMMARY_MAX, LINE_MAX = 60_000, 1_000, 2_000
+TRIES, SECONDS_BETWEEN = 3, 2.0
 WORDS_MIN, WORDS_MAX = 4, 40
 REQUESTS_MAX = 40
 """Of one package, so that none speaks for all."""
@@ -30,17 +33,19 @@ INTRODUCTION_WITHIN, INTRODUCTION_MAX, INTRODUCTION_WORDS_MIN = 6_000, 400, 8
 
 _QUOTED = re.compile(r'(?<![\w=(\[{])["“]([A-Z][^"“”\n{}<>=\\|`$]{15,260}?)["”](?![\w:=])')
 _PROJECT = re.compile(r'href="(?:[^"]*/)?([^/"]+)/"')
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MARKUP = re.compile(r"[*_`]|\[([^\]]*)\]\([^)]*\)")
 _FENCE = re.compile(r"\s*```(\w*)")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s*(.+)")
 _OF_EXAMPLES = re.compile(
-    r"prompt|ask|try|example|quer|usage|use case|what can|natural language|say|conversation|demo|scenario|sample", re.I
+    r"prompt|\bask|\btry|example|quer|usage|use case|what can|natural language|\bsay|conversation|demo|scenario|sample",
+    re.I,
 )
 _ITEM = re.compile(r"\s*(?:[-*>]|\d+[.)])\s+(.*)")
 _SPEAKER = re.compile(r"\s*(?:[-*>]|\d+[.)]|(?:User|You|Human|Prompt|Q):)\s*")
 _OF_CODE = re.compile(r'[{}<>=|\[\]@$"]')
 _OF_SOMEBODY = re.compile(r"\?|\b(?:me|my|I|our|the|this|for|in|about)\b")
-_NO_PROSE = re.compile(r"!\[|\[!|<|\||---|===|#|>|\*\*?\[|[-*] |\s*$")
+_NO_PROSE = re.compile(r"!\[|\[!|<|\||---|===|#|>|\*\*?\[|[-*] ")
 _PROSE = frozenset({"", "text", "txt", "markdown", "md", "prompt", "plaintext", "console"})
 """What is fenced as one of these may be a conversation; the rest is code."""
 _OF_PROGRAMS = re.compile(
@@ -69,15 +74,26 @@ _FIRST_WORDS = frozenset(
 )
 
 
+class _About(msgspec.Struct, frozen=True):
+    version: str
+    summary: str | None = None
+    description: str | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    info: _About
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Collect requests from the descriptions of packages.")
     parser.add_argument(
         "--index", required=True, help="the address of a package index that tells of its packages in JSON"
     )
     parser.add_argument("into", type=Path, help="the file, a line of JSON for each package")
+    parser.add_argument("--wait", type=float, default=SECONDS_BETWEEN, help="seconds before a package is tried again")
     told = parser.parse_args()
     told.into.parent.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(_collect(told.index.rstrip("/"), told.into))
+    return asyncio.run(_collect(told.index.rstrip("/"), told.into, told.wait))
 
 
 def requests_in(description: str) -> list[str]:
@@ -94,7 +110,9 @@ def requests_in(description: str) -> list[str]:
 
 def purposes_in(summary: str, description: str) -> list[str]:
     """What a package is for, without the words that all such packages have: by its summary, and by how it begins."""
-    said = (_ITSELF.sub("", text).strip(" -—–:,") for text in (_plain(summary), _introduction(description)))
+    said = (
+        _ITSELF.sub("", text).strip(" -—–:,") for text in (_plain(summary[:SUMMARY_MAX]), _introduction(description))
+    )
     return [one[:1].upper() + one[1:] for one in said if len(one.split()) >= WORDS_MIN]
 
 
@@ -106,7 +124,8 @@ def _lines(description: str) -> Iterator[tuple[str, str, bool]]:
             fence = marked[1].lower() if fence is None else None
         elif fence is None and (titled := _HEADING.match(line)):
             heading = titled[1]
-        elif fence is None or fence in _PROSE:
+            yield "", heading, False
+        elif (fence is None or fence in _PROSE) and len(line) <= LINE_MAX:
             yield line, heading, fence is not None
 
 
@@ -114,7 +133,8 @@ def _example(line: str, *, fenced: bool) -> list[str]:
     item = None if fenced else _ITEM.match(line)
     if not fenced and item is None:
         return []
-    text = _plain(item[1] if item else _SPEAKER.sub("", line, count=1)).strip("\"“”'")
+    said = item[1] if item else line[speaker.end() :] if (speaker := _SPEAKER.match(line)) else line
+    text = _plain(said).strip("\"“”'")
     is_one = text[:1].isupper() and not _OF_CODE.search(text) and (fenced or _OF_SOMEBODY.search(text))
     return [text] if is_one else []
 
@@ -122,10 +142,10 @@ def _example(line: str, *, fenced: bool) -> list[str]:
 def _introduction(description: str) -> str:
     """The first paragraph of prose."""
     lines: list[str] = []
-    for line, _, fenced in _lines(description[:INTRODUCTION_WITHIN]):
+    for line, _, fenced in (*_lines(description[:INTRODUCTION_WITHIN]), ("", "", False)):
         if line.strip() and not fenced and not _NO_PROSE.match(line.strip()):
             lines.append(line)
-        elif not line.strip():
+        else:
             text = _plain(" ".join(lines))
             if len(text.split()) >= INTRODUCTION_WORDS_MIN:
                 return text[:INTRODUCTION_MAX]
@@ -144,49 +164,77 @@ def _asks(said: str) -> bool:
     return re.sub(r"[^a-z']", "", words[0].lower()) in _FIRST_WORDS
 
 
-async def _collect(index: str, into: Path) -> int:
-    done = {json.loads(line)["name"] for line in into.read_text().splitlines()} if into.exists() else set()
-    waits = aiohttp.ClientTimeout(total=60)
+async def _collect(index: str, into: Path, wait: float) -> int:
+    done = {row["name"] for row in _rows(into)}
+    waits = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
     async with aiohttp.ClientSession(timeout=waits, connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
-        names = [name for name in await _names(session, index) if name not in done]
-        print(f"{len(names)} packages to read, {len(done)} read before", flush=True)
+        names = await _names(session, index)
+        if not names:
+            print(f"{index} names no such package", file=sys.stderr)
+            return 1
+        wanted = [name for name in names if name not in done]
+        print(f"{len(wanted)} packages to read, {len(done)} read before", flush=True)
+        left_out = 0
         with into.open("a") as file:
-            for at in range(0, len(names), REPORTED_EVERY):
-                some = names[at : at + REPORTED_EVERY]
-                rows = await asyncio.gather(*(_package(session, index, name) for name in some))
-                file.writelines(f"{json.dumps(row)}\n" for row in rows if row is not None)
-                file.flush()
-                print(f"{at + len(some)} of {len(names)}", flush=True)
-    return _told(into)
+            for at, reading in enumerate(
+                asyncio.as_completed([_package(session, f"{index}/pypi/{name}/json", name, wait) for name in wanted]), 1
+            ):
+                row = await reading
+                left_out += row is None
+                if row is not None:
+                    file.write(f"{json.dumps(row)}\n")
+                if at % REPORTED_EVERY == 0:
+                    file.flush()
+                    print(f"{at} of {len(wanted)}", flush=True)
+    _tell(into)
+    if left_out:
+        print(f"{left_out} packages could not be read: once more, and they are asked for again", file=sys.stderr)
+    return 1 if left_out else 0
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """What is there so far. The last line, if it was cut, is taken away: its package is read again."""
+    if not path.exists():
+        return []
+    whole, _, cut = path.read_text().rpartition("\n")
+    if cut:
+        path.write_text(f"{whole}\n" if whole else "")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 async def _names(session: aiohttp.ClientSession, index: str) -> Sequence[str]:
     async with session.get(f"{index}/simple/") as answer:
         answer.raise_for_status()
-        page = (await answer.read()).decode()
-    return sorted({name for name in _PROJECT.findall(page) if PATTERN.search(name)})
+        page = (await answer.read()).decode(errors="replace")
+    found = {html.unescape(name) for name in _PROJECT.findall(page)}
+    return sorted(name for name in found if PATTERN.search(name) and _NAME.fullmatch(name))
 
 
-async def _package(session: aiohttp.ClientSession, index: str, name: str) -> dict[str, Any] | None:
-    try:
-        async with session.get(f"{index}/pypi/{name}/json") as answer:
-            if answer.status != 200:
+async def _package(session: aiohttp.ClientSession, url: str, name: str, wait: float) -> dict[str, Any] | None:
+    """None where it could not be read; one that is gone has nothing to say, and is not asked for again."""
+    for left in reversed(range(TRIES)):
+        try:
+            async with session.get(url) as answer:
+                if answer.status == 404:
+                    return {"name": name, "version": "", "purposes": [], "requests": []}
+                answer.raise_for_status()
+                about = msgspec.json.decode(await answer.read(), type=_Answer).info
+            break
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            if not left:
+                print(f"{name}: {type(error).__name__}", file=sys.stderr)
                 return None
-            about = json.loads(await answer.read())["info"]
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        print(f"{name}: {type(error).__name__}, left out", file=sys.stderr)
-        return None
-    summary, description = about.get("summary") or "", about.get("description") or ""
-    purposes, requests = purposes_in(summary, description), requests_in(description)
-    return {"name": name, "version": about["version"], "purposes": purposes, "requests": requests}
+            await asyncio.sleep(wait)
+    purposes = purposes_in(about.summary or "", about.description or "")
+    requests = requests_in(about.description or "")
+    return {"name": name, "version": about.version, "purposes": purposes, "requests": requests}
 
 
-def _told(into: Path) -> int:
-    rows = [json.loads(line) for line in into.read_text().splitlines()]
+def _tell(into: Path) -> None:
+    rows = _rows(into)
     with_both = [row for row in rows if row["requests"] and row["purposes"]]
     requests = sum(len(row["requests"]) for row in with_both)
     print(f"{len(rows)} packages read, {len(with_both)} with purposes and requests, {requests} requests")
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.retrieval import granite, minilm, universal
-from holdfast.retrieval.tuned import written
+from holdfast.retrieval.tuned import read_tuning, written
 from holdfast.retrieval.vectors import Encoder, Vectors, directions
 
 ENCODERS = {"minilm": minilm, "granite": granite, "universal": universal}
@@ -66,12 +66,6 @@ class Fit:
         self._mean, self._square = np.zeros_like(self.added), np.zeros_like(self.added)
         self._steps = 0
 
-    def turned(self, rows: Vectors) -> tuple[Vectors, Vectors]:
-        """With their lengths before they were made 1."""
-        moved = rows + rows @ self.added
-        lengths = np.sqrt((moved * moved).sum(axis=1, keepdims=True))
-        return moved / lengths, lengths
-
     def move(self, slopes: Vectors, step: float) -> None:
         self._steps += 1
         self._mean += 0.1 * (slopes - self._mean)
@@ -86,17 +80,21 @@ def main() -> int:
     parser.add_argument("into", type=Path, help="the folder of the matrices")
     parser.add_argument("--only", choices=sorted(ENCODERS), action="append", help="this encoder; all without it")
     told = parser.parse_args()
+    told.into.mkdir(parents=True, exist_ok=True)
     packages = read(told.requests)
     kept = [one for one in packages if not _is_left_out(one)]
     left_out = [one for one in packages if _is_left_out(one)]
+    if not kept or not left_out:
+        print(f"{told.requests} has too few packages", file=sys.stderr)
+        return 1
     print(f"{len(kept)} packages with {sum(len(one.requests) for one in kept)} requests, {len(left_out)} left out")
     for name in told.only or sorted(ENCODERS):
         encoder = ENCODERS[name].encoder()
         asked, found = fitted(_encoded(kept, encoder), Ways())
         path = written(told.into / f"{name}.npy", asked.added, found.added)
-        apart = _encoded(left_out, encoder)
-        plain = Fit(encoder.dimensions)
-        before, after = hits(apart, plain, plain), hits(apart, asked, found)
+        tuning = read_tuning(path)
+        apart, nothing = _encoded(left_out, encoder), np.zeros_like(tuning.asked)
+        before, after = hits(apart, nothing, nothing), hits(apart, tuning.asked, tuning.found)
         print(f"{name}, of packages left out, hit@1 hit@3: {before} before, {after} after; {path}", flush=True)
     return 0
 
@@ -125,8 +123,8 @@ def fitted(texts: Texts, ways: Ways) -> tuple[Fit, Fit]:
         some = [one for own in requests_of for one in chance.sample(own, min(ways.requests, len(own)))]
         requests, owners = texts.requests[some], texts.askers[some]
         purposes = texts.purposes[[chance.choice(own) for own in purposes_of]]
-        asked_rows, asked_lengths = asked.turned(requests)
-        found_rows, found_lengths = found.turned(purposes)
+        asked_rows, asked_lengths = turned(requests, asked.added)
+        found_rows, found_lengths = turned(purposes, found.added)
         slopes = slopes_of(ways, asked_rows @ found_rows.T, requests @ purposes.T, owners)
         asked_slopes = requests.T @ _before_length(slopes @ found_rows, asked_rows, asked_lengths)
         found_slopes = purposes.T @ _before_length(slopes.T @ asked_rows, found_rows, found_lengths)
@@ -135,12 +133,19 @@ def fitted(texts: Texts, ways: Ways) -> tuple[Fit, Fit]:
     return asked, found
 
 
-def hits(texts: Texts, asked: Fit, found: Fit) -> str:
+def hits(texts: Texts, asked: Vectors, found: Vectors) -> str:
     """How often the package that tells a request is the first by its first purpose, and among the first three."""
     purposes = texts.purposes[[own[0] for own in _by_package(texts.servers)]]
-    near = asked.turned(texts.requests)[0] @ found.turned(purposes)[0].T
+    near = turned(texts.requests, asked)[0] @ turned(purposes, found)[0].T
     first = np.argsort(-near, axis=1, kind="stable")[:, :3] == texts.askers[:, None]
     return f"{first[:, 0].mean():.3f} {first.any(axis=1).mean():.3f}"
+
+
+def turned(rows: Vectors, added: Vectors) -> tuple[Vectors, Vectors]:
+    """With their lengths before they were made 1."""
+    moved = rows + rows @ added
+    lengths = np.sqrt((moved * moved).sum(axis=1, keepdims=True))
+    return moved / lengths, lengths
 
 
 def _by_package(owners: NDArray[np.intp]) -> list[list[int]]:

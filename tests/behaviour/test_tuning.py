@@ -1,15 +1,29 @@
 """Encoders that were turned towards what serves a request, and what they were turned by."""
 
+import hashlib
+import json
 import runpy
+import subprocess
+import sys
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from holdfast.retrieval import granite, minilm, universal
-from holdfast.retrieval.meaning import certified_name, encoder_certified, meaning_stage
+from holdfast.retrieval import granite, joined, minilm, own_model, paired, universal
+from holdfast.retrieval.meaning import (
+    REVISIONS,
+    certified_name,
+    encoder_certified,
+    is_revised,
+    meaning_stage,
+    same_encoder,
+)
 from holdfast.retrieval.tuned import UNIT, Turned, read_tuning, tuned_stage, written
 from holdfast.retrieval.units import Unit
 from holdfast.retrieval.vectors import Remembering, Sums, Vectors, VectorStage, by_sentences, directions
@@ -70,6 +84,47 @@ def test_a_purpose_is_what_a_package_is_for_by_its_summary_and_by_how_it_begins(
     assert collecting.purposes_in("MCP server", "# Tides\n\nShort.\n") == []
 
 
+PAGE = """<a href="/simple/tides-mcp/">tides-mcp</a> <a href="/simple/gone-mcp/">gone</a> <a href="/simple/numpy/">n</a>
+<a href="/simple/odd-mcp/">odd</a> <a href="/simple/mcp%2e%2e/">no name</a> <a href="/simple/mcp?x/">no name</a>"""
+
+
+class Packages(BaseHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        about = {"version": "1.0", "summary": "The tides of any harbour", "description": DESCRIPTION}
+        said = {"/pypi/tides-mcp/json": json.dumps({"info": about}), "/pypi/odd-mcp/json": "[]", "/simple/": PAGE}
+        body = said.get(self.path, "").encode()
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_packages_are_read_once_and_what_could_not_be_read_is_asked_for_again(tmp_path: Path) -> None:
+    into = tmp_path / "requests.jsonl"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Packages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        command = (sys.executable, str(ROOT / "scripts/collect_requests.py"))
+        told = (*command, "--index", f"http://127.0.0.1:{server.server_port}", "--wait", "0", str(into))
+        first = subprocess.run(told, capture_output=True, text=True, check=False)
+        with into.open("a") as file:
+            file.write('{"name": "odd-m')
+        Packages.asked.clear()
+        second = subprocess.run(told, capture_output=True, text=True, check=False)
+        server.shutdown()
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "odd-mcp: ValidationError" in first.stderr
+    assert "1 packages could not be read" in second.stderr
+    assert {*Packages.asked} == {"/simple/", "/pypi/odd-mcp/json"}
+    rows = {row["name"]: row for row in map(json.loads, into.read_text().splitlines())}
+    assert {name: len(row["requests"]) for name, row in rows.items()} == {"tides-mcp": 5, "gone-mcp": 0}
+    assert rows["tides-mcp"]["purposes"][0] == "The tides of any harbour"
+
+
 def test_a_request_is_that_of_the_first_who_tells_it_and_of_nobody_where_many_do(tmp_path: Path) -> None:
     def row(name: str, *requests: str) -> str:
         told = ", ".join(f'"{one}"' for one in requests)
@@ -93,10 +148,10 @@ def test_what_was_fitted_finds_what_was_turned_away() -> None:
         purposes=purposes.astype(np.float32),
         servers=np.arange(300),
     )
-    plain = fitting.Fit(16)
+    nothing = np.zeros((16, 16), np.float32)
     asked, found = fitting.fitted(texts, fitting.Ways(rounds=200, step=0.01, margin=3.0))
-    assert float(fitting.hits(texts, plain, plain).split()[1]) < 0.05
-    assert float(fitting.hits(texts, asked, found).split()[0]) > 0.95
+    assert float(fitting.hits(texts, nothing, nothing).split()[1]) < 0.05
+    assert float(fitting.hits(texts, asked.added, found.added).split()[0]) > 0.95
 
 
 def test_slopes_are_those_of_the_loss() -> None:
@@ -121,7 +176,7 @@ def test_slopes_are_those_of_the_loss() -> None:
 
 def test_what_is_written_is_read_to_half_a_byte_and_told_by_its_version(tmp_path: Path) -> None:
     drawn = np.random.default_rng(2)
-    asked, found = (drawn.normal(scale=0.02, size=(8, 8)).astype(np.float32) for _ in range(2))
+    asked, found = (drawn.normal(scale=0.005, size=(8, 8)).astype(np.float32) for _ in range(2))
     tuning = read_tuning(written(tmp_path / "one.npy", asked, found))
     assert np.abs(tuning.asked - asked).max() <= UNIT / 2 + 1e-7
     assert np.abs(tuning.found - found).max() <= UNIT / 2 + 1e-7
@@ -184,8 +239,25 @@ def test_a_request_is_turned_by_one_matrix_and_what_is_found_by_the_other() -> N
 
 def test_an_encoder_that_was_turned_is_certified_as_another_than_before() -> None:
     for name in ("paired", "minilm", "joined"):
-        assert certified_name(name) == f"{name}@2"
-        assert encoder_certified(f"{name}@2") == name
-        assert encoder_certified(name) is None
+        assert certified_name(name) == f"{name}.{REVISIONS[name]}"
+        assert encoder_certified(f"{name}.{REVISIONS[name]}") == encoder_certified(f"{name}.1") == name
+        assert not same_encoder(certified_name(name), name)
+        assert is_revised(certified_name(name), name)
+    assert not is_revised(certified_name("paired"), "joined")
     assert certified_name("wordllama") == encoder_certified("wordllama") == "wordllama"
     assert meaning_stage("paired").model_version.count("/tuned-") == 1
+
+
+def test_who_changes_what_an_encoder_says_counts_its_revision_up() -> None:
+    """Where this fails, count up `REVISIONS` of the encoders that changed, so that stores measure their manifests
+    anew, and write down what is said now."""
+    folder = Path(universal.__file__).with_name("tunings")
+    numbers = (
+        *(read_tuning(folder / f"{name}.npy").version for name in ("granite", "minilm", "universal")),
+        (paired.SENTENCES_SHARE, paired.WORDS_SHARE, paired.FLOOR),
+        (minilm.WORDS_SHARE, minilm.FLOOR),
+        (joined.SHARES, joined.SHARES_BESIDE_ANOTHER, joined.WORDS_SHARE, joined.FLOOR),
+        (joined.WORDS_SHARE_BESIDE_ANOTHER, own_model.SHARES, own_model.WORDS_SHARE, own_model.FLOOR),
+    )
+    said = hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]
+    assert (dict(REVISIONS), said) == ({"paired": 2, "minilm": 2, "joined": 2}, "3b034920d4a3")

@@ -197,7 +197,7 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         at.furnish()
         told = at.recall("claim a ticket before work", key=at.agent_key).json
         assert f"+mine@{own_model.fingerprint(model)}" in told["embedding_model_version"]
-        assert at.library.records.encoder() == f"{encoder}@{REVISIONS['paired']}-{own_model.fingerprint(model)}"
+        assert at.library.records.encoder() == f"paired.{REVISIONS['paired']}+{model}@{own_model.fingerprint(model)}"
         assert at.library.records.encoder() == certified_name(encoder)
     write_model(model, seed=1.0)
     own_model.fingerprint.cache_clear()
@@ -224,7 +224,29 @@ def test_an_encoder_that_says_other_things_than_before_is_measured_first(tmp_pat
         assert activate_encoder(later) == ()
         run = later.records.coverage(AGENT)
         assert run is not None
-        assert (run.kind, later.records.encoder()) == ("recert", f"paired@{REVISIONS['paired']}")
+        assert (run.kind, later.records.encoder()) == ("recert", f"paired.{REVISIONS['paired']}")
+
+
+def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path) -> None:
+    """What the encoder said before is gone with the release before."""
+    with place("sqlite", tmp_path, encoder="paired") as at:
+        activate_encoder(at.library)
+        publish_stray(at)
+        at.library.records.set_encoder("paired")
+    with opened_store("sqlite", tmp_path) as store:
+        other = library_of(store, at.clock, tmp_path / "root", ids="other", encoder="wordllama")
+        assert activate_encoder(other) == (AGENT,)
+        assert (other.shelves.encoder, other.records.encoder()) == ("paired", "paired")
+        told: list[str] = []
+        later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
+        later.warn = told.append
+        assert activate_encoder(later) == ()
+        assert (later.shelves.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
+        assert "the encoder paired, which finds other things in this release" in told[0]
+        assert f"manifests fail with it, such as that of {AGENT}" in told[1]
+        run = later.records.coverage(AGENT)
+        assert run is not None
+        assert not all(one.passed for one in run.units)
 
 
 def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from holdfast.instructions.coverage import measure_all
 from holdfast.instructions.library import Library
 from holdfast.instructions.resting import Rest, no_rest
 from holdfast.instructions.values import Agent, AuditRecord, CoverageRun, Manifest
-from holdfast.retrieval.meaning import certified_name, encoder_certified, same_encoder
+from holdfast.retrieval.meaning import certified_name, configured_name, encoder_certified, is_revised, same_encoder
 
 DAY_MS = 86_400_000
 OWED_MS = 6 * DAY_MS
@@ -119,10 +119,17 @@ def choose_encoder(library: Library, *, accept: bool = False, again: bool = Fals
         return ()
     manifests = _listed(library)
     if again and manifests:
-        told = wanted or NO_ENCODER
-        library.warn(f"measuring all manifests ({len(manifests)}) by the encoder {told}, which is new here")
+        told = "which finds other things in this release" if is_revised(before, name) else "which is new here"
+        library.warn(f"measuring all manifests ({len(manifests)}) by the encoder {wanted or NO_ENCODER}, {told}")
     known = None if again or accept else _refused(library, name, manifests)
     failed, runs = (known.failed, ()) if known else _measured(library, wanted, manifests)
+    if failed and is_revised(before, name):
+        # What it said before cannot be had any more, and without an encoder nothing would be found at all.
+        library.warn(
+            f"since this release the encoder {wanted} finds other things, and manifests fail with it, such as that of "
+            f"{failed[0]}: `holdfast instructions coverage` shows what is not found"
+        )
+        failed = ()
     if failed and not accept:
         if known is None:
             refusal = Refusal(name, _told(manifests), failed)
@@ -153,8 +160,8 @@ def _keep(library: Library, before: str, failed: Sequence[str]) -> None:
     kept = encoder_certified(before)
     if kept is None and before != NO_ENCODER:
         raise UserError(
-            f"the encoder {before!r} was in use and cannot be had as it was, and with the configured one manifests "
-            f"fail, such as that of {failed[0]}: bring it back, or use the other with "
+            f"the encoder {configured_name(before)!r} was in use and cannot be had as it was, and with the configured "
+            f"one manifests fail, such as that of {failed[0]}: bring it back, or use the other with "
             "`holdfast instructions encoder --accept`"
         )
     library.shelves.encoder = kept

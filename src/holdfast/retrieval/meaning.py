@@ -15,9 +15,11 @@ ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
 BESIDE = "+"
 """An encoder is one of these, the folder of a model of one's own, or one of these, this mark and a folder."""
 CONTENTS = "@"
-"""Stands before what tells one that says other things under the same name, in what manifests were certified for."""
-REVISIONS: Mapping[str, str] = {"paired": "2", "minilm": "2", "joined": "2"}
-"""Of encoders that have changed what they say; to be counted up with every change of weights, matrices or shares."""
+"""Stands before the fingerprint of a model, in a name that manifests were certified for."""
+REVISION = "."
+"""Stands before the revision of an encoder, in such a name."""
+REVISIONS: Mapping[str, int] = {"paired": 2, "minilm": 2, "joined": 2}
+"""Of encoders that have changed what they say: counted up with their weights, matrices, shares and floors."""
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
 
@@ -80,10 +82,9 @@ def encoder_named(name: str) -> str:
 def certified_name(name: str) -> str:
     """By which is known what manifests were certified for: also its revision, and the contents of a model."""
     known, folder = _read(name)
-    revision = [REVISIONS[known]] if known is not None and known in REVISIONS else []
-    contents = [] if folder is None else [_own().fingerprint(folder)]
-    told = "-".join(revision + contents)
-    return f"{name}{CONTENTS}{told}" if told else name
+    if known is not None and known in REVISIONS:
+        name = f"{known}{REVISION}{REVISIONS[known]}{name.removeprefix(known)}"
+    return name if folder is None else f"{name}{CONTENTS}{_own().fingerprint(folder)}"
 
 
 def same_encoder(one: str, other: str) -> bool:
@@ -91,19 +92,36 @@ def same_encoder(one: str, other: str) -> bool:
     return _without_place(one) == _without_place(other)
 
 
+def is_revised(one: str, other: str) -> bool:
+    """Whether two certified names are those of one encoder, which says other things in another release."""
+    return not same_encoder(one, other) and same_encoder(_without_revision(one), _without_revision(other))
+
+
 def encoder_certified(name: str) -> str | None:
-    """The encoder of that certified name; None where it cannot be had, or is another by now."""
-    told = name if name in ENCODERS else name.rpartition(CONTENTS)[0]
+    """The encoder of that certified name, in the revision that there is; None where it cannot be had, or is another."""
+    told, plain = configured_name(name), _without_revision(name)
     try:
-        return told if certified_name(encoder_named(told)) == name else None
+        return told if _without_revision(certified_name(encoder_named(told))) == plain else None
     except UserError:
         return None
+
+
+def configured_name(name: str) -> str:
+    """How the encoder of a certified name is called by whoever configures it."""
+    plain = _without_revision(name)
+    return plain if plain in ENCODERS else plain.rpartition(CONTENTS)[0] or plain
+
+
+def _without_revision(name: str) -> str:
+    first, beside, rest = name.partition(BESIDE)
+    known, _, revision = first.partition(REVISION)
+    return f"{known}{beside}{rest}" if known in ENCODERS and revision.isdecimal() else name
 
 
 def _without_place(name: str) -> tuple[str, str]:
     told, _, contents = name.rpartition(CONTENTS)
     known = told.partition(BESIDE)[0]
-    return (known if known in ENCODERS else "", contents) if told else (name, "")
+    return (known if _without_revision(known) in ENCODERS else "", contents) if told else (name, "")
 
 
 def check_installed(encoder: EncoderName = "wordllama") -> None:

@@ -7,7 +7,7 @@ from holdfast.retrieval.vectors import VectorStage, by_words
 
 SENTENCES_SHARE = 0.65
 WORDS_SHARE = 0.5
-FLOOR = 0.125
+FLOOR = 0.12
 
 
 def stage() -> SideBySide:

@@ -7,6 +7,7 @@ number.
 """
 
 import hashlib
+import io
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from holdfast.errors import UserError
 from holdfast.retrieval.vectors import Encoder, Sums, Vectors, VectorStage, by_sentences
 
-UNIT = 1 / 512
+UNIT = 1 / 4096
 """What one of a byte stands for."""
 _FOLDER = Path(__file__).with_name("tunings")
 
@@ -39,8 +41,11 @@ class Turned:
         self._added = added
 
     def encode(self, texts: Sequence[str]) -> Sums:
-        sums = self._encoder.encode(texts)
-        return sums + sums.astype(np.float32) @ self._added
+        sums = self._encoder.encode(texts).copy()
+        for row in sums:
+            # One by one, so that neighbours in a batch change nothing.
+            row += row.astype(np.float32) @ self._added
+        return sums
 
 
 def tuned_stage(encoder: Encoder, name: str) -> VectorStage:
@@ -57,8 +62,12 @@ def written(path: Path, asked: Vectors, found: Vectors) -> Path:
 
 
 def read_tuning(path: Path) -> Tuning:
-    asked, found = np.load(path).astype(np.float32) * np.float32(UNIT)
-    return Tuning(asked, found, hashlib.sha256(path.read_bytes()).hexdigest()[:8])
+    try:
+        stored = path.read_bytes()
+        asked, found = np.load(io.BytesIO(stored)).astype(np.float32) * np.float32(UNIT)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path.name} of this package cannot be read; reinstall holdfast") from error
+    return Tuning(asked, found, hashlib.sha256(stored).hexdigest()[:8])
 
 
 @cache
