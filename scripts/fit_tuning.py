@@ -126,8 +126,8 @@ def fitted(texts: Texts, ways: Ways) -> tuple[Fit, Fit]:
         asked_rows, asked_lengths = turned(requests, asked.added)
         found_rows, found_lengths = turned(purposes, found.added)
         slopes = slopes_of(ways, asked_rows @ found_rows.T, requests @ purposes.T, owners)
-        asked_slopes = requests.T @ _before_length(slopes @ found_rows, asked_rows, asked_lengths)
-        found_slopes = purposes.T @ _before_length(slopes.T @ asked_rows, found_rows, found_lengths)
+        asked_slopes = requests.T @ before_length(slopes @ found_rows, asked_rows, asked_lengths)
+        found_slopes = purposes.T @ before_length(slopes.T @ asked_rows, found_rows, found_lengths)
         asked.move(asked_slopes, ways.step)
         found.move(found_slopes, ways.step)
     return asked, found
@@ -169,7 +169,7 @@ def slopes_of(ways: Ways, near: Vectors, near_before: Vectors, owners: NDArray[n
     return slopes
 
 
-def _before_length(slopes: Vectors, rows: Vectors, lengths: Vectors) -> Vectors:
+def before_length(slopes: Vectors, rows: Vectors, lengths: Vectors) -> Vectors:
     """Slopes along the rows as they were before they were made to have a length of 1."""
     along: Vectors = (slopes - (slopes * rows).sum(axis=1, keepdims=True) * rows) / lengths
     return along

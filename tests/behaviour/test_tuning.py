@@ -24,7 +24,7 @@ from holdfast.retrieval.meaning import (
     meaning_stage,
     same_encoder,
 )
-from holdfast.retrieval.tuned import UNIT, Turned, read_tuning, tuned_stage, written
+from holdfast.retrieval.tuned import UNIT, Turned, read_tuning, tuned_stage, tuning_named, written
 from holdfast.retrieval.units import Unit
 from holdfast.retrieval.vectors import Remembering, Sums, Vectors, VectorStage, by_sentences, directions
 
@@ -53,6 +53,7 @@ Set "Name of the harbour" and "Run pip install tides first".
 
 ```
 User: When can I leave the harbour with two metres of draught?
+Find low-water marks of 2.5 metres near me
 tides --harbour brest
 ```
 
@@ -74,6 +75,7 @@ def test_requests_are_what_is_quoted_or_shown_as_an_example() -> None:
         "Find a harbour near me with enough water for my boat",
         "Compare high waters of this week and the last",
         "When can I leave the harbour with two metres of draught?",
+        "Find low-water marks of 2.5 metres near me",
     ]
 
 
@@ -121,7 +123,7 @@ def test_packages_are_read_once_and_what_could_not_be_read_is_asked_for_again(tm
     assert "1 packages could not be read" in second.stderr
     assert {*Packages.asked} == {"/simple/", "/pypi/odd-mcp/json"}
     rows = {row["name"]: row for row in map(json.loads, into.read_text().splitlines())}
-    assert {name: len(row["requests"]) for name, row in rows.items()} == {"tides-mcp": 5, "gone-mcp": 0}
+    assert {name: len(row["requests"]) for name, row in rows.items()} == {"tides-mcp": 6, "gone-mcp": 0}
     assert rows["tides-mcp"]["purposes"][0] == "The tides of any harbour"
 
 
@@ -172,6 +174,23 @@ def test_slopes_are_those_of_the_loss() -> None:
         moved[at] += 1e-6
         slope = (loss(moved) - loss(before.astype(np.float64))) / 1e-6
         assert slopes[at] == pytest.approx(slope, abs=1e-3)
+
+
+def test_slopes_along_a_matrix_are_those_through_the_length_of_1() -> None:
+    drawn = np.random.default_rng(3)
+    rows, weights = drawn.normal(size=(5, 4)), drawn.normal(size=(5, 4))
+    added = drawn.normal(scale=0.1, size=(4, 4))
+    moved, lengths = fitting.turned(rows, added)
+    slopes = rows.T @ fitting.before_length(weights, moved, lengths)
+    for at in np.ndindex(4, 4):
+        step = np.zeros((4, 4))
+        step[at] = 1e-6
+        slope = ((fitting.turned(rows, added + step)[0] - moved) * weights).sum() / 1e-6
+        assert slopes[at] == pytest.approx(slope, abs=1e-4)
+
+
+def test_a_matrix_is_read_once_however_many_agents_there_are() -> None:
+    assert tuning_named("universal") is tuning_named("universal")
 
 
 def test_what_is_written_is_read_to_half_a_byte_and_told_by_its_version(tmp_path: Path) -> None:

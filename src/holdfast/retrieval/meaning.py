@@ -114,8 +114,8 @@ def configured_name(name: str) -> str:
 
 def _without_revision(name: str) -> str:
     first, beside, rest = name.partition(BESIDE)
-    known, _, revision = first.partition(REVISION)
-    return f"{known}{beside}{rest}" if known in ENCODERS and revision.isdecimal() else name
+    known = first.partition(REVISION)[0]
+    return f"{known}{beside}{rest}" if known in ENCODERS else name
 
 
 def _without_place(name: str) -> tuple[str, str]:

@@ -50,7 +50,7 @@ class Turned:
 
 def tuned_stage(encoder: Encoder, name: str) -> VectorStage:
     """A stage that reads sentences by an encoder, with the matrices that were fitted for it."""
-    tuning = _tuning(name)
+    tuning = tuning_named(name)
     asked, found = (Turned(encoder, added, tuning.version) for added in (tuning.asked, tuning.found))
     return VectorStage(found, by_sentences, asked=asked)
 
@@ -71,6 +71,6 @@ def read_tuning(path: Path) -> Tuning:
 
 
 @cache
-def _tuning(name: str) -> Tuning:
+def tuning_named(name: str) -> Tuning:
     """Read once: each agent has stages of its own."""
     return read_tuning(_FOLDER / f"{name}.npy")
