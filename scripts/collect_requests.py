@@ -168,7 +168,11 @@ async def _collect(index: str, into: Path, wait: float) -> int:
     done = {row["name"] for row in _rows(into)}
     waits = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
     async with aiohttp.ClientSession(timeout=waits, connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
-        names = await _names(session, index)
+        try:
+            names = await _names(session, index)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            print(f"{index} is no package index that can be read: {error}", file=sys.stderr)
+            return 1
         if not names:
             print(f"{index} names no such package", file=sys.stderr)
             return 1

@@ -80,13 +80,17 @@ def main() -> int:
     parser.add_argument("into", type=Path, help="the folder of the matrices")
     parser.add_argument("--only", choices=sorted(ENCODERS), action="append", help="this encoder; all without it")
     told = parser.parse_args()
-    told.into.mkdir(parents=True, exist_ok=True)
-    packages = read(told.requests)
+    try:
+        packages = read(told.requests)
+    except (OSError, ValueError) as error:
+        print(f"{told.requests} is nothing that collect_requests.py wrote: {error}", file=sys.stderr)
+        return 1
     kept = [one for one in packages if not _is_left_out(one)]
     left_out = [one for one in packages if _is_left_out(one)]
     if not kept or not left_out:
         print(f"{told.requests} has too few packages", file=sys.stderr)
         return 1
+    told.into.mkdir(parents=True, exist_ok=True)
     print(f"{len(kept)} packages with {sum(len(one.requests) for one in kept)} requests, {len(left_out)} left out")
     for name in told.only or sorted(ENCODERS):
         encoder = ENCODERS[name].encoder()

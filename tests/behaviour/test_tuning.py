@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from holdfast.errors import UserError
 from holdfast.retrieval import granite, joined, minilm, own_model, paired, universal
 from holdfast.retrieval.meaning import (
     REVISIONS,
@@ -202,6 +203,33 @@ def test_what_is_written_is_read_to_half_a_byte_and_told_by_its_version(tmp_path
     other = read_tuning(written(tmp_path / "other.npy", found, asked))
     assert other.version != tuning.version
     assert read_tuning(written(tmp_path / "again.npy", asked, found)).version == tuning.version
+
+
+@pytest.mark.parametrize("stored", [b"", b"something else", b"\x93NUMPY\x01\x00", b"\x80\x04K\x01."])
+def test_a_matrix_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, stored: bytes) -> None:
+    (tmp_path / "minilm.npy").write_bytes(stored)
+    with pytest.raises(UserError, match=r"minilm\.npy of this package cannot be read; reinstall holdfast"):
+        read_tuning(tmp_path / "minilm.npy")
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "told"),
+    [
+        ("collect_requests.py", ("--index", "nowhere", "out.jsonl"), "nowhere is no package index that can be read"),
+        ("fit_tuning.py", ("none.jsonl", "out"), "none.jsonl is nothing that collect_requests.py wrote"),
+        ("fit_tuning.py", ("bad.jsonl", "out"), "bad.jsonl is nothing that collect_requests.py wrote"),
+        ("fit_tuning.py", ("few.jsonl", "out"), "few.jsonl has too few packages"),
+    ],
+)
+def test_what_a_script_cannot_use_is_told_in_a_line(
+    tmp_path: Path, script: str, words: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "few.jsonl").write_text("")
+    command = (sys.executable, str(ROOT / "scripts" / script), *words)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.startswith(told)) == (1, True), ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 class Letters:

@@ -65,7 +65,7 @@ def read_tuning(path: Path) -> Tuning:
     try:
         stored = path.read_bytes()
         asked, found = np.load(io.BytesIO(stored)).astype(np.float32) * np.float32(UNIT)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path.name} of this package cannot be read; reinstall holdfast") from error
     return Tuning(asked, found, hashlib.sha256(stored).hexdigest()[:8])
 
