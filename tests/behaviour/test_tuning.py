@@ -291,6 +291,7 @@ def test_an_encoder_that_was_turned_is_certified_as_another_than_before() -> Non
         assert not same_encoder(certified_name(name), name)
         assert is_revised(certified_name(name), name)
     assert not is_revised(certified_name("paired"), "joined")
+    assert not is_revised("paired.1", "paired.1")
     assert certified_name("wordllama") == encoder_certified("wordllama") == "wordllama"
     assert meaning_stage("paired").model_version.count("/tuned-") == 1
 
