@@ -354,7 +354,7 @@ def test_what_executes_or_uses_the_network_has_more_time(side_effects: SideEffec
 
 
 def test_a_tool_with_paths_needs_a_workspace_and_a_parameter() -> None:
-    with pytest.raises(UserError, match="tool 'save' takes paths, and the session has no workspace"):
+    with pytest.raises(UserError, match="tool 'save' takes paths, but the session has no workspace"):
         Toolbox([tool(save, paths=["path"])])
     with pytest.raises(UserError, match="tool 'save' has no parameter 'file' that could be a path"):
         tool(save, paths=["file"])
@@ -388,7 +388,7 @@ def test_an_output_that_no_disk_takes_is_shown_without_a_path(tmp_path: Path, ca
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         assert keep_output(tmp_path / "file" / "outputs", "t", "text") is None
-    assert "could not be kept" in caplog.text
+    assert "could not be written" in caplog.text
 
 
 def test_the_name_of_a_kept_output_is_no_path_whatever_the_call_is_called(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where each layer ends, in cacheable bytes, and which layer's bytes moved between two prompts."""
+"""The byte offset at which each layer ends, and the first layer whose bytes changed between two prompts."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ _EXCERPT_BYTES = 24
 
 
 class AggregateStack(msgspec.Struct, frozen=True):
-    """Byte offsets of one prompt. A layer that says nothing ends where the one before it on the wire ends.
+    """Byte offsets of one prompt. An empty layer ends where the layer before it in the request ends.
 
-    Tools stand in front of the system prompt on the wire, so `TOOLS_END` is the smallest of the offsets.
+    Tools come before the system prompt in a request, so `TOOLS_END` is the smallest of the offsets.
     """
 
     ROLE_INSTRUCTIONS_END: int
@@ -25,7 +25,7 @@ class AggregateStack(msgspec.Struct, frozen=True):
     INSTANCE_START: int
 
 
-_WIRE_ORDER = (
+_LAYERS_IN_ORDER = (
     ("TOOLS_END", ("tools",)),
     ("ROLE_INSTRUCTIONS_END", ("role",)),
     ("SCHEMA_END", ("schema",)),
@@ -36,18 +36,18 @@ _WIRE_ORDER = (
 )
 
 
-def aggregate_stack(pieces: Sequence[Piece], links: Sequence[Link]) -> AggregateStack:
-    stable = stable_count(pieces)
+def aggregate_stack(blocks: Sequence[Piece], digests: Sequence[Link]) -> AggregateStack:
+    stable = stable_count(blocks)
     ends: dict[str, int] = {}
-    reached = 0
-    for name, layers in _WIRE_ORDER:
-        inside = (link.end for link in links[:stable] if link.layer in layers)
-        reached = ends[name] = max(inside, default=reached)
-    return AggregateStack(**ends, INSTANCE_START=links[stable - 1].end if stable else 0)
+    end = 0
+    for name, layers in _LAYERS_IN_ORDER:
+        layer_ends = (digest.end for digest in digests[:stable] if digest.layer in layers)
+        end = ends[name] = max(layer_ends, default=end)
+    return AggregateStack(**ends, INSTANCE_START=digests[stable - 1].end if stable else 0)
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The first place where a prompt differs from the one before it: bytes there were expected to stay."""
+    """The first difference between a prompt and the one before it, whose bytes it should have kept."""
 
     layer: str
     block: int
@@ -63,7 +63,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Spelled(msgspec.Struct, frozen=True):
-    """A prompt in bytes, with the chain over them."""
+    """The cacheable bytes of a prompt, with its blocks and their prefix digests."""
 
     cacheable: bytes
     pieces: tuple[Piece, ...]
@@ -71,14 +71,14 @@ class Spelled(msgspec.Struct, frozen=True):
 
 
 def first_move(before: Spelled, after: Spelled, *, stable_only: bool = False) -> Moved | None:
-    """Where `after` does not extend `before`; with `stable_only`, looking no further than the stable layers."""
-    must_hold = stable_count(before.pieces) if stable_only else len(before.links)
+    """The first place where `after` does not extend `before`; with `stable_only`, within the stable layers only."""
+    required = stable_count(before.pieces) if stable_only else len(before.links)
     shared = shared_links(before.links, after.links)
-    if shared >= must_hold:
+    if shared >= required:
         return None
     start = before.links[shared].start
     byte = common_length(before.cacheable, after.cacheable, start)
-    # What stands there now is at fault; only where nothing does, what stood there before.
+    # Name the layer that is there now; if the prompt ends before, the one that was there.
     changed = after.links[shared] if shared < len(after.links) else before.links[shared]
     return Moved(
         layer=changed.layer,

@@ -136,5 +136,5 @@ def adopting_of(options: Options, config: Config, state: State, *, workspace: Pa
     return Adopting(newer, each_turn=refresh == "next_turn")
 
 
-# Seed 004 refreshes the digest on the next turn; by default it waits for the next epoch, which rewrites the cache anyway.
+# Seed 004 refreshes the digest on the next turn; by default it waits for an epoch, which rewrites the cache anyway.
 _REFRESH_BY_PROFILE = {"default": "epoch", "seed": "next_turn"}
