@@ -150,7 +150,7 @@ async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
             told = await session.prewarm()
     assert reason in told.reason
     assert (told.sent, told.cost_usd, session.cost, wire.arrived.is_set()) == (False, Decimal(0), Decimal(0), False)
-    assert f"the head was not put into the cache: {told.reason}" in caplog.text
+    assert f"the stable prefix was not prewarmed: {told.reason}" in caplog.text
 
 
 @pytest.mark.parametrize(

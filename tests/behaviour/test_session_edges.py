@@ -359,7 +359,7 @@ async def test_a_closed_session_is_not_begun_anew_by_entering_it_again(agent: Ma
         await session.send("hello")
     for again in (session.__aenter__(), session.send("more")):
         with pytest.raises(
-            UserError, match=rf"the session is closed: continue it with `Session.resume\('{session.id}', "
+            UserError, match=rf"not open: it was closed; continue it with `Session.resume\('{session.id}', "
         ):
             await again
     assert [row.id for row in one.store.sessions()] == [session.id]

@@ -46,7 +46,7 @@ def not_open(closed_id: str | None) -> UserError:
     """The error for using a session that was never entered, or that was closed and had this id."""
     if closed_id is None:
         return UserError("the session is not open: use it as `async with Session.create(...) as session`")
-    return UserError(f"the session is closed: continue it with `Session.resume({closed_id!r}, ...)`")
+    return UserError(f"the session is not open: it was closed; continue it with `Session.resume({closed_id!r}, ...)`")
 
 
 def no_session(log: Log, session_id: str) -> UserError:
