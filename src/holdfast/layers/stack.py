@@ -1,12 +1,10 @@
-"""The byte offset at which each layer ends, and the first layer whose bytes changed between two prompts."""
+"""The byte offset at which each layer of a prompt ends."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.canonical.pieces import Link, Piece, common_length, shared_links, stable_count
-
-_EXCERPT_BYTES = 24
+from holdfast.canonical.pieces import Link, Piece, stable_count
 
 
 class AggregateStack(msgspec.Struct, frozen=True):
@@ -46,44 +44,9 @@ def aggregate_stack(blocks: Sequence[Piece], digests: Sequence[Link]) -> Aggrega
     return AggregateStack(**ends, INSTANCE_START=digests[stable - 1].end if stable else 0)
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """The first difference between a prompt and the one before it, whose bytes it should have kept."""
-
-    layer: str
-    block: int
-    byte: int
-    before: bytes
-    after: bytes
-
-    def __str__(self) -> str:
-        return (
-            f"layer {self.layer!r} moved at byte {self.byte} (block {self.block}): "
-            f"{self.before!r} became {self.after!r}"
-        )
-
-
 class Spelled(msgspec.Struct, frozen=True):
     """The cacheable bytes of a prompt, with its blocks and their prefix digests."""
 
     cacheable: bytes
     pieces: tuple[Piece, ...]
     links: tuple[Link, ...]
-
-
-def first_move(before: Spelled, after: Spelled, *, stable_only: bool = False) -> Moved | None:
-    """The first place where `after` does not extend `before`; with `stable_only`, within the stable layers only."""
-    required = stable_count(before.pieces) if stable_only else len(before.links)
-    shared = shared_links(before.links, after.links)
-    if shared >= required:
-        return None
-    start = before.links[shared].start
-    byte = common_length(before.cacheable, after.cacheable, start)
-    # Name the layer that is there now; if the prompt ends before, the one that was there.
-    changed = after.links[shared] if shared < len(after.links) else before.links[shared]
-    return Moved(
-        layer=changed.layer,
-        block=shared,
-        byte=byte,
-        before=before.cacheable[byte : byte + _EXCERPT_BYTES],
-        after=after.cacheable[byte : byte + _EXCERPT_BYTES],
-    )

@@ -153,7 +153,7 @@ def _replace_once(file: FileText, old: str, new: str, path: str) -> tuple[str, i
 
 
 def _check_not_stopped(context: ToolContext) -> None:
-    # The model was already told that the call timed out or was cancelled, so the file must not change any more.
+    # The model has already got a timeout or a cancellation as the result, so the file must not change any more.
     if context.stopped.is_set():
         raise ToolError("The call was stopped before anything was written.", kind="cancelled")
 
