@@ -253,8 +253,8 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
         ({"tools": add}, "tools must be a list, not function"),
         ({"betas": "abc"}, "betas must be a list, not str"),
         ({"stop_sequences": [1]}, "stop_sequences must be a list of texts, not list"),
-        ({"system_prompt_volatile": 5}, "system_prompt_volatile must be text or a function that gives text, not int"),
-        ({"volatile": ["x"]}, "volatile must be a list of LayerText or a function that gives one, not list"),
+        ({"system_prompt_volatile": 5}, "system_prompt_volatile must be text or a function that returns text, not int"),
+        ({"volatile": ["x"]}, "volatile must be a list of LayerText or a function that returns one, not list"),
         ({"workspace": 5}, "workspace must be a path, not int"),
         ({"workspace": "/no/such/folder"}, "workspace '/no/such/folder' is not a folder"),
         ({"thinking": "on"}, "thinking must be a mapping"),
@@ -263,8 +263,8 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
         ({"wire": SimulatedProvider}, "wire must be a wire or a simulated provider, not type"),
         ({"gate": "no"}, "gate must be a Gate, True or False, not str"),
         ({"prewarm": 1}, "prewarm must be True or False, not int"),
-        ({"clock": 5}, "clock must be a function that gives the time, not int"),
-        ({"new_id": 5}, "new_id must be a function that gives an id, not int"),
+        ({"clock": 5}, "clock must be a function that returns the time, not int"),
+        ({"new_id": 5}, "new_id must be a function that returns an id, not int"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, object], message: str) -> None:

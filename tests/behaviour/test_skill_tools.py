@@ -55,7 +55,7 @@ def box(
     rules: Rules | None = None,
 ) -> Toolbox:
     around = Surroundings("session", skills=store or SkillStore(skills), activation_limits=limits)
-    return Toolbox(skill_tools(), around=around, rules=rules or Rules())
+    return Toolbox(skill_tools(), environment=around, rules=rules or Rules())
 
 
 async def asked(box: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NOTHING_ACTIVE) -> Told:

@@ -10,7 +10,7 @@ from holdfast.sources.skills.skill import Skill
 
 logger = logging.getLogger(__name__)
 
-# Names and values are those of the seed.
+# Seed 000, section 5.2.4, which calls these defaults "picks, not measurements".
 MAX_EXPLICIT_ACTIVATIONS_PER_SESSION = 3
 WARN_CUMULATIVE_ACTIVATION_TOKENS = 10_000
 HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = 30_000
@@ -83,6 +83,7 @@ def reason_against_load(active: Activations, skill: Skill, limits: ActivationLim
             f"activation budget exhausted: {count} skills already activated this session\n"
             f"(limit {limits.loads_max}). {hint}"
         )
+    # Reaching the cap is refused, not only exceeding it (seed 000, section 5.2.4).
     tokens = skill.estimated_body_tokens
     if active.tokens + tokens >= limits.tokens_max:
         return (
@@ -110,6 +111,7 @@ class SkillActivationRegistry:
         """Count a skill as loaded; the caller has to record the returned event."""
         event = loaded_event(skill, tool_use_id)
         before, self._active = self._active.tokens, activated(self._active, event)
+        # Warn once, when the threshold is crossed.
         if before < self._limits.tokens_warn <= self._active.tokens:
             logger.warning(
                 "the skills that this session has loaded add %d tokens to every later call (%s)",

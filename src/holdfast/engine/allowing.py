@@ -47,6 +47,7 @@ StarsMatch = Callable[[str, str], bool]
 def reason_against_skills(skills: Sequence[Skill], use: ToolUse) -> str | None:
     """Why the active skills do not permit a call; skills without `allowed-tools` do not restrict anything."""
     strict = [skill for skill in skills if skill.allowed_tools]
+    # The skill tools are always permitted: otherwise a strict skill could never be followed by another one.
     if not strict or use.name in SKILL_TOOLS:
         return None
     patterns = [pattern for skill in strict for pattern in skill.allowed_tools]
@@ -90,6 +91,7 @@ def _is_one_command(stars: str, text: str) -> bool:
 
 
 def _matches_path(inner: str, path: str) -> bool:
+    # Without `..` and `.` first: otherwise `docs/../secrets` would match `docs/**`.
     path = posixpath.normpath(path)
     if posixpath.isabs(path):
         return inner.startswith("//") and _matches(inner[1:], path, _stays_in_folder)

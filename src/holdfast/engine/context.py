@@ -38,19 +38,20 @@ class ToolContext:
 
     def __init__(
         self,
-        around: Surroundings,
+        environment: Surroundings,
         *,
         tool_use_id: str,
         turn_id: str | None = None,
         skill_activations: SkillActivationRegistry | None = None,
     ) -> None:
-        self.session_id = around.session_id
+        self.session_id = environment.session_id
         self.turn_id = turn_id
         self.tool_use_id = tool_use_id
-        self.roots = around.roots
-        self.output_folder = around.output_folder
-        self.skills = around.skills
-        self.skill_activations = skill_activations or SkillActivationRegistry(limits=around.activation_limits)
+        self.roots = environment.roots
+        self.output_folder = environment.output_folder
+        self.skills = environment.skills
+        self.skill_activations = skill_activations or SkillActivationRegistry(limits=environment.activation_limits)
+        # A threading.Event, because tools run in threads of their own.
         self.stopped = threading.Event()
         self.success = True
         self.files_modified: list[str] = []

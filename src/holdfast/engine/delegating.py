@@ -28,6 +28,7 @@ from holdfast.events.payloads import (
 from holdfast.sources.text import one_line
 
 NAME = "delegate"
+# By default a child may not delegate further, so that a task cannot multiply.
 DEPTH_MAX = 1
 DELEGATION_SECONDS_MAX = 1800.0
 
@@ -137,6 +138,7 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
 async def _finish_child(parent: Conversation, child: Conversation, outcome: Outcome) -> None:
     """Close the child and add its cost to the parent, whatever the outcome."""
     try:
+        # A failing store must not keep the child's cost from its parent.
         with suppress(StoreError):
             await let_go(child, "the delegated task is over")
             await teach(child)

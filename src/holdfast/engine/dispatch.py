@@ -48,7 +48,7 @@ class Toolbox:
         clock: Clock = system_clock,
         at_once_max: int = AT_ONCE_MAX,
         rules: Rules = NO_RULES,
-        around: Surroundings = NOWHERE,
+        environment: Surroundings = NOWHERE,
     ) -> None:
         definitions = [item if isinstance(item, Tool) else tool(item) for item in tools]
         self._tools = {item.spec.name: item for item in definitions}
@@ -56,23 +56,29 @@ class Toolbox:
             names = sorted(item.spec.name for item in definitions)
             duplicate = next(name for name in names if names.count(name) > 1)
             raise UserError(f"two tools are named {duplicate!r}; give one of them another name")
-        if around.roots is None and (path_tool := next((item.spec.name for item in definitions if item.paths), None)):
+        if environment.roots is None and (
+            path_tool := next((item.spec.name for item in definitions if item.paths), None)
+        ):
             raise UserError(f"tool {path_tool!r} takes paths, but the session has no workspace; pass one")
         self._clock = clock
         self._at_once_max = at_once_max
         self._rules = rules
-        self._around = around
+        self._environment = environment
         self._confirmer = Confirmer(rules, clock)
 
-    def lent(self, session_id: str, *instead: Tool) -> "Toolbox":
-        """The same tools and rules for another session; `instead` replaces tools of the same name.
+    def lent(self, session_id: str, *replacements: Tool) -> "Toolbox":
+        """The same tools and rules for another session; `replacements` replaces tools of the same name.
 
         Both sessions share one confirmer, so that the user is asked one question at a time.
         """
-        tools = {**self._tools, **{replacement.spec.name: replacement for replacement in instead}}
-        around = msgspec.structs.replace(self._around, session_id=session_id)
+        tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
+        environment = msgspec.structs.replace(self._environment, session_id=session_id)
         toolbox = Toolbox(
-            tuple(tools.values()), clock=self._clock, at_once_max=self._at_once_max, rules=self._rules, around=around
+            tuple(tools.values()),
+            clock=self._clock,
+            at_once_max=self._at_once_max,
+            rules=self._rules,
+            environment=environment,
         )
         toolbox._confirmer = self._confirmer
         return toolbox
@@ -98,12 +104,14 @@ class Toolbox:
             return ()
         slots = asyncio.Semaphore(self._at_once_max)
         results = [refusal(call, "The call was cancelled before it was run.") for call in calls]
-        registry = SkillActivationRegistry(active, self._around.activation_limits)
+        registry = SkillActivationRegistry(active, self._environment.activation_limits)
 
         async def run_one(number: int, call: ToolUse) -> None:
             async with slots:
                 results[number] = refusal(call, "The call was cancelled.")
-                context = ToolContext(self._around, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry)
+                context = ToolContext(
+                    self._environment, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry
+                )
                 set_result = functools.partial(results.__setitem__, number)
                 await self._check_and_run(_Call(call, record, set_result, clock=self._clock, context=context), active)
 
@@ -147,7 +155,7 @@ class Toolbox:
         reason = reason_against(self._rules, use) or self._reason_against_skills(use, active)
         if reason:
             return "permission_denied", f"This call is not allowed: {reason}"
-        if self._around.roots is None or not definition.paths:
+        if self._environment.roots is None or not definition.paths:
             return None
         arguments = msgspec.json.decode(use.arguments_json)
         paths = (arguments.get(name) for name in definition.paths)
@@ -155,7 +163,7 @@ class Toolbox:
         try:
             for path in paths:
                 if isinstance(path, str):
-                    check_inside(self._around.roots, path, writing=writing)
+                    check_inside(self._environment.roots, path, writing=writing)
         except EscapeError as error:
             return "permission_denied", f"The path is refused: {error}."
         except PathError as error:
@@ -163,8 +171,8 @@ class Toolbox:
         return None
 
     def _reason_against_skills(self, use: ToolUse, active: Activations) -> str | None:
-        store = self._around.skills
-        if store is None or not self._around.enforce_allowed_tools:
+        store = self._environment.skills
+        if store is None or not self._environment.enforce_allowed_tools:
             return None
         skills = (store.get(name) for name in active.names)
         return reason_against_skills([skill for skill in skills if skill is not None], use)

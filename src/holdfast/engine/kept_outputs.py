@@ -19,6 +19,7 @@ DAY_SECONDS = 86_400
 KEPT_SECONDS = 30 * DAY_SECONDS
 KEPT_SECONDS_MIN = 7 * DAY_SECONDS
 KEPT_BYTES_MAX = 2_000_000_000
+# Bounds the time that creating a session spends on the cleanup; the rest is looked at on later runs.
 FOLDERS_LOOKED_AT_MAX = 5_000
 
 _SUFFIX = ".txt"
@@ -35,6 +36,7 @@ class KeptOutputs(msgspec.Struct, frozen=True):
 
 def outputs_of(place: Path, session_id: str) -> KeptOutputs | None:
     """The outputs of one session below `place`; None if there are none."""
+    # The id comes from a caller and must not lead out of the folder.
     if session_id in ("", "..") or Path(session_id).name != session_id:
         return None
     return _read_folder(place / session_id)
@@ -60,6 +62,7 @@ def forget_old(place: Path, *, now: float, bytes_max: int = KEPT_BYTES_MAX) -> t
 
     Returns the deleted folders. Never raises: what cannot be deleted stays.
     """
+    # Least recently used first; the path makes the order deterministic.
     by_age = sorted(_folders(place), key=lambda outputs: (outputs.used_at, str(outputs.folder)))
     excess = sum(outputs.size_bytes for outputs in by_age) - bytes_max
     deleted = []

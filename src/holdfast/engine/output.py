@@ -31,6 +31,7 @@ def tool_content(
         case None:
             return (Text(NO_OUTPUT),)
         case _:
+            # Sorted keys: equal results are equal bytes in the history.
             return _limit_blocks((Text(msgspec.json.encode(output, order="sorted").decode()),), keep, characters_max)
 
 
@@ -42,6 +43,7 @@ def shortened(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX, *, whole: 
     text = mend_surrogates(text)
     if len(text) <= characters_max:
         return text
+    # Computed with the longest possible gap, so that the result never exceeds the maximum.
     room = max(0, characters_max - len(gap(len(text), whole)))
     # Three quarters for the head, one for the tail, which often holds the error or the result.
     head = room * 3 // 4
@@ -84,6 +86,7 @@ def _limit_count(blocks: Sequence[Text | Image]) -> list[Text | Image]:
 
 def _sendable(block: Text | Image) -> Text | Image:
     if isinstance(block, Text):
+        # Anthropic rejects empty text blocks, and JSON encoders reject lone surrogates.
         text = mend_surrogates(block.text)
         return Text(text if text.strip() else NO_OUTPUT)
     size = len(msgspec.json.encode(block.source))
@@ -94,6 +97,8 @@ def _sendable(block: Text | Image) -> Text | Image:
 
 def _fair_share(lengths: Sequence[int], room: int) -> int:
     """The length to which texts are cut so that all fit; short texts leave their unused share to the long ones."""
+    # From the shortest up: a text below an equal share of what is left takes only its length, and the rest is shared
+    # by the longer ones. The first text above its share fixes the share of all that follow.
     whole = room
     for number, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - number)

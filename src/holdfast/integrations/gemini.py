@@ -32,11 +32,13 @@ def wrapped_gemini(client: object, desk: Desk) -> Proxy:
 
 def _client_attributes(desk: Desk) -> Look:
     def look(name: str, value: object) -> object:
+        # `client.aio` is the asynchronous client, with `models` and `chats` of its own.
         if name == "aio":
             return Proxy(value, look)
         with desk.warnings.harmless("what this client sends is not recorded"):
             if name == "models":
                 return _watched_models(value, desk)
+            # A chat sends through the models object that `chats` holds.
             if name == "chats":
                 watched = copy.copy(value)
                 _set(watched, "_modules", _watched_models(_get(value, "_modules"), desk))
@@ -66,6 +68,7 @@ def _connection_attributes(desk: Desk) -> Look:
             return value
 
         def send(method: str, path: str, body: object, *rest: object) -> object:
+            # Other requests, such as for files or token counts, have no prompt cache.
             request = _GENERATE_PATH.fullmatch(path)
             if request is None:
                 return value(method, path, body, *rest)

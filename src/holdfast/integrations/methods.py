@@ -30,11 +30,11 @@ _COPY_METHODS = frozenset({"copy", "with_options"})
 
 def wrapped_client(client: object, desk: Desk, *, methods: Methods) -> Proxy:
     """Wrap a client so that the given methods are watched, also in copies that it makes of itself."""
-    attribute = _attributes_at("", methods, desk)
+    replace_attribute = _attributes_at("", methods, desk)
 
     def client_attributes(name: str, value: object) -> object:
         if name not in _COPY_METHODS or not callable(value):
-            return attribute(name, value)
+            return replace_attribute(name, value)
 
         @functools.wraps(value)
         def copy_and_wrap(*args: object, **kwargs: object) -> Proxy:
@@ -76,7 +76,9 @@ def _watched_method(original: Callable[..., object], method: Method, desk: Desk)
         if args:
             return original(*args, **caller_arguments)
         arguments, prepared = desk.prepare(dialect, caller_arguments)
-        start = functools.partial(begin, dialect, desk, prepared, given=caller_arguments, sent=arguments)
+        start = functools.partial(
+            begin, dialect, desk, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
+        )
         if method.opens:
             return WatchedOpening(original(**arguments), start, desk.warnings)
         watch = start()
@@ -100,12 +102,14 @@ def begin(
     desk: Desk,
     prepared: Prepared | None,
     *,
-    given: Arguments | None = None,
-    sent: Arguments | None = None,
+    caller_arguments: Arguments | None = None,
+    sent_arguments: Arguments | None = None,
 ) -> Watch:
     """Start watching a call that is sent now; it is not recorded if it could not be decoded."""
     call = desk.recorder.begin(prepared, *desk.news()) if prepared is not None else None
-    return Watch(dialect, desk.recorder, call, warnings=desk.warnings, arguments=(given or {}, sent or {}))
+    return Watch(
+        dialect, desk.recorder, call, warnings=desk.warnings, arguments=(caller_arguments or {}, sent_arguments or {})
+    )
 
 
 def _watch_result(response: object, watch: Watch, streams: bool) -> object:

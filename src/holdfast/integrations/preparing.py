@@ -52,6 +52,7 @@ class Desk:
                 rewritten = dialect.rewrite(arguments, request)
                 return rewritten.wire
 
+            # With caching turned off the call is recorded, but not rewritten.
             may_cache = self._may_cache(dialect.adapter)
             prepared = self._observer.prepared(dialect.adapter, wire, rewrite if may_cache else None)
             return rewritten.arguments, prepared

@@ -71,6 +71,7 @@ class WatchedStream(Proxy):
         _watch_of(self).closed()
         return await super().__aexit__(*failure)
 
+    # A stream that is neither read to its end nor closed was still billed, and has to be recorded.
     def __del__(self) -> None:
         _watch_of(self).dropped()
 
@@ -119,6 +120,7 @@ class WatchedOpening(Proxy):
 
     def _attach(self, stream: object, watch: Watch) -> None:
         warnings = cast("Warnings", object.__getattribute__(self, "_holdfast_warnings"))  # Set above.
+        # A private field of the SDK: if a new version renames it, the stream works and only the record is missing.
         with warnings.harmless("a stream is not recorded"):
             raw = getattr(stream, "_raw_stream")  # noqa: B009 - the client's own field, which no type here knows
             setattr(stream, "_raw_stream", WatchedStream(raw, watch))  # noqa: B010 - as above

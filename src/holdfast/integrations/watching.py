@@ -75,6 +75,7 @@ class Watch:
 
     def ended(self) -> None:
         """Record the end of the stream."""
+        # SDKs consume the event that ends a stream, such as `[DONE]`; our reader needs it to finish the reply.
         if self._dialect.closing:
             self.feed(self._dialect.closing)
         self._fail_call("network", "the reply ended before it was complete")
@@ -102,6 +103,7 @@ class Watch:
                 self._recorder.fail(call, kind, message, self._reader.partial())
 
     def _complete_call(self, reply: Reply | None) -> None:
+        # Cleared first: of several signs of an end (last event, close, garbage collection) only the first counts.
         call, self._call = self._call, None
         if call is not None and reply is not None:
             self._recorder.complete(call, reply)
@@ -112,6 +114,7 @@ class Watch:
 def failure_of(error: BaseException) -> tuple[FailureKind, str]:
     """The kind of an error, and its class name. The message is left out, because it may quote the prompt."""
     name = type(error).__name__
+    # The SDKs name the HTTP status `status_code` (Anthropic, OpenAI) or `code` (google-genai).
     status = next(
         (code for field in ("status_code", "code") if isinstance(code := getattr(error, field, None), int)), 0
     )

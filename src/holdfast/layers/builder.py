@@ -70,6 +70,7 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
 
     def with_runtime_config(self, config: Mapping[str, Json]) -> Self:
         """Values are shown to the model as they are: leave out secrets."""
+        # Sorted, so that the order in which a config was built does not change the bytes.
         entries = tuple((_line(name), _json_text(name, config[name])) for name in sorted(config))
         return msgspec.structs.replace(self, runtime_config=entries)
 
@@ -110,6 +111,7 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
             ("runtime_config", volatile, section("Runtime config", config) if config else ""),
             *((f"appended_{number}", volatile, text) for number, text in enumerate(self.appended, 1)),
         )
+        # Text from files must not bring a boundary of its own, which would move the end of the stable part.
         for name, stability, text in sections:
             clean_text = without_boundary(mend_surrogates(text)).strip("\n")
             if clean_text.strip():

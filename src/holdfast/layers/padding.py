@@ -58,25 +58,25 @@ def fill(
     bodies: Sequence[tuple[str, str]] = (),
     *,
     count: Callable[[str], int] = heuristic_tokens,
-    mark: str = "",
+    index_note: str = "",
 ) -> Filling:
     """Add whole skill bodies in the order of their names, then rules of the operating guide, up to the minimum.
 
     A body that would exceed the maximum is left out, so the result never exceeds it. The same inputs give the same
-    text. `mark` is the note that the skill index adds for every preloaded body, and counts towards the prefix.
+    text. `index_note` is the note that the skill index adds for every preloaded body, and counts towards the prefix.
     """
     filling = Filling("", (), prefix_tokens)
-    mark_tokens = count(mark) if mark else 0
+    note_tokens = count(index_note) if index_note else 0
     for name, body in sorted(bodies):
         if filling.prefix_tokens >= bounds.tokens_min:
             break
         text = _append(filling.text, f"# Skill: {name}\n\n{body}")
-        tokens = prefix_tokens + mark_tokens * (len(filling.names) + 1) + count(text)
+        tokens = prefix_tokens + note_tokens * (len(filling.names) + 1) + count(text)
         if tokens <= bounds.tokens_max:
             filling = Filling(text, (*filling.names, name), tokens)
     if filling.prefix_tokens >= bounds.tokens_min:
         return filling
-    return _with_guide(filling, prefix_tokens + mark_tokens * len(filling.names), bounds, count)
+    return _with_guide(filling, prefix_tokens + note_tokens * len(filling.names), bounds, count)
 
 
 def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Callable[[str], int]) -> Filling:

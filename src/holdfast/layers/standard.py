@@ -92,6 +92,7 @@ def volatile(name: str) -> Layer:
 
     def layer(view: View) -> Segment | None:
         emission = emission_of(name, view)
+        # Ephemeral text has a layer of its own, after the user's message.
         if emission is None or emission.ephemeral:
             return None
         return _injection(emission)
@@ -137,6 +138,7 @@ def emission_of(name: str, view: View) -> LayerText | None:
     if layer.text.strip():
         text = f"<context layer={name!r}>\n{_escape_frame(layer.text)}\n</context>"
     elif before is not None:
+        # It had text before: say that it is empty now, because the earlier text stays in the history.
         text = f"<context layer={name!r} empty/>"
     else:
         return None

@@ -53,6 +53,7 @@ from holdfast.sources.named_texts import named_text
 
 logger = logging.getLogger(__name__)
 
+# Options that are also settings: an option overrides the environment and the configuration files.
 _SETTINGS = (
     "model",
     "layout",
@@ -116,6 +117,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     model = _checked_model(options, state, find_model(state.model or config.model, models))
     provider = provider_named(model.provider)
     stable_prompt, volatile_prompt = split_at_boundary(options.get("system_prompt", ""))
+    # A stored session continues in its own workspace unless the caller names another one.
     folder = options.get("workspace") or state.workspace_path
     workspace, home = Path(folder) if folder else None, Path(config.home)
     skills = session_skills(options, config, state, workspace=workspace)
@@ -127,7 +129,7 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
     dimensions = MemoryDimensions(options, config, workspace)
-    volatile_for = _volatile_for(options, volatile_prompt, state, workspace=workspace, home=home, chosen=dimensions)
+    volatile_for = _volatile_for(options, volatile_prompt, state, workspace=workspace, home=home, knowledge=dimensions)
     wire, owns_wire = _choose_wire(options, config, models, provider)
     parts = Parts(
         log=log,
@@ -178,15 +180,17 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
 
 def _volatile_for(
     options: Options,
-    split_off: str,
+    volatile_prompt: str,
     state: State,
     *,
     workspace: Path | None,
     home: Path,
-    chosen: MemoryDimensions,
+    knowledge: MemoryDimensions,
 ) -> Callable[[Model], VolatileTexts]:
     name = state.name if state.model else sendable(options.get("name", ""))
-    return partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name, chosen=chosen)
+    return partial(
+        volatile_texts, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
+    )
 
 
 def _choose_wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Wire, bool]:
@@ -226,6 +230,7 @@ def first_events(options: Options, composition: Pieces) -> tuple[AnyPayload, ...
         workspace_hash=parts.scene.workspace_hash,
         name=sendable(options["name"]) if "name" in options else None,
         profile=config.profile,
+        # The seed profile implies the seed layout.
         layout="seed" if config.profile == "seed" else config.layout,
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
@@ -260,12 +265,14 @@ def _check_unchanged(options: Options, state: State) -> None:
         "user_id": state.user_id,
         "team_id": state.team_id,
     }
-    for key, before in fixed.items():
-        now = options.get(key, before)
-        if key in ("system_prompt", "persona") and isinstance(now, str):
-            now = sendable(split_at_boundary(now)[0] if key == "system_prompt" else now)
-        if now != before:
-            detail = f": this one has {before!r}" if key in ("model", "layout", "profile", "name") else ""
+    for key, stored in fixed.items():
+        passed = options.get(key, stored)
+        # Compared in the form in which they were pinned: cleaned, and without the volatile part of the prompt.
+        if key in ("system_prompt", "persona") and isinstance(passed, str):
+            passed = sendable(split_at_boundary(passed)[0] if key == "system_prompt" else passed)
+        if passed != stored:
+            # Prompts are not quoted: they are long, and an error may end up in a log.
+            detail = f": this one has {stored!r}" if key in ("model", "layout", "profile", "name") else ""
             raise UserError(f"{key} is fixed when a session is created{detail}; leave it out to resume")
 
 
@@ -274,12 +281,12 @@ def _check_workspace(options: Options, state: State) -> None:
     folder = options.get("workspace")
     if folder is None or options.get("another_workspace"):
         return
-    now = str(Path(folder).resolve())
-    if now != state.workspace_path:
-        before = "no workspace" if state.workspace_path is None else repr(state.workspace_path)
+    requested = str(Path(folder).resolve())
+    if requested != state.workspace_path:
+        stored = "no workspace" if state.workspace_path is None else repr(state.workspace_path)
         raise UserError(
-            f"session {state.session_id} works in {before}, not in {now!r}; leave out workspace to continue there, or "
-            "pass another_workspace=True to use the other one"
+            f"session {state.session_id} works in {stored}, not in {requested!r}; leave out workspace to continue "
+            "there, or pass another_workspace=True to use the other one"
         )
 
 
@@ -289,6 +296,8 @@ def check_caching(model: Model, at: float) -> None:
         return
     price = price_at(model, utc_date(at), EXAMPLE_TOKENS)
     dollars = price.input * EXAMPLE_TOKENS / 1_000_000
+    # Some providers cache by routes that we do not rely on (OpenRouter): the catalog turns caching off, a user can
+    # turn it on.
     turned_off = model.cache.kind != "none" and not model.supports_prompt_caching
     hint = f', or turn it on: [models."{model.id}"] supports_prompt_caching = true' if turned_off else ""
     claim = "is not known to cache" if turned_off else "does not cache"

@@ -15,10 +15,10 @@ _account_names: WeakKeyDictionary[Wire, str] = WeakKeyDictionary()
 
 
 def gate_of(options: Options) -> Gate | None:
-    chosen = options.get("gate", True)
-    if isinstance(chosen, bool):
-        return _SHARED_GATE if chosen else None
-    return chosen
+    setting = options.get("gate", True)
+    if isinstance(setting, bool):
+        return _SHARED_GATE if setting else None
+    return setting
 
 
 def completions_of(options: Options) -> Completions | None:

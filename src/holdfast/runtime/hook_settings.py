@@ -48,23 +48,24 @@ def with_hook(text: str, command: str) -> str:
     """The settings with the hook exactly once. Raises UserError for settings of an unexpected shape."""
     text = text if text.strip() else "{}\n"
     _check(text)
-    wanted = _group(command)
+    group = _group(command)
     installed = _find_hooks(text)
-    if len(installed) == 1 and _value_at(text, installed[0].group_start) == wanted:
+    # Already installed as wanted: leave the file byte for byte as it is.
+    if len(installed) == 1 and _value_at(text, installed[0].group_start) == group:
         return text
     text = without_hook(text)
     root = _require_object(text, root_of(text), "the file")
     hooks = root.last(HOOKS)
     if hooks is None:
-        return put_last(text, root, HOOKS, {SESSION_START: [wanted]})
-    inner = _require_object(text, held_at(text, hooks.value_start), HOOKS)
-    start_hooks = inner.last(SESSION_START)
+        return put_last(text, root, HOOKS, {SESSION_START: [group]})
+    event_hooks = _require_object(text, held_at(text, hooks.value_start), HOOKS)
+    start_hooks = event_hooks.last(SESSION_START)
     if start_hooks is None:
-        return put_last(text, inner, SESSION_START, [wanted])
+        return put_last(text, event_hooks, SESSION_START, [group])
     groups = held_at(text, start_hooks.value_start)
     if groups is None or text[groups.start] != "[":
         raise UserError(f"{HOOKS}.{SESSION_START} is not a list; fix the settings first")
-    return put_last(text, groups, None, wanted)
+    return put_last(text, groups, None, group)
 
 
 def without_hook(text: str) -> str:
@@ -72,8 +73,9 @@ def without_hook(text: str) -> str:
     if not text.strip():
         return text
     _check(text)
+    # One at a time: every removal shifts the positions of the others.
     while installed := _find_hooks(text):
-        text = without_part(text, installed[0].held, installed[0].index)
+        text = without_part(text, installed[0].container, installed[0].index)
     return text
 
 
@@ -84,24 +86,24 @@ def change_settings(path: Path, change: Callable[[str], str], *, write: bool) ->
     """
     try:
         located = _locate_settings(path)
-        before = _read(located)
-        old_text = None if before is None else before.decode()
-        changed = Changed(old_text, change(old_text or ""))
-        if write and not changed.is_same:
-            _write(located, changed.after.encode(), before)
+        old_bytes = _read(located)
+        old_text = None if old_bytes is None else old_bytes.decode()
+        settings_change = Changed(old_text, change(old_text or ""))
+        if write and not settings_change.is_same:
+            _write(located, settings_change.after.encode(), old_bytes)
     except UnicodeError:
         raise UserError(f"{path} is not JSON in UTF-8; it is left as it is") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (EscapeError, PathError) as error:
         raise UserError(f"the settings cannot be used: {error}") from None
-    return changed
+    return settings_change
 
 
 class _InstalledHook(msgspec.Struct, frozen=True):
     """What to delete to remove the hook: one member of a container, and the start of the hook's group."""
 
-    held: Held
+    container: Held
     index: int
     group_start: int
 
@@ -109,25 +111,25 @@ class _InstalledHook(msgspec.Struct, frozen=True):
 def _find_hooks(text: str) -> list[_InstalledHook]:
     root = root_of(text)
     hooks = root.last(HOOKS) if root else None
-    inner = held_at(text, hooks.value_start) if hooks else None
-    start_hooks = inner.last(SESSION_START) if inner else None
+    event_hooks = held_at(text, hooks.value_start) if hooks else None
+    start_hooks = event_hooks.last(SESSION_START) if event_hooks else None
     groups = held_at(text, start_hooks.value_start) if start_hooks else None
-    if root is None or hooks is None or inner is None or start_hooks is None or groups is None:
+    if root is None or hooks is None or event_hooks is None or start_hooks is None or groups is None:
         return []
     installed: list[_InstalledHook] = []
     for group_index, group in enumerate(groups.parts):
         members = held_at(text, group.value_start)
-        listed = members.last(HOOKS) if members else None
-        commands = held_at(text, listed.value_start) if listed else None
+        hook_list = members.last(HOOKS) if members else None
+        commands = held_at(text, hook_list.value_start) if hook_list else None
         for index, part in enumerate(commands.parts if commands else ()):
             if commands is None or not _is_our_hook(_value_at(text, part.value_start)):
                 continue
             # From the inside out: the innermost container that has other members keeps them and loses only this one.
-            containers = ((commands, index), (groups, group_index), (inner, inner.parts.index(start_hooks)))
-            held, member_index = next(
+            containers = ((commands, index), (groups, group_index), (event_hooks, event_hooks.parts.index(start_hooks)))
+            container, member_index = next(
                 (pair for pair in containers if len(pair[0].parts) > 1), (root, root.parts.index(hooks))
             )
-            installed.append(_InstalledHook(held, member_index, group.value_start))
+            installed.append(_InstalledHook(container, member_index, group.value_start))
     return installed
 
 
@@ -137,6 +139,7 @@ def _is_our_hook(hook: Json) -> bool:
         words = shlex.split(command) if isinstance(command, str) else []
     except ValueError:
         return False
+    # By file name and position, so that a hook is recognised wherever the command is installed and however it is run.
     names = [PurePath(word).name for word in words]
     return any(tuple(names[at : at + 3]) == ("holdfast", *_SUBCOMMAND) for at in range(len(names)))
 
@@ -154,15 +157,15 @@ def _check(text: str) -> None:
     _require_object(text, root_of(text), "the file")
 
 
-def _require_object(text: str, held: Held | None, what: str) -> Held:
-    if held is None or text[held.start] != "{":
-        raise UserError(f"{what} is not an object; fix the settings first")
-    return held
+def _require_object(text: str, container: Held | None, name: str) -> Held:
+    if container is None or text[container.start] != "{":
+        raise UserError(f"{name} is not an object; fix the settings first")
+    return container
 
 
 def _value_at(text: str, start: int) -> Json:
-    held = held_at(text, start)
-    return read_json(text[held.start : held.end]) if held else None
+    container = held_at(text, start)
+    return read_json(text[container.start : container.end]) if container else None
 
 
 def _locate_settings(path: Path) -> Located:
@@ -187,7 +190,7 @@ def _read(located: Located) -> bytes | None:
 
 def _write(located: Located, content: bytes, before: bytes | None) -> None:
     with opened_place(located, make_folders=True) as (folder, name):
-
+        # Checked just before the file is replaced: an edit that another program made meanwhile must not be lost.
         def is_unchanged() -> bool:
             try:
                 return read_regular(folder, name, SETTINGS_BYTES_MAX + 1) == before

@@ -160,12 +160,14 @@ class InstructionClient:
                 raise _service_error(error) from error
         except (OSError, ValueError) as error:
             raise StoreError(f"the service at {self._url} cannot be reached: {type(error).__name__}") from error
+        # One byte more than the limit was requested, to tell a body of exactly that size from a longer one.
         if len(raw) > ANSWER_BYTES_MAX:
             raise StoreError(f"the service at {self._url} sent more than {ANSWER_BYTES_MAX} bytes")
         return raw
 
 
 def _service_error(error: urllib.error.HTTPError) -> ServiceError:
+    # An error may come from a proxy in between, whose body has another form: the status still says something.
     try:
         detail = msgspec.json.decode(error.read(100_000), type=_ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError):

@@ -51,6 +51,7 @@ def spoken_in(
     for row in sorted(log.sessions(), key=lambda session: (session.started_at, session.id)):
         if row.parent_session_id is not None:
             continue
+        # Harvested before and unchanged since: yielded without reading its events.
         if (row.id, row.event_count) in known:
             yield _harvestable(log, row, folder)
             continue
@@ -76,6 +77,7 @@ def _session_started(log: Log, session_id: str) -> SessionStarted | None:
 
 def _has_ended(log: Log, session_id: str) -> bool:
     """Whether the session was ended and no turn was started since."""
+    # A session can be resumed after its end, so the last of these events counts.
     ended = False
     for event in log.read(session_id):
         if isinstance(event.payload, SessionEnded | TurnStarted):

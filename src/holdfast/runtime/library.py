@@ -101,21 +101,23 @@ class Library:
         try:
             if not isinstance(self._store, HasInstructions):
                 raise UserError("instructions need a SQLite file or a PostgreSQL URL as their store")
-            beside = Path("instructions") if "://" in os.fspath(path) else Path(path)
+            # A database URL has no folder: key and files then go into the working folder.
+            base_path = Path("instructions") if "://" in os.fspath(path) else Path(path)
             if settings is None:
-                root = beside.parent / f"{beside.stem}-files"
+                root = base_path.parent / f"{base_path.stem}-files"
                 settings = InstructionSettings(root=root, encoder=default_encoder())
             self._context = library.Library(
                 self._store.instructions,
                 settings,
-                key=deployment_key(key_path or beside.with_suffix(".key")),
+                key=deployment_key(key_path or base_path.with_suffix(".key")),
                 clock=clock,
                 new_id=new_id,
                 warn=warn,
             )
-            before = self._context.records.encoder()
+            # Switching the encoder changes which units a recall finds, so it is measured and reported.
+            previous_encoder = self._context.records.encoder()
             self._failing = choose_encoder(self._context, accept=accept_encoder, again=certify_again)
-            self._switched = before is not None and before != self._context.records.encoder()
+            self._switched = previous_encoder is not None and previous_encoder != self._context.records.encoder()
         except BaseException:
             self._store.close()
             raise
@@ -144,14 +146,14 @@ class Library:
     ) -> Proposal:
         """Propose how to split instruction files into units; nothing is written or published."""
         settings = self._context.settings
-        read = read_files([Path(path) for path in paths], root=root)
+        source = read_files([Path(path) for path in paths], root=root)
         encoder = settings.encoder
         proposal = propose(
-            read.files,
+            source.files,
             Wanted(agent_id=agent, deployment=settings.deployment, version=version),
             meaning=lambda: meaning_stage(encoder) if encoder else None,
         )
-        return msgspec.structs.replace(proposal, warnings=(*read.warnings, *proposal.warnings))
+        return msgspec.structs.replace(proposal, warnings=(*source.warnings, *proposal.warnings))
 
     def write(self, proposal: Proposal) -> dict[str, Change]:
         """Store the units of a proposal; they cannot be recalled before a published manifest lists them."""

@@ -31,6 +31,7 @@ VolatileText = str | Callable[[], str | Awaitable[str]]
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
 
 
+# Checked by isinstance, because a plain wire is accepted in the same option.
 @runtime_checkable
 class ProvidesWire(Protocol):
     """A substitute for any provider, such as the simulator."""
@@ -211,8 +212,8 @@ def _expected_type(key: str, value: object) -> str | None:
             return "a list of paths"
         return None
     fits, expected = {
-        "system_prompt_volatile": (isinstance(value, str) or callable(value), "text or a function that gives text"),
-        "volatile": (callable(value) or _are_layers(value), "a list of LayerText or a function that gives one"),
+        "system_prompt_volatile": (isinstance(value, str) or callable(value), "text or a function that returns text"),
+        "volatile": (callable(value) or _are_layers(value), "a list of LayerText or a function that returns one"),
         "workspace": (isinstance(value, str | Path), "a path"),
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "tool_choice": (isinstance(value, Mapping), "a mapping such as {'type': 'auto'}"),
@@ -237,16 +238,16 @@ def _expected_type(key: str, value: object) -> str | None:
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
         "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
-        "instructions": (isinstance(value, Instructed), "what Library.for_session gives"),
+        "instructions": (isinstance(value, Instructed), "the result of Library.for_session"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
         "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),
-        "allowed": (callable(value), "a function from a call to the reason against it"),
+        "allowed": (callable(value), "a function that returns the reason why a call may not run"),
         "confirm": (callable(value), "a function that says whether a call may run"),
         "confirm_seconds_max": (_is_duration(value), "a number of seconds above 0"),
-        "clock": (callable(value), "a function that gives the time"),
+        "clock": (callable(value), "a function that returns the time"),
         "sleep": (callable(value), "a function to await, such as asyncio.sleep"),
-        "new_id": (callable(value), "a function that gives an id"),
+        "new_id": (callable(value), "a function that returns an id"),
         "recovery_steps": (_are_functions(value), "a mapping from names of steps to functions"),
     }.get(key, (True, ""))
     return None if fits else expected

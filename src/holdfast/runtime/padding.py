@@ -32,8 +32,9 @@ from holdfast.sources.skills.index import PRELOADED
 
 CALLS_EXPECTED = 20
 
+# What a call adds to the conversation, about the mean of recorded agents. It is cached with the prefix, so a natural
+# prefix below the floor reaches the floor by itself after (floor - natural) / 500 calls.
 GROWTH_TOKENS_EXPECTED = 500
-"""Tokens that a call adds to the conversation, which are cached with the prefix: about the mean of recorded agents."""
 
 # The target is 10 % above the floor, because token counts are estimates: a padded prefix that ends up below the floor
 # is not cached, and the padding is billed for nothing.
@@ -73,7 +74,7 @@ def _pad_always(head: View, bodies: Sequence[tuple[str, str]]) -> Decision:
     natural = heuristic_prefix_tokens(head.tools, head.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
         return Decision(f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already")
-    filling = fill(natural, HEURISTIC_BOUNDS, bodies, mark=PRELOADED)
+    filling = fill(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED)
     growth = f"from {natural} to {filling.prefix_tokens} tokens (characters / 4)"
     return _padded(filling, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
 
@@ -82,19 +83,23 @@ def _pad_if_worthwhile(head: View, occasion: Occasion, adapter: Adapter, bodies:
     caching = [model for model in occasion.models if capabilities_of(model).supports_prompt_caching]
     if not caching:
         return Decision("not padded: no model of this session caches prompts")
+    # The highest floor among the models: a prefix that reaches it is cached by all of them.
     highest = max(caching, key=_target)
     natural, target = prefix_tokens(head, adapter), _target(highest)
     floor = f"the floor of {highest.cache.tokens_min} tokens of {highest.id}"
     if natural >= target:
         return Decision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
     calls = f"{occasion.ahead.calls} calls"
+    # First for the shortest padding that would do: if that does not pay, no real text will.
     cost_at_target = _compare_cost(natural, target, caching, occasion)
     if not cost_at_target:
         return Decision(f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}")
+    # The same proportion of maximum to minimum as the seed's bounds.
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens, mark=PRELOADED)
+    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED)
     if filling.prefix_tokens < target:
         return Decision(f"not padded: there is not enough padding text to reach {floor}")
+    # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
     cost_as_filled = _compare_cost(natural, filling.prefix_tokens, caching, occasion)
     if not cost_as_filled:
         return Decision(
@@ -133,6 +138,7 @@ def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: 
     first = second = Decimal(0)
     for model in models:
         price = price_at(model, utc_date(occasion.at), _model_tokens(model, padded))
+        # Padding a free model costs and saves nothing.
         if not price.input:
             continue
         comparison = padding_pays(

@@ -23,7 +23,7 @@ def parameters_of(
 
     Raises UserError for parameters that the provider's API cannot express, before anything is sent.
     """
-    before = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
+    base = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
     changes: dict[str, object] = {}
     if "output_tokens_max" in options:
         changes["output_tokens_max"] = min(config.output_tokens_max, model.output_tokens_max)
@@ -39,7 +39,7 @@ def parameters_of(
         changes["stop_sequences"] = tuple(_checked_stop_sequence(text) for text in options["stop_sequences"])
     if "request_fields" in options:
         changes["extra"] = tuple(_field(name, value) for name, value in options["request_fields"].items())
-    parameters: Parameters = msgspec.structs.replace(before, **changes)
+    parameters: Parameters = msgspec.structs.replace(base, **changes)
     if changes:
         # Encoding them once here raises for a parameter that the provider does not support.
         adapter.opening(parameters)

@@ -97,6 +97,7 @@ def freeze_clock(start: float) -> None:
 
         return call
 
+    # strftime and asctime read the clock in C, not through time.time, so they get the time explicitly.
     real_strftime, real_localtime, real_asctime = time.strftime, time.localtime, time.asctime
     changed = {
         "time": now,

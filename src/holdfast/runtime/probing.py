@@ -78,20 +78,22 @@ class Prober:
         self._seconds_max = seconds_max
         self._home = Path.cwd()
 
-    def run(self, world: World) -> Answer:
+    def run(self, perturbation: World) -> Answer:
         self.runs += 1
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             result_file = Path(folder, "answer")
-            cwd = _mirror(self._home, Path(folder, "elsewhere")) if world.elsewhere else self._home
+            cwd = _mirror(self._home, Path(folder, "elsewhere")) if perturbation.elsewhere else self._home
             command = [sys.executable, "-P", str(_WORKER), str(result_file), str(self._home), self.target]
-            failure = _run_to_end([*command, *_worker_arguments(world)], self._variables(world), cwd, self._seconds_max)
+            failure = _run_to_end(
+                [*command, *_worker_arguments(perturbation)], self._variables(perturbation), cwd, self._seconds_max
+            )
             if failure:
                 return Answer("raised", failure.encode())
             try:
-                kind, read, content = result_file.read_bytes().split(b"\n", 2)
+                kind, variables, content = result_file.read_bytes().split(b"\n", 2)
             except (OSError, ValueError):
                 return Answer("raised", b"it ended the process")
-        return Answer(kind.decode(), content, tuple(name for name in read.decode().split("\t") if name))
+        return Answer(kind.decode(), content, tuple(name for name in variables.decode().split("\t") if name))
 
     def without_values(self, answer: Answer) -> bytes:
         """The output with the values of the variables that were read masked, because one may be a key."""
@@ -102,60 +104,60 @@ class Prober:
                 output = output.replace(value, b"*" * len(value))
         return output
 
-    def _variables(self, world: World) -> dict[str, str]:
+    def _variables(self, perturbation: World) -> dict[str, str]:
         return {
             **self.environ,
-            "PYTHONHASHSEED": str(world.hash_seed),
-            "LANG": world.locale,
-            "LC_ALL": world.locale,
-            "TZ": world.time_zone,
-            **dict(world.variables),
+            "PYTHONHASHSEED": str(perturbation.hash_seed),
+            "LANG": perturbation.locale,
+            "LC_ALL": perturbation.locale,
+            "TZ": perturbation.time_zone,
+            **dict(perturbation.variables),
         }
 
 
 def diagnose(prober: Prober, *, runs: int) -> Diagnosis:
     """Raises `UserError` if the function cannot be run at all."""
     notes: list[str] = []
-    first_world = FIRST
-    first = prober.run(first_world)
-    if first.kind == "raised":
+    baseline = FIRST
+    expected = prober.run(baseline)
+    if expected.kind == "raised":
         # Some libraries fail under a changed clock. Without that perturbation the function can still be checked.
-        first_world = msgspec.structs.replace(FIRST, clock=None, chance=None)
-        retry = prober.run(first_world)
+        baseline = msgspec.structs.replace(FIRST, clock=None, chance=None)
+        retry = prober.run(baseline)
         if not retry.failed:
             notes.append("it fails under a changed clock, so the clock and random values were not changed")
-            first = retry
-    if first.failed:
-        raise UserError(f"{prober.target}: {one_line(prober.without_values(first).decode(errors='replace'))}")
+            expected = retry
+    if expected.failed:
+        raise UserError(f"{prober.target}: {one_line(prober.without_values(expected).decode(errors='replace'))}")
     findings: dict[Cause, Finding] = {}
-    noise_start = len(first.said) + 1
-    for world in worlds(runs, first_world):
-        finding = _run_perturbed(prober, first, world)
+    noise_start = len(expected.said) + 1
+    for perturbation in worlds(runs, baseline):
+        finding = _run_perturbed(prober, expected, perturbation)
         if finding is None or finding.byte >= noise_start:
             continue
-        if world.changed == "nothing":
+        if perturbation.changed == "nothing":
             # The output differs between identical runs from here on, so a later difference proves nothing.
-            noise_start = start_of_word(first.said, finding.byte)
+            noise_start = start_of_word(expected.said, finding.byte)
             findings = {finding.cause: finding}
         findings.setdefault(finding.cause, finding)
-    environment = _find_environment(prober, first, first_world, noise_start)
+    environment = _find_environment(prober, expected, baseline, noise_start)
     if environment is not None:
         findings["environment"] = environment
     ordered = tuple(sorted(findings.values(), key=lambda finding: finding.byte))
-    return Diagnosis(prober.target, prober.runs, len(first.said), ordered, tuple(notes))
+    return Diagnosis(prober.target, prober.runs, len(expected.said), ordered, tuple(notes))
 
 
-def _run_perturbed(prober: Prober, first: Answer, world: World) -> Finding | None:
-    cause: Cause = _CAUSES[world.changed]
-    result = prober.run(world)
-    masked, masked_first = prober.without_values(result), prober.without_values(first)
+def _run_perturbed(prober: Prober, expected: Answer, perturbation: World) -> Finding | None:
+    cause: Cause = _CAUSES[perturbation.changed]
+    result = prober.run(perturbation)
+    masked, masked_expected = prober.without_values(result), prober.without_values(expected)
     if result.failed:
         error = one_line(masked.decode(errors="replace"))
         return Finding(cause, ADVICE[cause], 0, None, (), detail=f"it fails when this is changed: {error}")
-    difference = first_difference(first.kind, first.said, result.said)
+    difference = first_difference(expected.kind, expected.said, result.said)
     if difference is None:
         return None
-    excerpts = tuple(one_line(excerpt(output, difference.byte)) for output in (masked_first, masked))
+    excerpts = tuple(one_line(excerpt(output, difference.byte)) for output in (masked_expected, masked))
     if cause == "set order" and difference.only_order_of_members:
         cause = "unsorted JSON keys"
     if cause == "something else" and any(" 0x" in text for text in excerpts):
@@ -175,9 +177,9 @@ _CAUSES: dict[str, Cause] = {
 }
 
 
-def _find_environment(prober: Prober, first: Answer, world: World, noise_start: int) -> Finding | None:
+def _find_environment(prober: Prober, expected: Answer, baseline: World, noise_start: int) -> Finding | None:
     """Change all variables that were read at once; only if that made a difference, change them one by one."""
-    names = [name for name in first.read if not _UNPERTURBED.fullmatch(name) and "=" not in name][:VARIABLES_MAX]
+    names = [name for name in expected.read if not _UNPERTURBED.fullmatch(name) and "=" not in name][:VARIABLES_MAX]
     if not names:
         return None
     changed = {name: _changed_value(prober.environ.get(name, "")) for name in names}
@@ -185,34 +187,34 @@ def _find_environment(prober: Prober, first: Answer, world: World, noise_start: 
     def finding_of(answer: Answer, detail: str) -> Finding | None:
         if answer.failed:
             return None
-        difference = first_difference(first.kind, first.said, answer.said)
+        difference = first_difference(expected.kind, expected.said, answer.said)
         if difference is None or difference.byte >= noise_start:
             return None
         # No excerpts: they would show the value of the variable.
         return Finding("environment", ADVICE["environment"], difference.byte, difference.path, (), detail)
 
-    together = prober.run(msgspec.structs.replace(world, variables=tuple(changed.items())))
-    if not together.failed and first_difference(first.kind, first.said, together.said) is None:
+    all_changed = prober.run(msgspec.structs.replace(baseline, variables=tuple(changed.items())))
+    if not all_changed.failed and first_difference(expected.kind, expected.said, all_changed.said) is None:
         return None
     for name, value in changed.items():
-        alone = prober.run(msgspec.structs.replace(world, variables=((name, value),)))
-        if finding := finding_of(alone, name):
+        one_changed = prober.run(msgspec.structs.replace(baseline, variables=((name, value),)))
+        if finding := finding_of(one_changed, name):
             return finding
-    return finding_of(together, "several variables together")
+    return finding_of(all_changed, "several variables together")
 
 
 def _changed_value(value: str) -> str:
     return f"{value}1" if value.isdigit() else f"{value}changed"
 
 
-def _worker_arguments(world: World) -> Iterator[str]:
+def _worker_arguments(perturbation: World) -> Iterator[str]:
     yield f"bytes_max={ANSWER_BYTES_MAX}"
     yield "environment=watched"
-    yield f"folders={world.folders}"
-    if world.clock is not None:
-        yield f"clock={world.clock}"
-    if world.chance is not None:
-        yield f"chance={world.chance}"
+    yield f"folders={perturbation.folders}"
+    if perturbation.clock is not None:
+        yield f"clock={perturbation.clock}"
+    if perturbation.chance is not None:
+        yield f"chance={perturbation.chance}"
 
 
 def _mirror(folder: Path, mirror: Path) -> Path:

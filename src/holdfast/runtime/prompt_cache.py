@@ -28,6 +28,7 @@ from holdfast.ledger.prompt_cache import (
 from holdfast.ledger.stats import CacheBreakEvent, PromptCacheStats, broken
 from holdfast.planning.marks import Profile
 
+# Bounds of what one session keeps on disk or in memory: replies are only useful for seconds.
 COMPLETIONS_MAX = 256
 FILE_BYTES_MAX = 16_000_000
 
@@ -99,6 +100,8 @@ class PromptCache:
                 completion_cache_misses=self._stats.completion_cache_misses + (reply is None),
                 last_completion_cache_key=key,
             )
+            # The seed counts a repeated reply like a provider's answer; by default it has no usage, because it was
+            # not billed again.
             if reply is not None and self._profile == "seed":
                 self._count(reply.usage, key, "completion-cache")
                 self._previous = tracked(request, reply.usage, self._clock(), self._profile)
@@ -140,6 +143,7 @@ class PromptCache:
         completion = _decode_file(self._files.read(_completion_file(key)), _Completion)
         if completion is None:
             return None
+        # If the clock was set back, the difference is negative: the reply counts as new.
         age_seconds = max(0.0, self._clock() - completion.cached_at)
         is_expired = age_seconds >= self._config.completion_ttl.total_seconds()
         if is_expired or completion.fingerprint_version != FINGERPRINT_VERSION:

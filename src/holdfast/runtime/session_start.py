@@ -71,6 +71,7 @@ def context_of(content: Told, recalling: str) -> str:
 
     The front matter of the stub is left out: it is for programs, and contains a time.
     """
+    # Most stable first: the text becomes part of the agent's cached prefix.
     parts = [_without_front_matter(content.stub), standing_index(content.entries), f"{recalling}\n"]
     if content.preloads:
         parts.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")

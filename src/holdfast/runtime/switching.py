@@ -56,6 +56,7 @@ async def switch(
     provider.adapter.opening(parameters)
     wire, owns_wire = _choose_wire(options, composition, provider)
     route = route_of(options, composition.config, provider) if wire else before.scene.route
+    # What was learned (cache floor, idle times) belongs to a model and route, so it is loaded again.
     scene = Scene(new_model.id, route, before.scene.workspace_hash)
     learned = learned_in(before.log, scene, session_id=conversation.state.session_id)
     parts: Parts = msgspec.structs.replace(
@@ -78,6 +79,7 @@ async def switch(
         dropped=quoted.dropped,
         reworded_passages=quoted.reworded,
     )
+    # Everything that can fail comes before the conversation changes: on an error it continues with the old model.
     try:
         await let_go(conversation, f"{new_model.id} has another cache")
         await teach(conversation)

@@ -75,7 +75,7 @@ def toolbox_of(options: Options, where: Where, *, skills: SessionSkills, extra: 
         ),
         clock=options.get("clock", system_clock),
         rules=rules,
-        around=Surroundings(
+        environment=Surroundings(
             where.session_id,
             roots,
             output_folder,

@@ -26,34 +26,36 @@ _MEMORY_LAYERS = {"USER.md": "user_memory", "MEMORY.md": "memory"}
 
 def volatile_texts(
     options: Options,
-    split_off: str,
+    volatile_prompt: str,
     model: Model,
     *,
     workspace: Path | None,
     home: Path,
     name: str | None = None,
-    chosen: MemoryDimensions | None = None,
+    knowledge: MemoryDimensions | None = None,
 ) -> VolatileTexts:
     """A function that renders the current volatile layers.
 
-    `split_off` is the text after the boundary in the caller's system prompt. A layer without a source is left out, so
-    that it is neither updated nor sent as empty.
+    `volatile_prompt` is the text after the boundary in the caller's system prompt. A layer without a source is left
+    out, so that it is neither updated nor sent as empty.
     """
     clock = options.get("clock", system_clock)
     memory = memory_files(workspace, home) if options.get("memory") else ()
 
     async def render() -> tuple[LayerText, ...]:
         texts = []
-        if "system_prompt_volatile" in options or split_off:
+        if "system_prompt_volatile" in options or volatile_prompt:
             own = await _own_text(options)
-            texts.append(LayerText("volatile", "\n\n".join(part for part in (split_off, own) if part.strip())))
+            texts.append(LayerText("volatile", "\n\n".join(part for part in (volatile_prompt, own) if part.strip())))
+        # In threads: git and the files may be slow, and other sessions share the event loop.
         if workspace is not None:
             texts += await asyncio.to_thread(_project, model, workspace, clock)
         if memory:
             texts += await asyncio.to_thread(_memory, memory)
-        if chosen is not None:
-            texts += await asyncio.to_thread(chosen.texts)
+        if knowledge is not None:
+            texts += await asyncio.to_thread(knowledge.texts)
         own_layers = await _own_layers(options)
+        # The caller's own metadata layer replaces ours.
         if name and not any(layer.layer == "metadata" for layer in own_layers):
             texts.append(LayerText("metadata", render_session(name)))
         texts += own_layers

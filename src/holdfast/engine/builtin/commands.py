@@ -75,7 +75,7 @@ def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SEC
         captured = Captured(context.output_folder, context.tool_use_id)
         order = Order(command, roots_of_call(context).workspace, visible_environ, seconds_max, grace_seconds)
         running = asyncio.ensure_future(
-            in_own_thread(run_order, {"order": order, "into": captured, "stop": context.stopped})
+            in_own_thread(run_order, {"order": order, "captured": captured, "stop": context.stopped})
         )
         try:
             ended = await asyncio.shield(running)
@@ -162,7 +162,7 @@ class Captured:
             self._path = None
 
 
-def run_order(order: Order, into: Captured, stop: Event) -> Exit:
+def run_order(order: Order, captured: Captured, stop: Event) -> Exit:
     """Run a command until it ends or times out; then kill every process that it started and left behind."""
     child = subprocess.Popen(
         ("/bin/sh", "-c", order.command),
@@ -175,7 +175,7 @@ def run_order(order: Order, into: Captured, stop: Event) -> Exit:
     )
     assert child.stdout is not None
     with child.stdout as pipe:
-        reader = _PipeReader(child.pid, pipe.fileno(), into)
+        reader = _PipeReader(child.pid, pipe.fileno(), captured)
         try:
             ended = reader.until_exit(time.monotonic() + order.seconds_max, stop)
             if ended != "exited":
@@ -187,17 +187,17 @@ def run_order(order: Order, into: Captured, stop: Event) -> Exit:
             reader.drain()
             reader.close()
             child.wait()
-            into.close()
+            captured.close()
     return Exit(ended, child.returncode)
 
 
 class _PipeReader:
     """Reads what a process group prints until its leader has ended."""
 
-    def __init__(self, pid: int, pipe: int, into: Captured) -> None:
+    def __init__(self, pid: int, pipe: int, captured: Captured) -> None:
         self._pid = pid
         self._pipe = pipe
-        self._captured = into
+        self._captured = captured
         self._selector = selectors.DefaultSelector()
         self._selector.register(pipe, selectors.EVENT_READ)
         self._at_end = False

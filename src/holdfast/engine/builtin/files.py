@@ -45,6 +45,7 @@ def read_file(
     for line in itertools.islice(lines, offset - 1, offset - 1 + limit):
         line = _limit_line(line)
         characters += len(line) + 1
+        # At least one line is shown, so that reading always makes progress.
         if shown and characters > SHOWN_CHARACTERS_MAX:
             break
         shown.append(line)
@@ -82,6 +83,7 @@ def editing_tools() -> tuple[Callable[..., str], Callable[..., str]]:
         content = mend_surrogates(content)
         with lock, placed(context, path, writing=True, make_folders=True) as (folder, name):
             before = _existing_text(folder, name)
+            # Models write LF; a file with CRLF line endings keeps them.
             if before is not None and before.has_crlf:
                 content = as_crlf(content)
             _check_not_stopped(context)
@@ -140,6 +142,7 @@ def _replace_once(file: FileText, old: str, new: str, path: str) -> tuple[str, i
     """The text with one passage replaced, and the line on which it begins."""
     if not old:
         raise ToolError("old_text is empty; to fill a file use write_file.")
+    # The model saw the file with LF line endings, so its texts are converted before they are compared.
     if file.has_crlf:
         old, new = as_crlf(old), as_crlf(new)
     if old == new:

@@ -85,6 +85,7 @@ def _apply_edit(file: MemoryFile, context: ToolContext, edit: Callable[[], Edit]
         text = str(error)
         raise ToolError(f"{text[0].upper()}{text[1:]}.") from None
     before, after = len(result.before), len(result.after)
+    # No event: MemoryUpdated records a change of bytes.
     if result.before == result.after:
         return f"{file.name} says so already; nothing was changed."
     context.note(MemoryUpdated(file.name, result.operation, digest(result.before), digest(result.after), before, after))

@@ -25,6 +25,7 @@ PATTERN_CHARACTERS_MAX = 1_000
 SEARCHED_FILE_BYTES_MAX = 5_000_000
 SEARCH_SECONDS_MAX = 10
 DEPTH_MAX = 50
+# Folders with generated or third-party files, which would drown the matches in the project's own.
 SKIPPED_FOLDERS = (".git", "node_modules", "__pycache__", ".venv")
 
 _WORKER = Path(__file__).with_name("grep_child.py")
