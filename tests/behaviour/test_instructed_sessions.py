@@ -139,7 +139,7 @@ def test_what_was_said_in_another_session_or_by_a_tool_is_no_turn(library: Libra
 
 
 def test_instructions_are_what_a_library_gives() -> None:
-    with pytest.raises(UserError, match=r"what Library\.for_session gives"):
+    with pytest.raises(UserError, match=r"the result of Library\.for_session"):
         new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
 
 
