@@ -253,6 +253,7 @@ class ToolsCancelledError(Exception):
 
 
 def refusal(call: ToolUse, message: str) -> ToolResult:
+    """An error result for a call that was not run or failed."""
     return ToolResult(call.id, (Text(message),), is_error=True, name=call.name)
 
 

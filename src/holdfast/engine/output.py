@@ -51,6 +51,7 @@ def shortened(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX, *, whole: 
 
 
 def gap(left_out: int, whole: str = "", *, unit: str = "characters") -> str:
+    """The note in place of the text that was left out; `whole` says where the full text is."""
     return f"\n[... {left_out} {unit} left out{whole and '; ' + whole} ...]\n"
 
 

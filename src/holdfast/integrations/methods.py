@@ -46,6 +46,8 @@ def wrapped_client(client: object, desk: Desk, *, methods: Methods) -> Proxy:
 
 
 class Client(Proxy):
+    """The proxy of a whole client, which holds the state of the wrapper."""
+
     def __init__(self, target: object, look: Look, desk: Desk) -> None:
         super().__init__(target, look)
         object.__setattr__(self, "_holdfast_desk", desk)

@@ -55,6 +55,7 @@ def emissions(view: View) -> tuple[LayerText, ...]:
 
 
 def check_order(segments: Sequence[Segment]) -> None:
+    """Raises OrderError if the segments are not in wire order, or a changing one comes before a stable one."""
     for before, after in pairwise(segments):
         if _WIRE_ORDER[before.place] > _WIRE_ORDER[after.place]:
             raise OrderError(

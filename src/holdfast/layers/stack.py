@@ -35,6 +35,7 @@ _LAYERS_IN_ORDER = (
 
 
 def aggregate_stack(blocks: Sequence[Piece], digests: Sequence[Link]) -> AggregateStack:
+    """Compute the offsets from the blocks of a prompt and their prefix digests."""
     stable = stable_count(blocks)
     ends: dict[str, int] = {}
     end = 0

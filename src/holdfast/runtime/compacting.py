@@ -31,6 +31,7 @@ def compaction_of(options: Options) -> CompactionConfig:
 async def compact_open(
     conversation: Conversation, config: CompactionConfig | None, *, seed: bool = False
 ) -> CompactionResult:
+    """Compact the conversation now; if that would not help, the result has the reason and nothing changes."""
     outcome = await shorten(conversation, config or conversation.parts.compaction, seed=seed)
     messages = messages_of(conversation.state.passages)
     if isinstance(outcome, Unhelpful):

@@ -93,6 +93,7 @@ class Pieces(msgspec.Struct, frozen=True):
 
 
 def config_of(options: Options, *, workspace: str | None = None) -> Config:
+    """The configuration, with the session's options as its flags."""
     flags: dict[str, object] = {key: options.get(key) for key in _SETTINGS}
     folder = options.get("workspace") or workspace
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
@@ -104,6 +105,7 @@ def models_of(config: Config) -> Models:
 
 
 def bus_of(options: Options) -> Bus:
+    """A new event bus, with the listener of the session's instructions if they have one."""
     bus = Bus()
     if "instructions" in options and (listener := options["instructions"].listener) is not None:
         bus.subscribe(listener)
@@ -249,6 +251,7 @@ def _sendable_name(name: str | None) -> str | None:
 
 
 def workspace_hash(workspace: Path | None) -> str | None:
+    """A digest of the workspace's path, by which learned parameters are looked up."""
     return digest(str(workspace.resolve()).encode()) if workspace else None
 
 
@@ -388,6 +391,7 @@ def _spend_max(options: Options, config: Config, state: State) -> Decimal | None
 
 
 def network(options: Options, config: Config, provider: Provider) -> Wire:
+    """A wire to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
     name = provider.adapter.name
     requests_max = config.requests_max.get(name, REQUESTS_MAX)
     if provider.is_command:

@@ -32,6 +32,7 @@ def stack_of(context: View | Prompt, *, model: str = DEFAULT_MODEL) -> Aggregate
 
 
 def spell_prompt(prompt: Prompt, *, model: str = DEFAULT_MODEL) -> Spelled:
+    """Encode a prompt in the format of the model's provider."""
     adapter = adapter_for(find_model(model).provider)
     buffer = Scroll(adapter, len)
     for segment in prompt.segments:

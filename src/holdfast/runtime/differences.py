@@ -23,6 +23,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def first_difference(kind: str, before: bytes, after: bytes) -> Difference | None:
+    """The first difference of two results of this kind ("text", "json" or "bytes"); None if they are equal."""
     if before == after:
         return None
     byte = common_length(before, after)

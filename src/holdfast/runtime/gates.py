@@ -15,6 +15,7 @@ _account_names: WeakKeyDictionary[Wire, str] = WeakKeyDictionary()
 
 
 def gate_of(options: Options) -> Gate | None:
+    """The gate of the options; by default the one that all sessions of this process share."""
     setting = options.get("gate", True)
     if isinstance(setting, bool):
         return _SHARED_GATE if setting else None
@@ -22,6 +23,7 @@ def gate_of(options: Options) -> Gate | None:
 
 
 def completions_of(options: Options) -> Completions | None:
+    """The response cache that all sessions of this process share, if the options turn it on."""
     if not options.get("completion_cache"):
         return None
     return Completions(_SHARED_RESPONSES, options.get("completion_cache_seconds", COMPLETION_SECONDS))

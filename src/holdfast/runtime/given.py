@@ -19,6 +19,7 @@ UNDER_WAY = (
 
 
 def content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks of a message. Raises UserError for anything but text and images."""
     if isinstance(message, str):
         return (Text(message),)
     content = tuple(message) if isinstance(message, list | tuple) else (message,)
@@ -50,6 +51,7 @@ def not_open(closed_id: str | None) -> UserError:
 
 
 def no_session(log: Log, session_id: str) -> UserError:
+    """The error for an unknown session id; it names the newest sessions."""
     newest_ids = [row.id for row in log.sessions(limit=3)]
     hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
     return UserError(f"there is no session {session_id!r}{hint} (`holdfast sessions list` shows all)")

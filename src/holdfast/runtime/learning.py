@@ -34,6 +34,7 @@ def route_of(options: Options, config: Config, provider: Provider) -> str:
 
 
 def learned_in(log: Log, scene: Scene, *, session_id: str) -> Learned:
+    """The parameters that other sessions learned in this scene."""
     return learn(log.lessons(limit=LESSONS_MAX), scene, session_id=session_id)
 
 

@@ -196,6 +196,7 @@ class _SortedScan:
 
 
 def order_folders(*, backwards: bool) -> None:
+    """Make `os.listdir` and `os.scandir` list names in ascending or descending order."""
     real_listdir, real_scandir = os.listdir, os.scandir
 
     def listdir(path: str = ".") -> list[str]:

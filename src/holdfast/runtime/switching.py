@@ -33,11 +33,13 @@ class Reach(TypedDict, total=False):
 
 
 def target(config: Config, model: str) -> tuple[Model, Provider]:
+    """The catalog row and the provider of a model to switch to. Raises UserError for an unknown model."""
     row = find_model(model, with_overrides(shipped_models(), config.models))
     return row, provider_named(row.provider)
 
 
 def quote(composition: Pieces, conversation: Conversation, model: str) -> SwitchQuote:
+    """What it would cost to continue the conversation with the model."""
     row, provider = target(composition.config, model)
     return quote_switch(conversation, row, provider.adapter)
 

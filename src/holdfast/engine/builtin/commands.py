@@ -92,6 +92,8 @@ def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SEC
 
 
 class Order(msgspec.Struct, frozen=True):
+    """A command to run; `grace_seconds` pass between SIGTERM and SIGKILL when it has to be stopped."""
+
     command: str
     folder: Path
     environ: Mapping[str, str]

@@ -9,6 +9,7 @@ from holdfast.sources.confined import EscapeError, PathError, Roots, locate, ope
 
 
 def roots_of_call(context: ToolContext) -> Roots:
+    """The folders that a call may access. Raises ToolError for a session without a workspace."""
     if context.roots is None:
         raise ToolError("This session has no workspace.", kind="permission_denied")
     return context.roots
