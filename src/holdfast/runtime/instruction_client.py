@@ -160,7 +160,7 @@ class InstructionClient:
                 raise _service_error(error) from error
         except (OSError, ValueError) as error:
             raise StoreError(f"the service at {self._url} cannot be reached: {type(error).__name__}") from error
-        # One byte more than the limit was requested, to tell a body of exactly that size from a longer one.
+        # One byte more than the limit was requested, to distinguish a body of exactly that size from a longer one.
         if len(raw) > ANSWER_BYTES_MAX:
             raise StoreError(f"the service at {self._url} sent more than {ANSWER_BYTES_MAX} bytes")
         return raw

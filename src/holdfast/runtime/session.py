@@ -388,13 +388,13 @@ def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options
     else:
         raise UserError("run_sync cannot be used inside a running event loop; use `async with Session.create(...)`")
 
-    async def speak() -> Answer:
+    async def send_all() -> Answer:
         async with Session.create(**options) as session:
             for message in messages[:-1]:
                 await session.send(message)
             return await session.send(messages[-1])
 
-    return asyncio.run(speak())
+    return asyncio.run(send_all())
 
 
 async def _cancel(turn: "asyncio.Task[Answer]") -> None:
