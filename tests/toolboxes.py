@@ -51,4 +51,4 @@ async def call(box: Toolbox, name: str, /, **arguments: Json) -> Told:
 def box_in(workspace: Path, *, read_only: Sequence[Path] = (), outputs: Path | None = None) -> Toolbox:
     """The built-in tools in a folder, with nobody to ask."""
     around = Surroundings("session", roots_of(workspace, read_only), outputs)
-    return Toolbox(builtin_tools(environ=ENVIRON), around=around)
+    return Toolbox(builtin_tools(environ=ENVIRON), environment=around)

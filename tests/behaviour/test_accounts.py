@@ -179,7 +179,7 @@ async def test_a_session_says_on_whose_account_it_goes_and_so_does_what_it_deleg
         new_id=CountedIds(),
     ) as session:
         await session.send("One.")
-    with pytest.raises(UserError, match="user_id is told when a session is created"):
+    with pytest.raises(UserError, match="user_id is fixed when a session is created"):
         async with Session.resume(session.id, store=store, wire=provider, clock=clock, user_id="ben"):
             pass
     assert len(store.sessions()) == 2

@@ -128,7 +128,7 @@ async def test_a_layer_that_the_memory_files_fill_is_not_the_callers_too(
     agent: MakeAgent, remembering: Options
 ) -> None:
     one = agent(says("Hi."), volatile=[LayerText("memory", "mine")], **remembering)
-    with pytest.raises(UserError, match="the layer 'memory' is that of the memory files"):
+    with pytest.raises(UserError, match="the layer 'memory' is used by the memory files"):
         async with one.session as session:
             await session.send("Hello.")
 
@@ -160,7 +160,7 @@ async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: P
     async with new_session(SimulatedProvider(), **options) as session:
         await session.send("One.")
     missing = "lookup, memory_add, memory_consolidate, memory_replace, read_file"
-    with pytest.raises(UserError, match=f"missing: {missing}; give them as builtin_tools and memory=True and tools"):
+    with pytest.raises(UserError, match=f"missing: {missing}; pass them as builtin_tools and memory=True and tools"):
         async with Session.resume(session.id, store=store, wire=SimulatedProvider()):
             pass
     async with Session.resume(session.id, **(options | {"wire": SimulatedProvider()})) as again:
@@ -180,7 +180,9 @@ async def test_a_session_goes_on_in_another_workspace_only_if_that_is_meant(tmp_
     async with Session.create(**in_here) as session:
         await session.send("One.")
     in_there: Options = {**options, "workspace": there}
-    reason = f"works in '{here}', not in '{there}'; leave out workspace to go on there, or say another_workspace=True"
+    reason = (
+        f"works in '{here}', not in '{there}'; leave out workspace to continue there, or pass another_workspace=True"
+    )
     with pytest.raises(UserError, match=reason):
         async with Session.resume(session.id, **in_there):
             pass
@@ -210,9 +212,9 @@ async def test_a_session_without_a_workspace_gets_one_only_if_that_is_meant(tmp_
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"builtin_tools": True}, "builtin_tools work in a workspace; give the session one"),
-        ({"read_roots": ["/"]}, "read_roots are read from within a workspace"),
-        ({"confirm_for": ["read"]}, "confirm_for needs somebody to ask"),
+        ({"builtin_tools": True}, "builtin_tools need a workspace; pass one to the session"),
+        ({"read_roots": ["/"]}, "read_roots need a workspace"),
+        ({"confirm_for": ["read"]}, "confirm_for needs a function to ask"),
         ({"confirm_for": ["reading"]}, "unknown side effect 'reading' in confirm_for; known: none, read, "),
         ({"builtin_tools": "read_file"}, "builtin_tools must be True, False or a list of names, not str"),
         ({"memory": "yes"}, "memory must be True or False, not str"),
@@ -233,7 +235,7 @@ async def test_options_that_make_no_sense_are_refused(options: Options, reason: 
 
 
 async def test_built_in_tools_that_change_things_need_somebody_to_ask_or_a_plain_word(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="edit_file, run_command, write_file can change things, and nobody would be"):
+    with pytest.raises(UserError, match="edit_file, run_command, write_file can change things, and would run without"):
         async with new_session(SimulatedProvider(), workspace=tmp_path, builtin_tools=True):
             pass
     provider = played([uses("write_file", path="a", content="x")], "Done.")

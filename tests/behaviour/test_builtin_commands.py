@@ -22,7 +22,7 @@ from toolboxes import ENVIRON, box_in, call
 def impatient(workspace: Path) -> Toolbox:
     """A toolbox whose commands have next to no time to end."""
     around = Surroundings("s", roots_of(workspace))
-    return Toolbox([tool(command_tool(ENVIRON, grace_seconds=0.1), side_effects="execute")], around=around)
+    return Toolbox([tool(command_tool(ENVIRON, grace_seconds=0.1), side_effects="execute")], environment=around)
 
 
 def is_running(pid: int) -> bool:
@@ -166,7 +166,7 @@ def test_a_disk_that_takes_nothing_does_not_stop_a_command(tmp_path: Path) -> No
 
 async def test_a_command_does_not_see_keys(tmp_path: Path) -> None:
     environ = ENVIRON | {"ANTHROPIC_API_KEY": "sk-1", "GITHUB_TOKEN": "gh-1", "HARBOUR": "open"}
-    box = Toolbox([tool(command_tool(environ))], around=Surroundings("s", roots_of(tmp_path)))
+    box = Toolbox([tool(command_tool(environ))], environment=Surroundings("s", roots_of(tmp_path)))
     text = (await call(box, "run_command", command="env")).text
     assert "HARBOUR=open" in text
     assert "sk-1" not in text
@@ -205,7 +205,7 @@ if child == 0:
     os.execv("/bin/sh", ["sh", "-c", "cat /proc/$PPID/environ"])
 os.waitpid(child, 0)
 print("|", flush=True)
-box = Toolbox([tool(command_tool({"PATH": "/usr/bin:/bin"}))], around=Surroundings("s", roots_of(Path("/"))))
+box = Toolbox([tool(command_tool({"PATH": "/usr/bin:/bin"}))], environment=Surroundings("s", roots_of(Path("/"))))
 print(asyncio.run(call(box, "run_command", command="cat /proc/$PPID/environ; cat /proc/$PPID/maps")).text)
 """
 

@@ -54,7 +54,7 @@ async def test_a_pattern_that_never_ends_is_stopped_and_what_was_found_is_shown(
     (tmp_path / "a").write_text("aaa\n")
     (tmp_path / "b").write_text("a" * 60 + "!\n")
     search = tool(searching_tool(ENVIRON, seconds_max=1), paths=["path"])
-    box = Toolbox([search], around=Surroundings("s", roots_of(tmp_path)))
+    box = Toolbox([search], environment=Surroundings("s", roots_of(tmp_path)))
     told = await call(box, "grep_files", pattern="^(a+)+$")
     first, note = told.text.split("\n")
     assert first == "a:1: aaa"

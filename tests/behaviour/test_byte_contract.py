@@ -7,13 +7,14 @@ import textwrap
 
 import pytest
 
+from changed_layers import first_changed_layer
 from holdfast.canonical.blocks import Text
 from holdfast.canonical.prompt import Passage, Segment, Stability
 from holdfast.canonical.tools import tool_spec
 from holdfast.canonical.view import LayerText, View
 from holdfast.errors import OrderError
 from holdfast.layers.assemble import assemble
-from holdfast.layers.stack import Spelled, first_move
+from holdfast.layers.stack import Spelled
 from holdfast.layers.standard import STANDARD, history, pinned, tools, user_message
 from holdfast.runtime.context import (
     build_initial_context,
@@ -106,14 +107,14 @@ def test_a_new_stable_layer_between_two_turns_is_named() -> None:
     before = spelled(*STANDARD)
     motto = Segment("motto", Stability.EPOCH, "system", system=(Text("hold fast"),))
     after = spelled(*STANDARD[:8], lambda view: motto, *STANDARD[8:])
-    moved = first_move(before, after)
+    moved = first_changed_layer(before, after)
     assert moved is not None
     assert moved.layer == "motto"
 
 
 def test_a_stable_layer_that_moved_is_named() -> None:
     before = spelled(*STANDARD)
-    moved = first_move(
+    moved = first_changed_layer(
         before,
         spelled(
             tools,
@@ -134,11 +135,11 @@ def test_a_volatile_input_that_leaked_into_a_stable_layer_is_named_with_its_byte
         return spelled(*STANDARD, view=View(pinned=(LayerText("role", "r"), LayerText("preset", f"It is {time}."))))
 
     before = at("10:01")
-    moved = first_move(before, at("10:02"))
+    moved = first_changed_layer(before, at("10:02"))
     assert moved is not None
     assert (moved.layer, moved.block) == ("preset", 1)
     assert before.cacheable[moved.byte : moved.byte + 2] == b"1."
-    assert str(moved).startswith(f"layer 'preset' moved at byte {moved.byte} (block 1): b'1.")
+    assert str(moved).startswith(f"layer 'preset' changed at byte {moved.byte} (block 1): b'1.")
 
 
 def test_a_clock_in_the_system_prompt_is_named_even_if_only_stable_layers_are_compared() -> None:
@@ -148,7 +149,7 @@ def test_a_clock_in_the_system_prompt_is_named_even_if_only_stable_layers_are_co
         return Segment("clock", Stability.EPOCH, "system", system=(Text(str(next(ticks))),))
 
     layers = (*STANDARD[:3], clock, *STANDARD[8:])
-    moved = first_move(spelled(*layers), spelled(*layers), stable_only=True)
+    moved = first_changed_layer(spelled(*layers), spelled(*layers), stable_only=True)
     assert moved is not None
     assert moved.layer == "clock"
 
@@ -156,8 +157,8 @@ def test_a_clock_in_the_system_prompt_is_named_even_if_only_stable_layers_are_co
 def test_another_question_is_no_move_of_the_stable_layers() -> None:
     one = spell_prompt(assemble(with_message(VIEW, "one")))
     two = spell_prompt(assemble(with_message(VIEW, "two")))
-    assert first_move(one, two, stable_only=True) is None
-    moved = first_move(one, two)
+    assert first_changed_layer(one, two, stable_only=True) is None
+    moved = first_changed_layer(one, two)
     assert moved is not None
     assert moved.layer == "history"
 
@@ -166,13 +167,13 @@ def test_a_prompt_that_only_grew_did_not_move() -> None:
     one = with_message(VIEW, "one")
     answer = Passage("assistant", (Text("1"),))
     grown = View(tools=VIEW.tools, pinned=VIEW.pinned, history=(*one.newest, answer))
-    assert first_move(spell_prompt(assemble(one)), spell_prompt(assemble(with_message(grown, "two")))) is None
+    assert first_changed_layer(spell_prompt(assemble(one)), spell_prompt(assemble(with_message(grown, "two")))) is None
 
 
 def test_a_prompt_that_was_cut_short_moved_where_it_ends() -> None:
     whole = spell_prompt(assemble(with_message(VIEW, "one")))
     cut = spell_prompt(assemble(VIEW))
-    moved = first_move(whole, cut)
+    moved = first_changed_layer(whole, cut)
     assert moved is not None
     assert moved.byte == len(cut.cacheable)
     assert moved.layer == "history"

@@ -204,7 +204,7 @@ async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> N
     talk = LongTalk()
     async with talk.create() as session:
         await talk.speak(session, 14)
-        conversation = session._open
+        conversation = session._open_conversation
         sizes = [len(str(session.history))]
         for step in (clear_outputs, make_checkpoint, make_smallest_tail):
             assert "tokens became" in await step(conversation)

@@ -243,7 +243,7 @@ async def test_nothing_is_compacted_while_a_turn_is_under_way() -> None:
         await talk.speak(session, 2)
         stream = session.stream("Go on.")
         await anext(stream)
-        with pytest.raises(UserError, match="a turn is under way"):
+        with pytest.raises(UserError, match="a turn is in progress"):
             await session.compact()
         await stream.aclose()
 

@@ -427,7 +427,7 @@ async def test_without_delegate_there_is_no_such_tool_and_a_stored_session_says_
     async with one.session as session:
         await session.send("How many?")
     resumed = Session.resume(session.id, store=one.store, wire=one.wire)
-    with pytest.raises(UserError, match="delegate; give them as delegate=True"):
+    with pytest.raises(UserError, match="delegate; pass them as delegate=True"):
         await resumed.__aenter__()
     plain = agent(says("No."), delegate=False)
     async with plain.session:

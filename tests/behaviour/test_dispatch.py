@@ -53,7 +53,7 @@ def no(request: ConfirmationRequest) -> bool:
 
 def saving_box(tmp_path: Path, rules: Rules, *, side_effects: SideEffects = "write") -> Toolbox:
     one = tool(save, side_effects=side_effects, paths=["path"])
-    return Toolbox([one], rules=rules, around=Surroundings("s", roots_of(tmp_path)), clock=ManualClock(50.0))
+    return Toolbox([one], rules=rules, environment=Surroundings("s", roots_of(tmp_path)), clock=ManualClock(50.0))
 
 
 async def test_an_unknown_tool_is_looked_up_before_anything_else(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_a_yes_for_the_session_is_asked_for_once(tmp_path: Path) -> None:
     box = Toolbox(
         [tool(save, side_effects="write"), other],
         rules=Rules(confirm=confirm),
-        around=Surroundings("s", roots_of(tmp_path)),
+        environment=Surroundings("s", roots_of(tmp_path)),
     )
     first = await call(box, "save", path="x")
     assert first.recorded[1] == ToolConfirmationResolved("t", "allow", "session")
@@ -301,7 +301,7 @@ async def test_a_tool_that_asks_for_its_context_gets_it_and_the_model_does_not_s
 
     one = tool(work)
     assert list(msgspec.json.decode(one.spec.input_schema_json)["properties"]) == ["text"]
-    box = Toolbox([one], around=Surroundings("session-1", roots_of(tmp_path)))
+    box = Toolbox([one], environment=Surroundings("session-1", roots_of(tmp_path)))
     told = await call(box, "work", text="hi")
     (context,) = seen
     assert (context.session_id, context.turn_id, context.tool_use_id) == ("session-1", "turn", "t")
@@ -354,7 +354,7 @@ def test_what_executes_or_uses_the_network_has_more_time(side_effects: SideEffec
 
 
 def test_a_tool_with_paths_needs_a_workspace_and_a_parameter() -> None:
-    with pytest.raises(UserError, match="tool 'save' takes paths, and the session has no workspace"):
+    with pytest.raises(UserError, match="tool 'save' takes paths, but the session has no workspace"):
         Toolbox([tool(save, paths=["path"])])
     with pytest.raises(UserError, match="tool 'save' has no parameter 'file' that could be a path"):
         tool(save, paths=["file"])
@@ -367,7 +367,7 @@ async def test_a_long_output_is_kept_whole_in_a_file_and_shown_by_head_and_tail(
         """Flood."""
         return whole
 
-    box = Toolbox([flood], around=Surroundings("s", output_folder=tmp_path / "outputs"))
+    box = Toolbox([flood], environment=Surroundings("s", output_folder=tmp_path / "outputs"))
     told = await call(box, "flood")
     (kept,) = (tmp_path / "outputs").iterdir()
     assert f"left out; all 250000 bytes are in {kept}, sha:{digest(whole.encode())[:8]} ...]\n" in told.text
@@ -379,7 +379,7 @@ async def test_a_long_output_is_kept_whole_in_a_file_and_shown_by_head_and_tail(
 
 
 async def test_a_short_output_makes_no_file(tmp_path: Path) -> None:
-    box = Toolbox([tool(save)], around=Surroundings("s", output_folder=tmp_path / "outputs"))
+    box = Toolbox([tool(save)], environment=Surroundings("s", output_folder=tmp_path / "outputs"))
     assert (await call(box, "save", path="x")).text == "saved 1"
     assert not (tmp_path / "outputs").exists()
 
@@ -388,7 +388,7 @@ def test_an_output_that_no_disk_takes_is_shown_without_a_path(tmp_path: Path, ca
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         assert keep_output(tmp_path / "file" / "outputs", "t", "text") is None
-    assert "could not be kept" in caplog.text
+    assert "could not be written" in caplog.text
 
 
 def test_the_name_of_a_kept_output_is_no_path_whatever_the_call_is_called(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_members_in_the_order_of_a_set_are_told_from_other_sets(folder: Path) ->
 def test_the_variable_is_named_and_its_value_is_not_shown(folder: Path) -> None:
     result = start("doctor", "prompts:who", cwd=folder, SECRET_PLACE="hunter2 street")
     assert result.returncode == 1
-    assert "environment: an environment variable is in it\n  SECRET_PLACE\n" in result.stdout
+    assert "environment: it contains an environment variable\n  SECRET_PLACE\n" in result.stdout
     assert "hunter2" not in result.stdout + result.stderr
 
 
@@ -324,14 +324,14 @@ def test_a_function_that_bears_no_changed_clock_is_looked_at_without_one(folder:
         ("prompts:ends", "prompts:ends: the process ended with status 7"),
         ("prompts:exits", "prompts:exits: SystemExit: 3"),
         ("prompts:missing", "prompts:missing: module 'prompts' has no attribute 'missing'"),
-        ("prompts:not_a_function", "prompts:not_a_function: not_a_function is no function"),
+        ("prompts:not_a_function", "prompts:not_a_function: not_a_function is not a function"),
         ("prompts:returns_a_set", "prompts:returns_a_set: TypeError: what it returns is neither text nor JSON (Object"),
         ("prompts:big", "prompts:big: what it returns has more than 33554432 bytes"),
         ("no_such_module:f", "no_such_module:f: there is no module no_such_module"),
         ("needs_more:f", "needs_more:f: there is no module not_installed_anywhere"),
         ("broken:f", "broken:f: SyntaxError: "),
-        ("prompts:a:b", "'prompts:a:b' is neither a file nor a function; write module:function"),
-        ("-x:y", "'-x:y' is neither a file nor a function; write module:function"),
+        ("prompts:a:b", "'prompts:a:b' is neither a file nor a function; name a function as module:function"),
+        ("-x:y", "'-x:y' is neither a file nor a function; name a function as module:function"),
         ("no_such_file.json", "no_such_file.json: No such file or directory"),
     ],
 )
@@ -345,7 +345,7 @@ def test_what_cannot_be_run_is_one_line_and_ends_with_2(folder: Path, target: st
 
 def test_a_function_that_takes_too_long_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match=r"prompts:hangs: it takes more than 0\.5 seconds"):
+    with pytest.raises(UserError, match=r"prompts:hangs: it took more than 0\.5 seconds"):
         diagnose(Prober("prompts:hangs", os.environ, seconds_max=0.5), runs=2)
 
 
@@ -357,7 +357,7 @@ def test_more_runs_try_more_orders(folder: Path) -> None:
 def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None:
     shown = enter("doctor", "prompts:unique", cwd=folder).stdout
     assert shown.startswith("prompts:unique is unstable: ")
-    assert "random: a uuid or another random value is in it; make it once per session" in shown
+    assert "random: it contains a uuid or another random value; create it once per session" in shown
     assert shown.count("Be brief. Session ") == 2
 
 

@@ -141,7 +141,7 @@ def test_padding_of_ours_in_a_request_is_told(tmp_path: Path) -> None:
     text = f"Be brief.\n\n{filling.text}"
     body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=text)
     told = explain(tmp_path, body, "--model", HAIKU)["padding"]
-    assert "; the skill mend-nets and the operating guide stands there as padding, without it they have about " in told
+    assert "; the skill mend-nets and the operating guide is padding, without it they have about " in told
     natural = explain(tmp_path, changed(body, "system", to="Be brief."), "--model", HAIKU)["padding"]
     assert told.partition("decides: ")[2] == natural.partition("decides: ")[2]
 

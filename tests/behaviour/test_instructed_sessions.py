@@ -88,9 +88,9 @@ async def test_a_recall_that_fails_is_told_to_the_model(agent: MakeAgent, librar
 def test_a_session_can_say_which_manifest_it_accepts(library: Library) -> None:
     uri, sha256 = "instruction:local/main/manifest/v1", library.manifest_sha256()
     assert library.for_session(manifest_uri=uri, sha256=sha256).text == library.for_session().text
-    with pytest.raises(InstructionError, match="not the one that is accepted"):
+    with pytest.raises(InstructionError, match="which is not the requested one"):
         library.for_session(manifest_uri="instruction:local/main/manifest/v2")
-    with pytest.raises(InstructionError, match="not the one that is accepted"):
+    with pytest.raises(InstructionError, match="which is not the requested one"):
         library.for_session(sha256="0" * 64)
 
 
@@ -139,7 +139,7 @@ def test_what_was_said_in_another_session_or_by_a_tool_is_no_turn(library: Libra
 
 
 def test_instructions_are_what_a_library_gives() -> None:
-    with pytest.raises(UserError, match=r"what Library\.for_session gives"):
+    with pytest.raises(UserError, match=r"the result of Library\.for_session"):
         new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
 
 
@@ -159,7 +159,7 @@ async def test_in_shadow_each_turn_is_seen_by_what_was_done_in_it(library: Libra
     async with new_session(provider, instructions=library.for_session(shadow=True), store=MemoryStore()) as session:
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
-    first, second = library._kept.records.audits("main", since=0)
+    first, second = library._context.records.audits("main", since=0)
     assert [one.name for one in first.detected or ()] == ["testing"]
     assert second.detected == ()
 
@@ -171,5 +171,5 @@ async def test_a_heartbeat_that_hears_a_session_sees_what_was_used(library: Libr
             session.subscribe(beat.hear)
             text = beat.recall("write the release notes").recalled.chunks[0].content.text
             await session.send(f"{text}\n\nWrite them.")
-    (record,) = library._kept.records.audits("main", since=0)
+    (record,) = library._context.records.audits("main", since=0)
     assert (record.used_chunks, record.detected_used) == ((), ("release-notes",))

@@ -99,7 +99,7 @@ def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> 
     text = f"{UNITS['security-posture'][2]} That is not allwoed."
     shop.clock.advance(60)
     given = GivenUnit("instruction:local/main/security-posture/v2", text)
-    write_unit(shop.library._kept, given, Caller("admin", "embedded", "acme:user/ann"))
+    write_unit(shop.library._context, given, Caller("admin", "embedded", "acme:user/ann"))
     (change,) = (one for one in shop.library.coverage_diff("v1").units if one.verdict != "same")
     assert (change.unit, change.found) == ("security-posture", ("what am I not allwoed to do",))
 

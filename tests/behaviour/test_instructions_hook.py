@@ -241,7 +241,7 @@ def test_strict_ends_with_one_and_a_line(runtime: Runtime) -> None:
     words = [sys.executable, "-m", "holdfast", "instructions", "hook", "--strict"]
     ended = subprocess.run(words, input=b"[]", capture_output=True, check=False, env=os.environ | runtime.environ)
     assert (ended.returncode, ended.stdout) == (1, b"")
-    assert ended.stderr.startswith(b"holdfast: what is on standard input")
+    assert ended.stderr.startswith(b"holdfast: standard input is not a hook event")
 
 
 def test_a_signed_token_has_the_units_of_its_reason_told_last(runtime: Runtime) -> None:

@@ -237,7 +237,7 @@ def test_what_somebody_else_writes_meanwhile_is_kept(settings: Path, before: str
         settings.write_text('{"theirs": 1}')
         return with_hook(text, "holdfast instructions hook")
 
-    with pytest.raises(UserError, match="changed meanwhile"):
+    with pytest.raises(UserError, match="another program changed it meanwhile"):
         change_settings(settings, change, write=True)
     assert settings.read_text() == '{"theirs": 1}'
     assert os.listdir(settings.parent) == ["settings.json"]

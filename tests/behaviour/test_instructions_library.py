@@ -199,7 +199,7 @@ def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> No
 def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
-    records = shop.library._kept.records
+    records = shop.library._context.records
     agent = records.agent("main")
     assert agent is not None
     sensitive = type(agent)(**{**{name: getattr(agent, name) for name in agent.__struct_fields__}, "sensitive": True})

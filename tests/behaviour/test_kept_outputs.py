@@ -89,7 +89,7 @@ async def test_a_session_that_is_resumed_keeps_its_outputs_and_lets_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(toolbox, "_tended", {})
+    monkeypatch.setattr(toolbox, "_cleaned_at", {})
     place = tmp_path / "home" / "outputs"
     options: Options = {
         "store": MemoryStore(),
@@ -106,7 +106,7 @@ async def test_a_session_that_is_resumed_keeps_its_outputs_and_lets_old_ones_go(
     async with Session.resume(session.id, **options):
         # A process looks for old ones once an hour.
         assert old.exists()
-    monkeypatch.setattr(toolbox, "_tended", {})
+    monkeypatch.setattr(toolbox, "_cleaned_at", {})
     async with Session.resume(session.id, **options):
         assert (own.exists(), old.exists()) == (True, False)
 

@@ -156,7 +156,9 @@ def test_a_layer_that_changes_too_often_is_refused_by_name() -> None:
 
 def test_a_layer_in_the_wrong_place_is_refused_by_name() -> None:
     late = pinned("role", Stability.FROZEN)
-    with pytest.raises(OrderError, match=r"layer 'role' goes into system.*before the messages of layer 'user_message'"):
+    with pytest.raises(
+        OrderError, match=r"layer 'role' belongs to system.*before the messages of layer 'user_message'"
+    ):
         assemble(a_view(), [*STANDARD, late])
 
 

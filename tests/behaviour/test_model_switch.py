@@ -123,7 +123,7 @@ async def test_a_switch_to_an_unknown_model_changes_nothing(options: Options, st
 async def test_the_model_is_not_switched_in_the_middle_of_a_turn(options: Options) -> None:
     async with Session.create(**options) as session:
         async for _ in session.stream("one"):
-            with pytest.raises(UserError, match="a turn is under way"):
+            with pytest.raises(UserError, match="a turn is in progress"):
                 await session.switch_model(OPUS)
             break
 
@@ -231,7 +231,7 @@ async def test_a_wire_that_was_given_leads_to_one_provider_only(options: Options
     given: Options = {**options, "wire": provider.wire()}
     async with Session.create(**given) as session:
         await session.send("one")
-        with pytest.raises(UserError, match=r"was given its wire to anthropic; give one to openai too"):
+        with pytest.raises(UserError, match=r"was created with a wire to anthropic; pass one to openai too"):
             await session.switch_model("openai:gpt-6-luna")
         await session.switch_model("openai:gpt-6-luna", wire=provider.wire(provider="openai"))
         assert (await session.send("and now?")).text == "Echo: and now?"

@@ -90,7 +90,7 @@ def test_what_is_no_file_or_too_long_is_refused(home: Path) -> None:
     [{"preset_name": "a", "system_prompt": "b"}, {"persona_name": "a", "persona": "b"}],
 )
 def test_text_and_file_for_one_thing_are_refused(options: Options) -> None:
-    with pytest.raises(UserError, match="say the same thing twice"):
+    with pytest.raises(UserError, match="exclude each other"):
         Session.create(**options)
 
 

@@ -150,7 +150,7 @@ async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
             told = await session.prewarm()
     assert reason in told.reason
     assert (told.sent, told.cost_usd, session.cost, wire.arrived.is_set()) == (False, Decimal(0), Decimal(0), False)
-    assert f"the head was not put into the cache: {told.reason}" in caplog.text
+    assert f"the stable prefix was not prewarmed: {told.reason}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,9 @@ async def test_no_head_is_prewarmed_while_a_turn_is_under_way() -> None:
     async with Session.create(model=MODEL, system_prompt=HEAD, store=MemoryStore(), wire=wire) as session:
         turn = asyncio.ensure_future(session.send("Is the harbour open?"))
         await wire.arrived.wait()
-        with pytest.raises(UserError, match="a turn is under way in this session, which writes the head itself"):
+        with pytest.raises(
+            UserError, match="a turn is in progress in this session, and it writes the stable prefix itself"
+        ):
             await session.prewarm()
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)

@@ -384,7 +384,7 @@ def test_so_many_replies_are_kept_and_the_oldest_go(on_disk: bool, tmp_path: Pat
 
 
 def test_a_session_has_an_id() -> None:
-    with pytest.raises(UserError, match="id of its session"):
+    with pytest.raises(UserError, match="needs a session_id"):
         PromptCache(PromptCacheConfig(""))
 
 

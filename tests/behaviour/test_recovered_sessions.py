@@ -275,7 +275,7 @@ async def test_steps_that_make_the_view_smaller_can_be_given() -> None:
 
     played = Played("One.", {"fault": "window;tokens=9000"}, "Two.")
     async with played.session as session:
-        talk = session._open
+        talk = session._open_conversation
         talk.parts = msgspec.structs.replace(talk.parts, overflow_steps={StepName.BatchClear: clear})
         await session.send("far too much " * 1000)
         assert (await session.send("b")).text == "Two."
@@ -443,7 +443,7 @@ async def test_a_resumed_session_makes_the_same_state_of_its_log() -> None:
     async with played.session as session:
         for message in "abc":
             await session.send(message)
-        assert fold(played.events, session.id) == session._open.state
+        assert fold(played.events, session.id) == session._open_conversation.state
 
 
 async def test_what_a_mended_view_costs_is_called_planned_also_after_another_failure() -> None:

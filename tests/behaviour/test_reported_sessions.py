@@ -98,7 +98,7 @@ async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
 
     async def read_file(path: str) -> str:
         """Reads a file."""
-        conversation = session._talk
+        conversation = session._conversation
         assert conversation is not None
         if session.turn_count == 16:
             size = conversation.draft.scroll.tokens_total - conversation.draft.head_tokens
@@ -204,8 +204,8 @@ async def test_a_window_that_was_learned_is_the_one_that_counts() -> None:
     async with talk.create() as session:
         await talk.speak(session, 10)
         assert kept(talk, ContextCompacted) == []
-        assert session._talk is not None
-        await session._talk.record("system", ProviderLimited("context_overflow", window_tokens_max=30_000))
+        assert session._conversation is not None
+        await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=30_000))
         await talk.speak(session, 12)
     events = kept(talk, ContextCompacted)
     assert {event.trigger for event in events} == {"hard"}
@@ -216,8 +216,8 @@ async def test_a_window_smaller_than_a_reply_is_no_endless_compaction() -> None:
     talk = LongTalk(compaction=CompactionConfig(money=False))
     async with talk.create() as session:
         await talk.speak(session, 6)
-        assert session._talk is not None
-        await session._talk.record("system", ProviderLimited("context_overflow", window_tokens_max=6_000))
+        assert session._conversation is not None
+        await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=6_000))
         await talk.speak(session, 12)
     assert len(kept(talk, ContextCompacted)) + len(kept(talk, CompactionRefused)) <= 13
 

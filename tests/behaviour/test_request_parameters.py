@@ -104,13 +104,13 @@ async def test_fields_in_the_words_of_a_provider_stay_with_it() -> None:
         ({"request_fields": {"": 1}}, "request_fields must be a mapping from names of fields to values"),
         ({"request_fields": {"max_tokens": 1}}, "'max_tokens' has a place of its own in the request"),
         ({"request_fields": {"messages": []}}, "'messages' has a place of its own in the request"),
-        ({"request_fields": {"cache_control": {}}}, "'cache_control' is for the session to say"),
-        ({"request_fields": {"prompt_cache_key": "x"}}, "'prompt_cache_key' is for the session to say"),
+        ({"request_fields": {"cache_control": {}}}, "'cache_control' is set by the session"),
+        ({"request_fields": {"prompt_cache_key": "x"}}, "'prompt_cache_key' is set by the session"),
         ({"request_fields": {"top_p": object()}}, "request_fields: 'top_p' cannot be written as JSON"),
         ({"request_fields": {"user": "\ud800"}}, "request_fields: 'user' cannot be written as JSON"),
         ({"thinking": {"type": object()}}, "thinking cannot be written as JSON"),
-        ({"stop_sequences": ["\ud800"]}, "stop_sequences must be texts with something in them, in valid Unicode"),
-        ({"stop_sequences": [""]}, "stop_sequences must be texts with something in them, in valid Unicode"),
+        ({"stop_sequences": ["\ud800"]}, "stop_sequences must be non-empty texts in valid Unicode"),
+        ({"stop_sequences": [""]}, "stop_sequences must be non-empty texts in valid Unicode"),
     ],
 )
 async def test_what_cannot_be_sent_is_refused_before_anything_is_stored(

@@ -111,7 +111,7 @@ async def test_a_refused_stream_leaves_no_listener_behind(agent: MakeAgent) -> N
         turn = asyncio.ensure_future(session.send("hello"))
         await one.wire.paused.wait()
         for _ in range(3):
-            with pytest.raises(UserError, match=r"a turn is under way .*contextlib\.aclosing"):
+            with pytest.raises(UserError, match=r"a turn is in progress .*contextlib\.aclosing"):
                 async for _item in session.stream("me too"):
                     pass
         assert len(session._bus._listeners) == 0
@@ -213,7 +213,7 @@ async def test_what_was_pinned_may_be_said_again_but_not_changed(agent: MakeAgen
         await session.send("hello")
     async with Session.resume(session.id, **one.options) as again:
         assert (await again.send("more")).text == "y"
-    with pytest.raises(UserError, match=f"{option} is told when a session is created and cannot change"):
+    with pytest.raises(UserError, match=f"{option} is fixed when a session is created"):
         async with Session.resume(session.id, **{**one.options, option: other}):  # type: ignore[arg-type]
             pass
 
@@ -240,8 +240,8 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
     async with Session.resume(id, store=one.store, wire=one.wire, tools=[changed, later]) as session:
         await session.send("hello")
     assert [spec["description"] for spec in one.bodies[0]["tools"]] == ["Add two numbers."]
-    assert "as they were when the session began: add" in caplog.text
-    assert "came after the session began: later" in caplog.text
+    assert "the definitions from when the session was created for these tools: add" in caplog.text
+    assert "tools added after the session was created are not shown to the model: later" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
         ({"tools": add}, "tools must be a list, not function"),
         ({"betas": "abc"}, "betas must be a list, not str"),
         ({"stop_sequences": [1]}, "stop_sequences must be a list of texts, not list"),
-        ({"system_prompt_volatile": 5}, "system_prompt_volatile must be text or a function that gives text, not int"),
-        ({"volatile": ["x"]}, "volatile must be a list of LayerText or a function that gives one, not list"),
+        ({"system_prompt_volatile": 5}, "system_prompt_volatile must be text or a function that returns text, not int"),
+        ({"volatile": ["x"]}, "volatile must be a list of LayerText or a function that returns one, not list"),
         ({"workspace": 5}, "workspace must be a path, not int"),
         ({"workspace": "/no/such/folder"}, "workspace '/no/such/folder' is not a folder"),
         ({"thinking": "on"}, "thinking must be a mapping"),
@@ -263,8 +263,8 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
         ({"wire": SimulatedProvider}, "wire must be a wire or a simulated provider, not type"),
         ({"gate": "no"}, "gate must be a Gate, True or False, not str"),
         ({"prewarm": 1}, "prewarm must be True or False, not int"),
-        ({"clock": 5}, "clock must be a function that gives the time, not int"),
-        ({"new_id": 5}, "new_id must be a function that gives an id, not int"),
+        ({"clock": 5}, "clock must be a function that returns the time, not int"),
+        ({"new_id": 5}, "new_id must be a function that returns an id, not int"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
@@ -281,9 +281,9 @@ async def test_none_means_that_an_option_was_not_given(agent: MakeAgent) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"system_prompt_volatile": lambda: None}, "system_prompt_volatile must give text, not NoneType"),
-        ({"volatile": lambda: ["x"]}, "volatile must give a list of LayerText"),
-        ({"volatile": lambda: 3}, "volatile must give a list of LayerText"),
+        ({"system_prompt_volatile": lambda: None}, "system_prompt_volatile must return text, not NoneType"),
+        ({"volatile": lambda: ["x"]}, "volatile must return a list of LayerText"),
+        ({"volatile": lambda: 3}, "volatile must return a list of LayerText"),
         ({"volatile": [LayerText("notes", "x")]}, "unknown volatile layer 'notes'; known layers: metadata, "),
     ],
 )
@@ -347,9 +347,9 @@ async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: Ma
             await session.send([Text("a"), None])  # type: ignore[list-item]
         with pytest.raises(UserError, match="the text of a message must be text, not int"):
             await session.send(Text(5))  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="this one is made of str"):
+        with pytest.raises(UserError, match="this one is str"):
             await session.send([Text("look"), Image("chart.png")])  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="this one is made of Base64Source, or not of text"):
+        with pytest.raises(UserError, match="with text fields; this one is Base64Source"):
             await session.send(Image(Base64Source("image/png", b"\x89PNG")))  # type: ignore[arg-type]
 
 
@@ -358,7 +358,9 @@ async def test_a_closed_session_is_not_begun_anew_by_entering_it_again(agent: Ma
     async with one.session as session:
         await session.send("hello")
     for again in (session.__aenter__(), session.send("more")):
-        with pytest.raises(UserError, match=rf"not open any more: go on with it as `Session.resume\('{session.id}', "):
+        with pytest.raises(
+            UserError, match=rf"not open: it was closed; continue it with `Session.resume\('{session.id}', "
+        ):
             await again
     assert [row.id for row in one.store.sessions()] == [session.id]
 

@@ -274,7 +274,7 @@ async def test_a_resumed_session_says_which_of_its_skills_are_gone(
         async with Session.resume(session.id, store=one.store, wire=one.wire):
             pass
     assert [record.getMessage() for record in caplog.records] == [
-        "skills of this session are not there any more: deploy"
+        "skills that this session had are missing now: deploy"
     ]
 
 

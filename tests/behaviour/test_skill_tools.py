@@ -55,7 +55,7 @@ def box(
     rules: Rules | None = None,
 ) -> Toolbox:
     around = Surroundings("session", skills=store or SkillStore(skills), activation_limits=limits)
-    return Toolbox(skill_tools(), around=around, rules=rules or Rules())
+    return Toolbox(skill_tools(), environment=around, rules=rules or Rules())
 
 
 async def asked(box: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NOTHING_ACTIVE) -> Told:
@@ -298,7 +298,7 @@ async def test_crossing_the_soft_cap_is_one_warning_and_no_event(caplog: pytest.
         caplog.clear()
     assert warned == [
         [],
-        ["skills that this session has loaded take 10000 tokens of every later call (a, b)"],
+        ["the skills that this session has loaded add 10000 tokens to every later call (a, b)"],
         [],
     ]
 

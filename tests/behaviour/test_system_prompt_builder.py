@@ -168,7 +168,7 @@ def nested(depth: int) -> Json:
 @pytest.mark.parametrize("value", ["\ud800", object(), nested(100_000)], ids=["surrogate", "object", "depth"])
 def test_a_runtime_setting_that_is_no_json_is_refused_by_name(value: Json) -> None:
     with pytest.raises(
-        UserError, match=r"^runtime config entry 'limit' cannot be written as JSON; give plain JSON values only$"
+        UserError, match=r"^runtime config entry 'limit' cannot be written as JSON; pass plain JSON values only$"
     ):
         SystemPromptBuilder().with_runtime_config({"limit": value})
 

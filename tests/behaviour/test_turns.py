@@ -616,7 +616,7 @@ async def test_two_turns_at_once_are_refused(agent: MakeAgent) -> None:
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
         await one.wire.paused.wait()
-        with pytest.raises(UserError, match="a turn is under way"):
+        with pytest.raises(UserError, match="a turn is in progress"):
             await session.send("me too")
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)

@@ -328,7 +328,7 @@ def test_a_reply_that_we_cannot_read_is_the_callers_all_the_same(caplog: pytest.
     with answering(strange) as server, connect(server) as client:
         assert chat(client).choices == 7
         assert recorder_of(client).calls == ()
-    assert "a reply cannot be read" in caplog.text
+    assert "a reply cannot be decoded" in caplog.text
 
 
 # The other client

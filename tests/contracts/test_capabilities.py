@@ -92,9 +92,9 @@ async def test_a_model_that_does_not_cache_is_taken_only_with_consent_and_shows_
     with pytest.raises(UserError) as refused:
         async with Session.create(model=model, store=MemoryStore(), wire=SimulatedProvider()):
             pass
-    assert "cache prompts: every call may pay for its whole prompt, $0." in str(refused.value)
+    assert "cache prompts: every call may be charged for its whole prompt, $0." in str(refused.value)
     assert str(refused.value).startswith(model)
-    assert "say allow_uncached=True to go on" in str(refused.value)
+    assert "pass allow_uncached=True to use it anyway" in str(refused.value)
     turnable = f'[models."{model}"] supports_prompt_caching = true' in str(refused.value)
     assert turnable == model.startswith("openrouter:")
 

@@ -38,7 +38,7 @@ def play(
     """What is recorded and answered where each round of loads runs at once, and the fold goes on between them."""
     recorded: list[AnyPayload] = []
     answers: list[ToolResult] = []
-    box = Toolbox(skill_tools(), around=Surroundings(skills=STORE, activation_limits=limits))
+    box = Toolbox(skill_tools(), environment=Surroundings(skills=STORE, activation_limits=limits))
 
     async def record(payload: AnyPayload) -> None:
         await asyncio.sleep(0)
@@ -126,7 +126,7 @@ def test_marks_in_the_index_are_part_of_the_prefix_that_is_measured(sizes: list[
     skills = [Skill(f"s{at}", "Does it.", "w" * size, "global", Path("/s")) for at, size in enumerate(sizes)]
     bounds = Bounds(4_500, 5_500)
     natural = len(skill_index(skills).text) + 4 * other
-    filling = fill(natural, bounds, [(one.name, one.body) for one in skills], count=len, mark=PRELOADED)
+    filling = fill(natural, bounds, [(one.name, one.body) for one in skills], count=len, index_note=PRELOADED)
     index = skill_index(skills, preloaded=filling.names).text
     assert filling.prefix_tokens == len(index) + 4 * other + len(filling.text)
     assert filling.prefix_tokens <= max(natural, bounds.tokens_max)
@@ -136,6 +136,6 @@ def test_marks_in_the_index_are_part_of_the_prefix_that_is_measured(sizes: list[
 def test_a_prefix_with_preloaded_skills_keeps_both_bounds_to_the_character(sizes: list[int], other: int) -> None:
     skills = [Skill(f"s{at}", "Does it.", "w" * size, "global", Path("/s")) for at, size in enumerate(sizes)]
     natural = (len(skill_index(skills).text) + other) // 4
-    filling = fill(natural, HEURISTIC_BOUNDS, [(one.name, one.body) for one in skills], mark=PRELOADED)
+    filling = fill(natural, HEURISTIC_BOUNDS, [(one.name, one.body) for one in skills], index_note=PRELOADED)
     characters = len(skill_index(skills, preloaded=filling.names).text) + other + len(filling.text)
     assert MIN_CACHEABLE_PREFIX_TOKENS <= characters // 4 <= MAX_CACHEABLE_PREFIX_TOKENS

@@ -5,12 +5,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from changed_layers import first_changed_layer
 from holdfast.canonical.blocks import Text
 from holdfast.canonical.prompt import Passage, Segment, Stability
 from holdfast.canonical.view import LayerText, Layout, View
 from holdfast.errors import OrderError
 from holdfast.layers.assemble import assemble, check_order, emissions
-from holdfast.layers.stack import first_move
 from holdfast.layers.standard import PINNED, VOLATILE
 from holdfast.runtime.context import spell_prompt
 
@@ -82,4 +82,4 @@ def test_the_next_turn_extends_the_bytes_of_the_one_before(
         current=second,
         emitted=emissions(before),
     )
-    assert first_move(spell_prompt(assemble(before)), spell_prompt(assemble(after))) is None
+    assert first_changed_layer(spell_prompt(assemble(before)), spell_prompt(assemble(after))) is None

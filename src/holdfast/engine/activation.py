@@ -1,4 +1,4 @@
-"""Which skills a session has in its context, and whether another one still fits its budget."""
+"""Tracks which skills are in a session's context, and enforces the budget for loading more."""
 
 import logging
 from collections.abc import Collection
@@ -10,13 +10,14 @@ from holdfast.sources.skills.skill import Skill
 
 logger = logging.getLogger(__name__)
 
+# Seed 000, section 5.2.4, which calls these defaults "picks, not measurements".
 MAX_EXPLICIT_ACTIVATIONS_PER_SESSION = 3
 WARN_CUMULATIVE_ACTIVATION_TOKENS = 10_000
 HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = 30_000
 
 
 class ActivationLimits(msgspec.Struct, frozen=True):
-    """How many skills a model may load in a session; their tokens stay below `tokens_max`."""
+    """How many skills a model may load in a session; their tokens together stay below `tokens_max`."""
 
     loads_max: int = MAX_EXPLICIT_ACTIVATIONS_PER_SESSION
     tokens_warn: int = WARN_CUMULATIVE_ACTIVATION_TOKENS
@@ -24,7 +25,7 @@ class ActivationLimits(msgspec.Struct, frozen=True):
 
 
 class LoadedSkill(msgspec.Struct, frozen=True):
-    """A skill whose body stands in the history, in the result of this call."""
+    """A skill whose body is in the history, in the result of the call `tool_use_id`."""
 
     name: str
     tokens: int
@@ -32,19 +33,19 @@ class LoadedSkill(msgspec.Struct, frozen=True):
 
 
 class Activations(msgspec.Struct, frozen=True):
-    """`preloaded` bodies are part of the system prompt and count for nothing; `loaded` ones are in their order."""
+    """`preloaded` bodies are part of the system prompt and do not count; `loaded` ones are in the order of loading."""
 
     preloaded: tuple[str, ...] = ()
     loaded: tuple[LoadedSkill, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the skills that the model has loaded."""
-        return tuple(one.name for one in self.loaded)
+        """The names of the skills that the model has loaded."""
+        return tuple(skill.name for skill in self.loaded)
 
     @property
     def tokens(self) -> int:
-        return sum(one.tokens for one in self.loaded)
+        return sum(skill.tokens for skill in self.loaded)
 
 
 NOTHING_ACTIVE = Activations()
@@ -52,11 +53,11 @@ STANDARD_LIMITS = ActivationLimits()
 
 
 def activated(before: Activations, event: SkillLoaded) -> Activations:
-    """The activations after one more body; a skill that is among them already changes nothing."""
+    """The activations after one more load; a skill that is already active changes nothing."""
     name = event.skill_id
     if event.load_reason == "always":
-        known = name in before.preloaded
-        return before if known else Activations((*before.preloaded, name), before.loaded)
+        is_active = name in before.preloaded
+        return before if is_active else Activations((*before.preloaded, name), before.loaded)
     if name in before.names:
         return before
     loaded = LoadedSkill(name, event.load_size_tokens, event.triggered_by_tool_use_id)
@@ -64,15 +65,15 @@ def activated(before: Activations, event: SkillLoaded) -> Activations:
 
 
 def without_results(before: Activations, tool_use_ids: Collection[str]) -> Activations:
-    """The activations once the results of these calls have left the history: their budget is free again."""
-    kept = tuple(one for one in before.loaded if one.tool_use_id not in tool_use_ids)
-    return before if len(kept) == len(before.loaded) else Activations(before.preloaded, kept)
+    """The activations after the results of these calls were removed from the history, which frees their budget."""
+    remaining = tuple(skill for skill in before.loaded if skill.tool_use_id not in tool_use_ids)
+    return before if len(remaining) == len(before.loaded) else Activations(before.preloaded, remaining)
 
 
 def reason_against_load(active: Activations, skill: Skill, limits: ActivationLimits) -> str | None:
-    """Why the budget has no room for a skill, in words for the model."""
+    """Why the budget has no room for a skill, as a message to the model; None if it has."""
     names = ", ".join(active.names)
-    way_out = (
+    hint = (
         f"Already loaded: [{names}]. To free\n"
         "budget, summarize and discard previously loaded skill bodies in your\nnext response."
     )
@@ -80,19 +81,20 @@ def reason_against_load(active: Activations, skill: Skill, limits: ActivationLim
     if count >= limits.loads_max:
         return (
             f"activation budget exhausted: {count} skills already activated this session\n"
-            f"(limit {limits.loads_max}). {way_out}"
+            f"(limit {limits.loads_max}). {hint}"
         )
+    # Reaching the cap is refused, not only exceeding it (seed 000, section 5.2.4).
     tokens = skill.estimated_body_tokens
     if active.tokens + tokens >= limits.tokens_max:
         return (
             f"activation budget exhausted: {active.tokens} tokens of skills already activated this session, and "
-            f"{skill.name!r} has {tokens}\n(limit {limits.tokens_max}). {way_out}"
+            f"{skill.name!r} has {tokens}\n(limit {limits.tokens_max}). {hint}"
         )
     return None
 
 
 class SkillActivationRegistry:
-    """The activations as calls that run at once see them: what one of them takes, the others find taken."""
+    """The activations shared by concurrent calls, so that together they cannot exceed the budget."""
 
     def __init__(self, active: Activations = NOTHING_ACTIVE, limits: ActivationLimits = STANDARD_LIMITS) -> None:
         self._active = active
@@ -106,12 +108,13 @@ class SkillActivationRegistry:
         return reason_against_load(self._active, skill, self._limits)
 
     def take(self, skill: Skill, tool_use_id: str) -> SkillLoaded:
-        """Count a skill as loaded; the event has to be recorded."""
+        """Count a skill as loaded; the caller has to record the returned event."""
         event = loaded_event(skill, tool_use_id)
         before, self._active = self._active.tokens, activated(self._active, event)
+        # Warn once, when the threshold is crossed.
         if before < self._limits.tokens_warn <= self._active.tokens:
             logger.warning(
-                "skills that this session has loaded take %d tokens of every later call (%s)",
+                "the skills that this session has loaded add %d tokens to every later call (%s)",
                 self._active.tokens,
                 ", ".join(self._active.names),
             )
@@ -119,7 +122,7 @@ class SkillActivationRegistry:
 
 
 def loaded_event(skill: Skill, tool_use_id: str | None = None) -> SkillLoaded:
-    """That a body is in the context: loaded by this call, or from the start."""
+    """The event of a body in the context: loaded by the call `tool_use_id`, or preloaded."""
     return SkillLoaded(
         skill_id=skill.name,
         skill_version=skill.version,

@@ -1,4 +1,4 @@
-"""Whether a call may be run: what the caller's rules and the person in front of the screen say."""
+"""Decides whether a tool call may run: by the caller's rules, and by asking the user for confirmation."""
 
 import asyncio
 import functools
@@ -20,14 +20,15 @@ CONFIRM_SECONDS_MAX = 300.0
 CONFIRM_FOR: frozenset[SideEffects] = frozenset(("write", "execute", "network"))
 SUMMARY_CHARACTERS_MAX = 500
 
-_TURNED = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that change in which direction others are shown: with them a command can look like another one."""
+# Unicode bidirectional controls change the direction in which text is shown: with them a command can be made to look
+# like another one in a confirmation dialog.
+_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 
 Decision = Literal["allow", "deny", "timeout"]
 
 
 class ConfirmationRequest(msgspec.Struct, frozen=True):
-    """What somebody is asked to allow. `summary` is one line; `arguments_json` is everything, as the model sent it."""
+    """A call for the user to confirm. `summary` is one line; `arguments_json` is complete, as the model sent it."""
 
     tool_use_id: str
     tool_name: str
@@ -39,14 +40,14 @@ class ConfirmationRequest(msgspec.Struct, frozen=True):
 
 Confirmation = bool | Literal["session"]
 Confirm = Callable[[ConfirmationRequest], Confirmation | Awaitable[Confirmation]]
-"""True lets the call run, False does not; `session` lets this tool run unasked from now on."""
+"""True allows the call, False denies it; `session` allows all later calls of this tool too."""
 
 Allowed = Callable[[ToolUse], str | None]
-"""Why a call may not be run, or None."""
+"""The reason why a call may not run, or None."""
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Who is asked, for which side effects, and for how long; without `confirm` nobody is, and all calls run."""
+    """The caller's rules for tool calls; without `confirm` all calls run unconfirmed."""
 
     allowed: Allowed | None = None
     confirm: Confirm | None = None
@@ -58,24 +59,24 @@ NO_RULES = Rules()
 
 
 def reason_against(rules: Rules, use: ToolUse) -> str | None:
-    """Why the caller's rule refuses a call; a rule that fails refuses."""
+    """Why the caller's rule refuses a call, or None; a rule that raises refuses it."""
     if rules.allowed is None:
         return None
     try:
         return rules.allowed(use)
     except Exception as error:  # noqa: BLE001 - whatever the caller's rule raises, the call is refused
         kind = type(error).__name__
-        logger.error("the rule on which calls are allowed failed (%s); the call of %r is refused", kind, use.name)
+        logger.error("the `allowed` function failed (%s); the call of %r is refused", kind, use.name)
         return "whether this call is allowed could not be found out"
 
 
 class Confirmer:
-    """Asks one question at a time, and remembers what was allowed for the whole session."""
+    """Asks for one confirmation at a time, and remembers which tools were allowed for the whole session."""
 
     def __init__(self, rules: Rules, clock: Clock) -> None:
         self._rules = rules
         self._clock = clock
-        self._asking = asyncio.Lock()
+        self._prompt_lock = asyncio.Lock()
         self._allowed_tools: set[str] = set()
 
     async def decide(
@@ -84,7 +85,7 @@ class Confirmer:
         confirm = self._rules.confirm
         if confirm is None or side_effects not in self._rules.confirm_for:
             return "allow"
-        async with self._asking:
+        async with self._prompt_lock:
             if use.name in self._allowed_tools:
                 return "allow"
             request = self._request(use, side_effects)
@@ -99,20 +100,20 @@ class Confirmer:
         limit = asyncio.timeout(self._rules.confirm_seconds_max)
         try:
             async with limit:
-                said = await call_function(functools.partial(confirm, request), {})
+                confirmation = await call_function(functools.partial(confirm, request), {})
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and asked_to_stop():
                 raise
             if limit.expired():
                 return "timeout", None
-            # What the error says may hold a key or a prompt; its kind does not.
+            # Only the class is logged, because the message may contain a key or a prompt.
             kind = type(error).__name__
-            logger.warning("asking whether %r may run failed (%s); it is not run", request.tool_name, kind)
+            logger.warning("the confirmation of a call of %r failed (%s); it is denied", request.tool_name, kind)
             return "deny", None
-        if said == "session":
+        if confirmation == "session":
             return "allow", "session"
-        # Only a plain yes is one: a text or a number that happens to be true is not.
-        return ("allow", "once") if said is True else ("deny", None)
+        # Only True itself is consent: a text such as "no" is truthy too.
+        return ("allow", "once") if confirmation is True else ("deny", None)
 
     def _request(self, use: ToolUse, side_effects: SideEffects) -> ConfirmationRequest:
         expires_at = self._clock() + self._rules.confirm_seconds_max
@@ -121,10 +122,10 @@ class Confirmer:
 
 
 def summary_of(use: ToolUse) -> str:
-    """A call in one line in which nothing can hide: no line breaks, no control characters, no turned text."""
-    shown = f"{use.name} {use.arguments_json}"
-    line = one_line(shown[: SUMMARY_CHARACTERS_MAX + 1].encode("utf-8", "replace"))
-    line = line.translate(dict.fromkeys(_TURNED, "\ufffd"))
-    if len(shown) <= SUMMARY_CHARACTERS_MAX:
+    """A call as one line without line breaks, control characters or bidirectional controls, which could hide text."""
+    full = f"{use.name} {use.arguments_json}"
+    line = one_line(full[: SUMMARY_CHARACTERS_MAX + 1].encode("utf-8", "replace"))
+    line = line.translate(dict.fromkeys(_BIDI_CONTROLS, "\ufffd"))
+    if len(full) <= SUMMARY_CHARACTERS_MAX:
         return line
-    return line[:SUMMARY_CHARACTERS_MAX] + f"... ({len(shown) - SUMMARY_CHARACTERS_MAX} more characters)"
+    return line[:SUMMARY_CHARACTERS_MAX] + f"... ({len(full) - SUMMARY_CHARACTERS_MAX} more characters)"

@@ -1,4 +1,4 @@
-"""What a tool is told besides its arguments, and what it tells besides its output."""
+"""The context of a tool call: what a tool function receives besides its arguments and reports besides its output."""
 
 import threading
 from pathlib import Path
@@ -13,9 +13,9 @@ from holdfast.sources.skills.store import SkillStore
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What is the same for all calls of a session. `output_folder` is where long outputs are kept whole.
+    """What all calls of a session share. `output_folder` is where long outputs are stored in full.
 
-    With `enforce_allowed_tools` a skill that the model has loaded says which calls may follow.
+    With `enforce_allowed_tools`, a skill that the model has loaded restricts which calls may follow.
     """
 
     session_id: str = ""
@@ -30,42 +30,43 @@ NOWHERE = Surroundings()
 
 
 class ToolContext:
-    """One call, as its function sees it: give a parameter this type, and the model does not see the parameter.
+    """One call, passed to the tool function's parameter of this type, which is hidden from the model.
 
-    `stopped` is set when the call has run out of time or was cancelled: a function that takes long looks at it.
-    `metadata` is for callers in this process; it reaches neither the model nor the log.
+    `stopped` is set when the call has timed out or was cancelled; a long-running function should check it. `metadata`
+    is for callers in this process and goes neither to the model nor into the log.
     """
 
     def __init__(
         self,
-        around: Surroundings,
+        environment: Surroundings,
         *,
         tool_use_id: str,
         turn_id: str | None = None,
         skill_activations: SkillActivationRegistry | None = None,
     ) -> None:
-        self.session_id = around.session_id
+        self.session_id = environment.session_id
         self.turn_id = turn_id
         self.tool_use_id = tool_use_id
-        self.roots = around.roots
-        self.output_folder = around.output_folder
-        self.skills = around.skills
-        self.skill_activations = skill_activations or SkillActivationRegistry(limits=around.activation_limits)
+        self.roots = environment.roots
+        self.output_folder = environment.output_folder
+        self.skills = environment.skills
+        self.skill_activations = skill_activations or SkillActivationRegistry(limits=environment.activation_limits)
+        # A threading.Event, because tools run in threads of their own.
         self.stopped = threading.Event()
         self.success = True
         self.files_modified: list[str] = []
         self.command_executed: str | None = None
         self.metadata: dict[str, Json] = {}
-        self._noted: list[AnyPayload] = []
+        self._pending_events: list[AnyPayload] = []
 
     @property
     def workspace(self) -> Path | None:
         return self.roots.workspace if self.roots else None
 
     def note(self, payload: AnyPayload) -> None:
-        """Have an event recorded with this call, in front of its end; safe in any thread."""
-        self._noted.append(payload)
+        """Record an event with this call, before the event of its end; may be called in any thread."""
+        self._pending_events.append(payload)
 
     def take_notes(self) -> list[AnyPayload]:
-        noted, self._noted = self._noted, []
-        return noted
+        pending, self._pending_events = self._pending_events, []
+        return pending

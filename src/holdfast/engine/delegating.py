@@ -1,4 +1,4 @@
-"""How a model hands a task to a session of its own, which begins with the same bytes and reads them from cache."""
+"""Delegation: a model hands a task to a child session, which starts with the same prefix and reads it from cache."""
 
 import asyncio
 from contextlib import suppress
@@ -28,6 +28,7 @@ from holdfast.events.payloads import (
 from holdfast.sources.text import one_line
 
 NAME = "delegate"
+# By default a child may not delegate further, so that a task cannot multiply.
 DEPTH_MAX = 1
 DELEGATION_SECONDS_MAX = 1800.0
 
@@ -35,12 +36,12 @@ Outcome = Literal["completed", "failed", "cancelled"]
 
 
 class Delegation:
-    """The `delegate` tool of one conversation: at most `at_once_max` of its children work at the same time."""
+    """The `delegate` tool of one conversation; at most `at_once_max` of its children run at the same time."""
 
     def __init__(self, *, at_once_max: int | None = None, depth_max: int = DEPTH_MAX) -> None:
         self._at_once_max = at_once_max
         self._depth_max = depth_max
-        self._places = asyncio.Semaphore(at_once_max) if at_once_max else None
+        self._slots = asyncio.Semaphore(at_once_max) if at_once_max else None
         self._parent: Conversation | None = None
 
     @property
@@ -48,7 +49,7 @@ class Delegation:
         return tool(self.delegate, name=NAME, timeout_seconds=DELEGATION_SECONDS_MAX)
 
     def work_for(self, parent: Conversation) -> None:
-        """Whose calls these are; it is there only once its tools are."""
+        """Set the delegating conversation, which is created after its tools and cannot be passed to the constructor."""
         self._parent = parent
 
     async def delegate(self, task: str, context: ToolContext) -> str:
@@ -68,13 +69,13 @@ class Delegation:
             )
         if not task.strip():
             raise ToolError("The task is empty: say what is to be done.", kind="validation_error")
-        if self._places is None:
+        if self._slots is None:
             return await self._run(parent, task, context.tool_use_id)
-        async with self._places:
+        async with self._slots:
             return await self._run(parent, task, context.tool_use_id)
 
     async def _run(self, parent: Conversation, task: str, tool_use_id: str) -> str:
-        child = self._child_of(parent)
+        child = self._new_child(parent)
         outcome: Outcome = "failed"
         await parent.record("tool", DelegationStarted(tool_use_id, child.state.session_id))
         parent.children.append(child)
@@ -88,30 +89,30 @@ class Delegation:
         except HoldfastError as error:
             raise ToolError(f"The delegated task failed: {one_line(str(error).encode())}") from error
         finally:
-            await _settle(parent, child, outcome)
-        return _told(answer)
+            await _finish_child(parent, child, outcome)
+        return _answer_text(answer)
 
-    def _child_of(self, parent: Conversation) -> Conversation:
-        parts = parent.given
-        session_id = parts.new_id(parts.clock())
-        below = Delegation(at_once_max=self._at_once_max, depth_max=self._depth_max)
-        own = msgspec.structs.replace(
-            parts,
-            toolbox=parts.toolbox.lent(session_id, below.tool),
+    def _new_child(self, parent: Conversation) -> Conversation:
+        deps = parent.given
+        session_id = deps.new_id(deps.clock())
+        child_delegation = Delegation(at_once_max=self._at_once_max, depth_max=self._depth_max)
+        child_deps = msgspec.structs.replace(
+            deps,
+            toolbox=deps.toolbox.lent(session_id, child_delegation.tool),
             bus=Bus(),
-            # Nobody waits for a child that is idle, and its money is its parent's.
+            # A child is never idle, so it needs no keep-alive; its spending counts against the parent's limit.
             keep_alive=None,
             spend_max_usd=None,
         )
-        child = Conversation(own, State(session_id), parent=parent)
-        below.work_for(child)
+        child = Conversation(child_deps, State(session_id), parent=parent)
+        child_delegation.work_for(child)
         return child
 
 
 def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarted, EpochOpened]:
-    """The same head byte for byte, under the same parameters: that is what makes it the same cache."""
+    """The first events of a child: the parent's prefix byte for byte and its parameters, so that both share a cache."""
     state, parts, payer = parent.state, parent.parts, parent.payer
-    above = state.parent
+    grandparent = state.parent
     limit = payer.parts.spend_max_usd
     started = SessionStarted(
         model=parts.model.id,
@@ -124,8 +125,8 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
         parent=Parent(
             session_id=state.session_id,
             tool_use_id=tool_use_id,
-            head_session_id=above.head_session_id if above else state.session_id,
-            depth=above.depth + 1 if above else 1,
+            head_session_id=grandparent.head_session_id if grandparent else state.session_id,
+            depth=grandparent.depth + 1 if grandparent else 1,
         ),
         simulated=parts.simulated,
         user_id=state.user_id,
@@ -134,22 +135,23 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
     return started, EpochOpened(1, state.pinned, state.tools, skills=state.skills, padding=state.padding)
 
 
-async def _settle(parent: Conversation, child: Conversation, outcome: Outcome) -> None:
-    """Whatever happened, the child is closed and its cost is its parent's."""
+async def _finish_child(parent: Conversation, child: Conversation, outcome: Outcome) -> None:
+    """Close the child and add its cost to the parent, whatever the outcome."""
     try:
+        # A failing store must not keep the child's cost from its parent.
         with suppress(StoreError):
             await let_go(child, "the delegated task is over")
             await teach(child)
-            await child.record("system", _ended(child, outcome))
+            await child.record("system", _session_ended(child, outcome))
     finally:
-        taken = DelegationCompleted(child.state.session_id, outcome, child.state.usage, child.state.cost_usd)
+        completed = DelegationCompleted(child.state.session_id, outcome, child.state.usage, child.state.cost_usd)
         try:
-            await parent.record("tool", taken)
+            await parent.record("tool", completed)
         finally:
             parent.children.remove(child)
 
 
-def _ended(child: Conversation, outcome: Outcome) -> SessionEnded:
+def _session_ended(child: Conversation, outcome: Outcome) -> SessionEnded:
     state = child.state
     match outcome:
         case "completed":
@@ -161,8 +163,8 @@ def _ended(child: Conversation, outcome: Outcome) -> SessionEnded:
     return SessionEnded(disposition, state.turn_count, state.cost_usd, child.parts.clock() - state.started_at)
 
 
-def _told(answer: Answer) -> str:
-    """The child's last words, and that they are not all of them where that is so."""
+def _answer_text(answer: Answer) -> str:
+    """The child's final answer, with a note if it is incomplete."""
     if not answer.text.strip():
         raise ToolError(f"The delegated task ended without an answer ({answer.stop_reason}).")
     if answer.stop_reason in ("end_turn", "stop_sequence"):

@@ -1,4 +1,4 @@
-"""How calls are answered: checked in a fixed order, run bounded in time, in size and in number at once.
+"""Runs tool calls: each is checked in a fixed order, then run with limits on time, output size and concurrency.
 
 known -> schema -> allowed, inside the workspace -> confirmed -> tool.called -> run -> tool.completed or tool.failed
 """
@@ -33,7 +33,7 @@ from holdfast.events.payloads import (
 from holdfast.sources.confined import EscapeError, PathError, check_inside
 
 Record = Callable[[AnyPayload], Awaitable[None]]
-Keep = Callable[[ToolResult], None]
+SetResult = Callable[[ToolResult], None]
 
 AT_ONCE_MAX = 4
 
@@ -48,34 +48,40 @@ class Toolbox:
         clock: Clock = system_clock,
         at_once_max: int = AT_ONCE_MAX,
         rules: Rules = NO_RULES,
-        around: Surroundings = NOWHERE,
+        environment: Surroundings = NOWHERE,
     ) -> None:
-        known = [one if isinstance(one, Tool) else tool(one) for one in tools]
-        self._tools = {one.spec.name: one for one in known}
-        if len(self._tools) != len(known):
-            names = sorted(one.spec.name for one in known)
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"two tools are named {twice!r}; give one of them another name")
-        if around.roots is None and (lost := next((one.spec.name for one in known if one.paths), None)):
-            raise UserError(f"tool {lost!r} takes paths, and the session has no workspace; give it one")
+        definitions = [item if isinstance(item, Tool) else tool(item) for item in tools]
+        self._tools = {item.spec.name: item for item in definitions}
+        if len(self._tools) != len(definitions):
+            names = sorted(item.spec.name for item in definitions)
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"two tools are named {duplicate!r}; give one of them another name")
+        if environment.roots is None and (
+            path_tool := next((item.spec.name for item in definitions if item.paths), None)
+        ):
+            raise UserError(f"tool {path_tool!r} takes paths, but the session has no workspace; pass one")
         self._clock = clock
         self._at_once_max = at_once_max
         self._rules = rules
-        self._around = around
+        self._environment = environment
         self._confirmer = Confirmer(rules, clock)
 
-    def lent(self, session_id: str, *instead: Tool) -> "Toolbox":
-        """The same tools under the same rules for another session; those given stand in for the ones of their names.
+    def lent(self, session_id: str, *replacements: Tool) -> "Toolbox":
+        """The same tools and rules for another session; `replacements` replaces tools of the same name.
 
-        Whoever is asked before a tool runs is asked by both, one question at a time.
+        Both sessions share one confirmer, so that the user is asked one question at a time.
         """
-        tools = {**self._tools, **{one.spec.name: one for one in instead}}
-        around = msgspec.structs.replace(self._around, session_id=session_id)
-        made = Toolbox(
-            tuple(tools.values()), clock=self._clock, at_once_max=self._at_once_max, rules=self._rules, around=around
+        tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
+        environment = msgspec.structs.replace(self._environment, session_id=session_id)
+        toolbox = Toolbox(
+            tuple(tools.values()),
+            clock=self._clock,
+            at_once_max=self._at_once_max,
+            rules=self._rules,
+            environment=environment,
         )
-        made._confirmer = self._confirmer
-        return made
+        toolbox._confirmer = self._confirmer
+        return toolbox
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -89,90 +95,93 @@ class Toolbox:
         turn_id: str | None = None,
         active: Activations = NOTHING_ACTIVE,
     ) -> tuple[ToolResult, ...]:
-        """Answer every call, in the order of the calls; cancelled, the ones under way are answered as such.
+        """Run the calls and return their results in the same order.
 
-        `active` is what the model had loaded before it made these calls; the rules of those skills hold for them.
+        If cancelled, raises ToolsCancelledError with a result for every call. `active` are the skills that the model
+        had loaded before it made these calls; their rules apply to them.
         """
         if not calls:
             return ()
-        gate = asyncio.Semaphore(self._at_once_max)
-        answers = [refusal(call, "The call was cancelled before it was run.") for call in calls]
-        registry = SkillActivationRegistry(active, self._around.activation_limits)
+        slots = asyncio.Semaphore(self._at_once_max)
+        results = [refusal(call, "The call was cancelled before it was run.") for call in calls]
+        registry = SkillActivationRegistry(active, self._environment.activation_limits)
 
-        async def answer(number: int, call: ToolUse) -> None:
-            async with gate:
-                answers[number] = refusal(call, "The call was cancelled.")
-                context = ToolContext(self._around, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry)
-                keep = functools.partial(answers.__setitem__, number)
-                await self._answer(_Call(call, record, keep, clock=self._clock, context=context), active)
+        async def run_one(number: int, call: ToolUse) -> None:
+            async with slots:
+                results[number] = refusal(call, "The call was cancelled.")
+                context = ToolContext(
+                    self._environment, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry
+                )
+                set_result = functools.partial(results.__setitem__, number)
+                await self._check_and_run(_Call(call, record, set_result, clock=self._clock, context=context), active)
 
-        tasks = [asyncio.ensure_future(answer(number, call)) for number, call in enumerate(calls)]
+        tasks = [asyncio.ensure_future(run_one(number, call)) for number, call in enumerate(calls)]
         cancelled = False
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         except asyncio.CancelledError:
             cancelled = True
         failure = _first_failure(tasks)
-        # No tool may run on behind the turn that asked for it, whatever ends the turn.
+        # No tool may keep running after its turn, whatever ended the turn.
         cancelled = await _stop(tasks) or cancelled
         if cancelled:
-            raise ToolsCancelledError(tuple(answers))
+            raise ToolsCancelledError(tuple(results))
         if failure is not None:
             raise failure
-        return tuple(answers)
+        return tuple(results)
 
-    async def _answer(self, call: "_Call", active: Activations) -> None:
-        used = call.use
-        chosen = self._tools.get(used.name)
-        if chosen is None:
-            known = ", ".join(sorted(self._tools)) or "none"
-            await call.fail("not_found", f"There is no tool {used.name!r}. Known tools: {known}.")
+    async def _check_and_run(self, call: "_Call", active: Activations) -> None:
+        use = call.use
+        definition = self._tools.get(use.name)
+        if definition is None:
+            tool_names = ", ".join(sorted(self._tools)) or "none"
+            await call.fail("not_found", f"There is no tool {use.name!r}. Known tools: {tool_names}.")
             return
-        findings = check_arguments(chosen.spec, used.arguments_json)
+        findings = check_arguments(definition.spec, use.arguments_json)
         if findings:
-            await call.record(ToolInputInvalid(used.name, findings))
+            await call.record(ToolInputInvalid(use.name, findings))
             await call.fail("validation_error", "The arguments do not fit the schema: " + "; ".join(findings))
             return
-        if refused := self._reason_against(chosen, used, active):
-            await call.fail(*refused)
+        if refusal_reason := self._reason_against(definition, use, active):
+            await call.fail(*refusal_reason)
             return
-        if not await self._confirmed(chosen, call):
+        if not await self._confirmed(definition, call):
             return
-        sent = used.arguments_json.encode()
-        await call.record(ToolCalled(used.id, used.name, digest(sent), len(sent), chosen.side_effects))
-        await _run(chosen, call)
+        arguments = use.arguments_json.encode()
+        await call.record(ToolCalled(use.id, use.name, digest(arguments), len(arguments), definition.side_effects))
+        await _run(definition, call)
 
-    def _reason_against(self, chosen: Tool, used: ToolUse, active: Activations) -> tuple[ToolErrorClass, str] | None:
-        reason = reason_against(self._rules, used) or self._reason_of_skills(used, active)
+    def _reason_against(self, definition: Tool, use: ToolUse, active: Activations) -> tuple[ToolErrorClass, str] | None:
+        reason = reason_against(self._rules, use) or self._reason_against_skills(use, active)
         if reason:
             return "permission_denied", f"This call is not allowed: {reason}"
-        if self._around.roots is None or not chosen.paths:
+        if self._environment.roots is None or not definition.paths:
             return None
-        arguments = msgspec.json.decode(used.arguments_json)
-        given = (arguments.get(name) for name in chosen.paths)
-        writing = chosen.side_effects not in ("none", "read")
+        arguments = msgspec.json.decode(use.arguments_json)
+        paths = (arguments.get(name) for name in definition.paths)
+        writing = definition.side_effects not in ("none", "read")
         try:
-            for path in given:
+            for path in paths:
                 if isinstance(path, str):
-                    check_inside(self._around.roots, path, writing=writing)
+                    check_inside(self._environment.roots, path, writing=writing)
         except EscapeError as error:
             return "permission_denied", f"The path is refused: {error}."
         except PathError as error:
             return "validation_error", f"The path is refused: {error}."
         return None
 
-    def _reason_of_skills(self, used: ToolUse, active: Activations) -> str | None:
-        store = self._around.skills
-        if store is None or not self._around.enforce_allowed_tools:
+    def _reason_against_skills(self, use: ToolUse, active: Activations) -> str | None:
+        store = self._environment.skills
+        if store is None or not self._environment.enforce_allowed_tools:
             return None
         skills = (store.get(name) for name in active.names)
-        return reason_against_skills([skill for skill in skills if skill is not None], used)
+        return reason_against_skills([skill for skill in skills if skill is not None], use)
 
-    async def _confirmed(self, chosen: Tool, call: "_Call") -> bool:
-        if not chosen.asks:
+    async def _confirmed(self, definition: Tool, call: "_Call") -> bool:
+        if not definition.asks:
             return True
         try:
-            decision = await self._confirmer.decide(call.use, chosen.side_effects, call.record)
+            decision = await self._confirmer.decide(call.use, definition.side_effects, call.record)
         except asyncio.CancelledError:
             await call.fail("cancelled", "The call was cancelled.")
             raise
@@ -188,34 +197,40 @@ class Toolbox:
 
 
 class _Call:
-    """One call under way: its answer is kept before it is recorded, so that a cancellation cannot belie it."""
+    """One call in progress.
 
-    def __init__(self, use: ToolUse, record: Record, keep: Keep, *, clock: Clock, context: ToolContext) -> None:
+    Its result is set before its event is recorded, so that a cancellation in between cannot report a finished call as
+    cancelled.
+    """
+
+    def __init__(
+        self, use: ToolUse, record: Record, set_result: SetResult, *, clock: Clock, context: ToolContext
+    ) -> None:
         self.use = use
         self.record = record
         self.context = context
-        self._keep = keep
+        self._set_result = set_result
         self._clock = clock
-        self._started: float | None = None
+        self._started_at: float | None = None
 
     def begin(self) -> None:
-        self._started = self._clock()
+        self._started_at = self._clock()
 
     async def fail(self, kind: ToolErrorClass, message: str) -> None:
-        told = shortened(message)
-        self._keep(refusal(self.use, told))
+        text = shortened(message)
+        self._set_result(refusal(self.use, text))
         await self._record_notes()
-        await self.record(ToolFailed(self.use.id, kind, told, self._since_ms()))
+        await self.record(ToolFailed(self.use.id, kind, text, self._elapsed_ms()))
 
     async def complete(self, content: tuple[Text | Image, ...]) -> None:
-        self._keep(ToolResult(self.use.id, content, name=self.use.name))
+        self._set_result(ToolResult(self.use.id, content, name=self.use.name))
         size = sum(len(block.text.encode()) for block in content if isinstance(block, Text))
         await self._record_notes()
         completed = ToolCompleted(
             tool_use_id=self.use.id,
             success=self.context.success,
             output_size_bytes=size,
-            latency_ms=self._since_ms(),
+            latency_ms=self._elapsed_ms(),
             files_modified=tuple(self.context.files_modified) or None,
             command_executed=self.context.command_executed,
         )
@@ -225,12 +240,12 @@ class _Call:
         for payload in self.context.take_notes():
             await self.record(payload)
 
-    def _since_ms(self) -> int:
-        return 0 if self._started is None else round((self._clock() - self._started) * 1000)
+    def _elapsed_ms(self) -> int:
+        return 0 if self._started_at is None else round((self._clock() - self._started_at) * 1000)
 
 
 class ToolsCancelledError(Exception):
-    """Tools were cancelled; here is what to answer to every call so that the transcript stays legal."""
+    """Tool calls were cancelled. `results` has one result per call: providers reject a call without a result."""
 
     def __init__(self, results: tuple[ToolResult, ...]) -> None:
         super().__init__("the tools were cancelled")
@@ -238,51 +253,52 @@ class ToolsCancelledError(Exception):
 
 
 def refusal(call: ToolUse, message: str) -> ToolResult:
+    """An error result for a call that was not run or failed."""
     return ToolResult(call.id, (Text(message),), is_error=True, name=call.name)
 
 
-async def _run(chosen: Tool, call: _Call) -> None:
-    limit = asyncio.timeout(chosen.timeout_seconds)
+async def _run(definition: Tool, call: _Call) -> None:
+    limit = asyncio.timeout(definition.timeout_seconds)
     call.begin()
     try:
         async with limit:
-            output = await call_function(chosen.run, _arguments(chosen, call))
-        content = _content(output, chosen, call.context)
+            output = await call_function(definition.run, _arguments(definition, call))
+        content = _content(output, definition, call.context)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        # Whatever a tool raises is the model's to read, not ours to die of.
+        # Any error of a tool becomes its result for the model, and must not end the session.
         call.context.stopped.set()
         if isinstance(error, asyncio.CancelledError) and asked_to_stop():
             await call.fail("cancelled", "The call was cancelled.")
             raise
         if limit.expired():
-            await call.fail("timeout", f"The tool did not answer within {chosen.timeout_seconds:g} s.")
+            await call.fail("timeout", f"The tool did not answer within {definition.timeout_seconds:g} s.")
         else:
-            await call.fail(error.kind if isinstance(error, ToolError) else "execution_error", _words(error))
+            await call.fail(error.kind if isinstance(error, ToolError) else "execution_error", _error_text(error))
     else:
         await call.complete(content)
 
 
-def _arguments(chosen: Tool, call: _Call) -> dict[str, object]:
-    sent: dict[str, object] = msgspec.json.decode(call.use.arguments_json)
-    # Ours stands last: a model that guesses the parameter's name does not get to fill it.
-    return {**sent, chosen.context_parameter: call.context} if chosen.context_parameter else sent
+def _arguments(definition: Tool, call: _Call) -> dict[str, object]:
+    arguments: dict[str, object] = msgspec.json.decode(call.use.arguments_json)
+    # The context comes last, so that a model that guesses the parameter's name cannot set it.
+    return {**arguments, definition.context_parameter: call.context} if definition.context_parameter else arguments
 
 
-def _content(output: object, chosen: Tool, context: ToolContext) -> tuple[Text | Image, ...]:
-    # Written here and not in a thread: a cancellation meanwhile would deny a call that is done.
+def _content(output: object, definition: Tool, context: ToolContext) -> tuple[Text | Image, ...]:
+    # Written on the event loop, not in a thread: a cancellation during an await would report a finished call as failed.
     folder = context.output_folder
-    keep = functools.partial(keep_output, folder, context.tool_use_id) if folder else None
-    return tool_content(output, keep, characters_max=chosen.output_characters_max)
+    store = functools.partial(keep_output, folder, context.tool_use_id) if folder else None
+    return tool_content(output, store, characters_max=definition.output_characters_max)
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, EscapedError):
         error = error.error
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - an error that cannot say what it is still has a name
+    except Exception:  # noqa: BLE001 - if __str__ itself fails, the class name is used
         text = ""
     if isinstance(error, ToolError):
         return text if text.strip() else "The tool failed."
@@ -290,12 +306,12 @@ def _words(error: BaseException) -> str:
 
 
 def _first_failure(tasks: Sequence[asyncio.Future[None]]) -> BaseException | None:
-    over = (task.exception() for task in tasks if task.done() and not task.cancelled())
-    return next((error for error in over if error is not None), None)
+    errors = (task.exception() for task in tasks if task.done() and not task.cancelled())
+    return next((error for error in errors if error is not None), None)
 
 
 async def _stop(tasks: Sequence[asyncio.Future[None]]) -> bool:
-    """Cancel what still runs and wait for its end; whether we were asked to stop ourselves meanwhile."""
+    """Cancel the running tasks and wait for their end; return whether this task was cancelled meanwhile."""
     cancelled = False
     while running := [task for task in tasks if not task.done()]:
         for task in running:
@@ -304,6 +320,6 @@ async def _stop(tasks: Sequence[asyncio.Future[None]]) -> bool:
             await asyncio.wait(running)
         except asyncio.CancelledError:
             cancelled = True
-    # Asked for, so that Python does not report as unheard what failed while it was being stopped.
+    # Retrieved so that asyncio does not log "exception was never retrieved" for tasks that failed while stopping.
     _ = [task.exception() for task in tasks if not task.cancelled()]
     return cancelled

@@ -1,4 +1,4 @@
-"""How a tool's function is called: on the loop if it is asynchronous, in a thread of its own if it is not."""
+"""Calls a tool's function: on the event loop if it is asynchronous, else in a thread of its own."""
 
 import asyncio
 import contextvars
@@ -11,7 +11,7 @@ Outcome = tuple[object, BaseException | None]
 
 
 class EscapedError(Exception):
-    """What a tool's thread raised would stop more than the tool if it were raised here; it is carried instead."""
+    """Wraps an error of a tool's thread, such as SystemExit, that would stop more than the tool if raised here."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(type(error).__name__)
@@ -19,7 +19,7 @@ class EscapedError(Exception):
 
 
 async def call_function(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    """What the function returns, awaited to its end; whatever it raises is raised here."""
+    """The function's return value, awaited until it is no awaitable; raises what the function raises."""
     output = function(**arguments) if _is_asynchronous(function) else await in_own_thread(function, arguments)
     while isinstance(output, Awaitable):
         output = await output
@@ -27,7 +27,10 @@ async def call_function(function: Callable[..., object], arguments: Mapping[str,
 
 
 def asked_to_stop() -> bool:
-    """False for a cancellation that a function raised by itself, such as one of a task it waited for."""
+    """Whether the current task was cancelled from outside.
+
+    False if a CancelledError came from the function itself, such as from a task that it awaited.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -39,7 +42,10 @@ def _is_asynchronous(function: Callable[..., object]) -> bool:
 
 
 async def in_own_thread(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    """Not the loop's pool: a call that never returns would take a place there for good, and be waited for at exit."""
+    """Run the function in a new daemon thread.
+
+    Not in the event loop's pool: a call that never returns would occupy a worker forever and block the exit.
+    """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Outcome] = loop.create_future()
     context = contextvars.copy_context()
@@ -58,20 +64,20 @@ async def in_own_thread(function: Callable[..., object], arguments: Mapping[str,
         try:
             loop.call_soon_threadsafe(deliver, outcome)
         except RuntimeError:
-            # The loop is closed: whoever asked has left.
+            # The event loop is closed, so no one awaits the result any more.
             _drop(outcome)
 
     threading.Thread(target=work, name="holdfast-tool", daemon=True).start()
     output, error = await answer
     if error is None:
         return output
-    # A StopIteration cannot leave a coroutine; Python would put another error in its place.
+    # A StopIteration cannot leave a coroutine: Python would turn it into a RuntimeError.
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         raise error
     raise EscapedError(error)
 
 
 def _drop(outcome: Outcome) -> None:
-    # A coroutine that nobody will await is closed, or Python would complain of it.
+    # A coroutine that will not be awaited is closed, so that Python does not warn about it.
     if inspect.iscoroutine(outcome[0]):
         outcome[0].close()

@@ -1,4 +1,4 @@
-"""Tools that a model may call: functions, and what the model is told about them."""
+"""Tool definitions: a Python function together with the specification that the model sees."""
 
 import functools
 import inspect
@@ -19,11 +19,11 @@ ToolFunction = Callable[..., ToolOutput | Awaitable[ToolOutput]]
 
 TIMEOUT_SECONDS = 60.0
 LONG_TIMEOUT_SECONDS = 600.0
-"""For what runs commands or waits for a network."""
+"""For tools that run commands or use the network."""
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the model, in its own words, why the call failed; `kind` is what the log says."""
+    """Raised by a tool with a message for the model on why the call failed; `kind` is recorded in the log."""
 
     kind: ToolErrorClass = "execution_error"
 
@@ -33,11 +33,11 @@ class ToolError(Exception):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function together with what the model is told about it.
+    """A function and its specification.
 
-    `paths` are the arguments that name a file or folder: a call in which one leads out of the workspace is refused.
-    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. Before a tool that does not
-    ask, nobody is asked whatever its side effects.
+    `paths` names the arguments that are paths: a call in which one leads out of the workspace is refused.
+    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. If `asks` is false, calls run
+    without confirmation, whatever the side effects.
     """
 
     spec: ToolSpec
@@ -60,33 +60,33 @@ def tool(
     timeout_seconds: float | None = None,
     paths: Sequence[str] = (),
 ) -> Tool:
-    """A tool from a function: its name, docstring and annotations say what the model sees, unless given here.
+    """Make a tool from a function; name, description and schema default to its name, docstring and annotations.
 
-    A call may take a minute, or ten if it executes something or uses the network, unless `timeout_seconds` is given.
+    The default timeout is one minute, or ten for a tool that executes something or uses the network.
     """
-    shown = _readable(function)
-    _check_words(name=name, description=description)
-    context = _context_parameter(shown)
+    readable = _as_function(function)
+    _check_texts(name=name, description=description)
+    context = _context_parameter(readable)
     if input_schema is not None:
-        said = description if description is not None else inspect.getdoc(shown) or ""
-        spec = tool_spec(name if name is not None else shown.__name__, said, input_schema)
+        text = description if description is not None else inspect.getdoc(readable) or ""
+        spec = tool_spec(name if name is not None else readable.__name__, text, input_schema)
     else:
-        spec = spec_from_function(shown, name=name, description=description, hidden=context)
-    _check_manner(spec, side_effects, timeout_seconds)
+        spec = spec_from_function(readable, name=name, description=description, hidden=context)
+    _check_side_effects(spec, side_effects, timeout_seconds)
     if timeout_seconds is None:
         timeout_seconds = LONG_TIMEOUT_SECONDS if side_effects in ("execute", "network") else TIMEOUT_SECONDS
     _check_paths(spec, paths)
     return Tool(spec, function, side_effects, timeout_seconds, tuple(paths), context)
 
 
-def _check_words(**words: object) -> None:
-    for what, said in words.items():
-        if not isinstance(said, str | None):
-            raise UserError(f"the {what} of a tool must be text, not {type(said).__name__}")
+def _check_texts(**texts: object) -> None:
+    for field, text in texts.items():
+        if not isinstance(text, str | None):
+            raise UserError(f"the {field} of a tool must be text, not {type(text).__name__}")
 
 
-def _check_manner(spec: ToolSpec, side_effects: object, timeout_seconds: object) -> None:
-    """A side effect that nobody knows would be asked about by nobody."""
+def _check_side_effects(spec: ToolSpec, side_effects: object, timeout_seconds: object) -> None:
+    # A call with an unknown side effect would never be confirmed, because it is in no `confirm_for`.
     known = typing.get_args(SideEffects)
     if side_effects not in known:
         raise UserError(f"tool {spec.name!r}: unknown side effect {side_effects!r:.80}; known: {', '.join(known)}")
@@ -98,22 +98,22 @@ def _check_manner(spec: ToolSpec, side_effects: object, timeout_seconds: object)
 def _check_paths(spec: ToolSpec, paths: Sequence[str]) -> None:
     if isinstance(paths, str):
         raise UserError(f"tool {spec.name!r}: paths must be a list of names of parameters, not one text")
-    known = msgspec.json.decode(spec.input_schema_json).get("properties", {})
-    if strange := next((path for path in paths if path not in known), None):
-        raise UserError(f"tool {spec.name!r} has no parameter {strange!r} that could be a path")
+    parameters = msgspec.json.decode(spec.input_schema_json).get("properties", {})
+    if unknown := next((path for path in paths if path not in parameters), None):
+        raise UserError(f"tool {spec.name!r} has no parameter {unknown!r} that could be a path")
 
 
 def _context_parameter(function: Callable[..., object]) -> str | None:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, SyntaxError, AttributeError):
-        # Where it matters, whoever reads the annotations for the schema says what is wrong with them.
+        # If a schema is derived from these annotations, `spec_from_function` raises with the details.
         return None
     return next((name for name, hint in hints.items() if hint is ToolContext and name != "return"), None)
 
 
-def _readable(function: ToolFunction) -> Callable[..., object]:
-    """A partial or a callable object as a function that reads like it; what is bound already does not show."""
+def _as_function(function: ToolFunction) -> Callable[..., object]:
+    """A partial or a callable object as a function with its signature, without the arguments that are bound."""
     bound: set[str] = set()
     inner: Callable[..., object] = function
     while isinstance(inner, functools.partial):
@@ -132,6 +132,6 @@ def _readable(function: ToolFunction) -> Callable[..., object]:
     if not hasattr(inner, "__name__"):
         shown.__name__ = type(inner).__name__
         shown.__doc__ = inspect.getdoc(inner) or shown.__doc__
-    parameters = [one for one in signature.parameters.values() if one.name not in bound]
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
     shown.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # PEP 362
     return shown

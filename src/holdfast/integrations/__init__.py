@@ -1,4 +1,4 @@
-"""How does an agent that speaks through a provider's own client get a cache that holds?"""
+"""Prompt caching for agents that use a provider's own SDK client: `wrap(client)`."""
 
 from holdfast.engine.recorder import Recorder
 from holdfast.integrations.wrap import recorder_of, wrap

@@ -1,6 +1,6 @@
-"""Gemini's client, watched where it sends: nothing is rewritten, because its cache goes by the prefix alone.
+"""Wraps the google-genai client and records its requests. Nothing is rewritten: Gemini caches prefixes implicitly.
 
-One call of the client can be several requests, such as those of its automatic function calling: each is recorded.
+One call of the client can send several requests, for example by automatic function calling; each one is recorded.
 """
 
 import copy
@@ -20,26 +20,28 @@ from holdfast.providers.streaming import written_event
 
 GENERATE = Dialect(gemini, lambda arguments, request: Rewritten(arguments, request.wire), as_bare_event)
 
-_GENERATING = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
+_GENERATE_PATH = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
 
 Send = Callable[..., object]
 
 
 def wrapped_gemini(client: object, desk: Desk) -> Proxy:
-    """A client whose models, chats and asynchronous side record what they send."""
-    return Client(client, _look_at_client(desk), desk)
+    """A client whose `models`, `chats` and `aio` record the requests they send."""
+    return Client(client, _client_attributes(desk), desk)
 
 
-def _look_at_client(desk: Desk) -> Look:
+def _client_attributes(desk: Desk) -> Look:
     def look(name: str, value: object) -> object:
+        # `client.aio` is the asynchronous client, with `models` and `chats` of its own.
         if name == "aio":
             return Proxy(value, look)
         with desk.warnings.harmless("what this client sends is not recorded"):
             if name == "models":
                 return _watched_models(value, desk)
+            # A chat sends through the models object that `chats` holds.
             if name == "chats":
                 watched = copy.copy(value)
-                _put(watched, "_modules", _watched_models(_get(value, "_modules"), desk))
+                _set(watched, "_modules", _watched_models(_get(value, "_modules"), desk))
                 return watched
         return value
 
@@ -47,29 +49,30 @@ def _look_at_client(desk: Desk) -> Look:
 
 
 def _watched_models(models: object, desk: Desk) -> object:
-    """The same methods, sending through a watched connection."""
+    """A copy of the client's models object that sends through a recording connection."""
     watched = copy.copy(models)
-    _put(watched, "_api_client", Proxy(_get(models, "_api_client"), _look_at_connection(desk)))
+    _set(watched, "_api_client", Proxy(_get(models, "_api_client"), _connection_attributes(desk)))
     return watched
 
 
-def _look_at_connection(desk: Desk) -> Look:
-    watchers = {
-        "request": _answering,
-        "request_streamed": _streaming,
-        "async_request": _answering_later,
-        "async_request_streamed": _streaming_later,
+def _connection_attributes(desk: Desk) -> Look:
+    senders = {
+        "request": _send,
+        "request_streamed": _stream,
+        "async_request": _send_async,
+        "async_request_streamed": _stream_async,
     }
 
     def look(name: str, value: object) -> object:
-        if name not in watchers or not callable(value):
+        if name not in senders or not callable(value):
             return value
 
         def send(method: str, path: str, body: object, *rest: object) -> object:
-            request = _GENERATING.fullmatch(path)
+            # Other requests, such as for files or token counts, have no prompt cache.
+            request = _GENERATE_PATH.fullmatch(path)
             if request is None:
                 return value(method, path, body, *rest)
-            return watchers[name](lambda: value(method, path, body, *rest), _watch(desk, request[1], body))
+            return senders[name](lambda: value(method, path, body, *rest), _watch(desk, request[1], body))
 
         return send
 
@@ -86,21 +89,21 @@ def _watch(desk: Desk, path: str, body: object) -> Callable[[], Watch]:
     return start
 
 
-def _answering(send: Callable[[], object], start: Callable[[], Watch]) -> object:
+def _send(send: Callable[[], object], start: Callable[[], Watch]) -> object:
     watch = start()
     try:
-        answer = send()
+        response = send()
     except BaseException as error:
         watch.failed(error)
         raise
-    watch.received(_body_of(answer))
-    return answer
+    watch.received(_body_of(response))
+    return response
 
 
-def _streaming(send: Callable[[], object], start: Callable[[], Watch]) -> Iterator[object]:
+def _stream(send: Callable[[], object], start: Callable[[], Watch]) -> Iterator[object]:
     watch = start()
     try:
-        for chunk in cast("Iterator[object]", send()):  # What the client iterates over itself.
+        for chunk in cast("Iterator[object]", send()):  # The client iterates over it too.
             watch.feed(written_event(_body_of(chunk)))
             yield chunk
     except GeneratorExit:
@@ -112,28 +115,28 @@ def _streaming(send: Callable[[], object], start: Callable[[], Watch]) -> Iterat
     watch.ended()
 
 
-async def _answering_later(send: Callable[[], object], start: Callable[[], Watch]) -> object:
+async def _send_async(send: Callable[[], object], start: Callable[[], Watch]) -> object:
     watch = start()
     try:
-        answer = await cast("Awaitable[object]", send())  # What the client awaits itself.
+        response = await cast("Awaitable[object]", send())  # The client awaits it too.
     except BaseException as error:
         watch.failed(error)
         raise
-    watch.received(_body_of(answer))
-    return answer
+    watch.received(_body_of(response))
+    return response
 
 
-async def _streaming_later(send: Callable[[], object], start: Callable[[], Watch]) -> AsyncIterator[object]:
+async def _stream_async(send: Callable[[], object], start: Callable[[], Watch]) -> AsyncIterator[object]:
     watch = start()
     try:
         chunks = await cast("Awaitable[AsyncIterator[object]]", send())  # As above.
     except BaseException as error:
         watch.failed(error)
         raise
-    return _passed_on(chunks, watch)
+    return _forward_chunks(chunks, watch)
 
 
-async def _passed_on(chunks: AsyncIterator[object], watch: Watch) -> AsyncIterator[object]:
+async def _forward_chunks(chunks: AsyncIterator[object], watch: Watch) -> AsyncIterator[object]:
     try:
         async for chunk in chunks:
             watch.feed(written_event(_body_of(chunk)))
@@ -147,15 +150,16 @@ async def _passed_on(chunks: AsyncIterator[object], watch: Watch) -> AsyncIterat
     watch.ended()
 
 
-def _body_of(answer: object) -> bytes:
-    body = getattr(answer, "body", None)
+def _body_of(response: object) -> bytes:
+    body = getattr(response, "body", None)
     return body.encode(errors="replace") if isinstance(body, str) else b""
 
 
+# The client's private attributes are read and set by name, because no type here knows them.
 def _get(target: object, name: str) -> object:
-    found: object = getattr(target, name)
-    return found
+    value: object = getattr(target, name)
+    return value
 
 
-def _put(target: object, name: str, value: object) -> None:
+def _set(target: object, name: str, value: object) -> None:
     setattr(target, name, value)

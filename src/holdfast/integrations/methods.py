@@ -1,4 +1,4 @@
-"""Which methods of a client are understood, and what is called in their place."""
+"""Replaces the methods of an SDK client that send requests by ones that place breakpoints and record calls."""
 
 import functools
 import inspect
@@ -15,36 +15,39 @@ from holdfast.integrations.watching import Watch
 
 
 class Method(NamedTuple):
-    """`opens` says that it gives something to be entered, which then streams."""
+    """`opens` is true for a method that returns a context manager around a stream."""
 
     dialect: Dialect
     opens: bool = False
 
 
 Methods = dict[str, Method]
-"""By their path from the client, such as `chat.completions.create`."""
+"""Methods by their path from the client, such as `chat.completions.create`."""
 
-_REMAKES = frozenset({"copy", "with_options"})
+# Methods that return a new client, which has to be wrapped too.
+_COPY_METHODS = frozenset({"copy", "with_options"})
 
 
 def wrapped_client(client: object, desk: Desk, *, methods: Methods) -> Proxy:
-    """A client of which the given methods are watched; what it makes of itself is wrapped too."""
-    look = _look_at("", methods, desk)
+    """Wrap a client so that the given methods are watched, also in copies that it makes of itself."""
+    replace_attribute = _attributes_at("", methods, desk)
 
-    def look_at_client(name: str, value: object) -> object:
-        if name not in _REMAKES or not callable(value):
-            return look(name, value)
+    def client_attributes(name: str, value: object) -> object:
+        if name not in _COPY_METHODS or not callable(value):
+            return replace_attribute(name, value)
 
         @functools.wraps(value)
-        def remake(*args: object, **kwargs: object) -> Proxy:
+        def copy_and_wrap(*args: object, **kwargs: object) -> Proxy:
             return wrapped_client(value(*args, **kwargs), desk, methods=methods)
 
-        return remake
+        return copy_and_wrap
 
-    return Client(client, look_at_client, desk)
+    return Client(client, client_attributes, desk)
 
 
 class Client(Proxy):
+    """The proxy of a whole client, which holds the state of the wrapper."""
+
     def __init__(self, target: object, look: Look, desk: Desk) -> None:
         super().__init__(target, look)
         object.__setattr__(self, "_holdfast_desk", desk)
@@ -54,37 +57,44 @@ def desk_of(client: Client) -> Desk:
     return cast("Desk", object.__getattribute__(client, "_holdfast_desk"))  # Set above.
 
 
-def _look_at(path: str, methods: Methods, desk: Desk) -> Look:
+def _attributes_at(path: str, methods: Methods, desk: Desk) -> Look:
     def look(name: str, value: object) -> object:
-        here = path + name
-        if here in methods and callable(value):
-            return _watched(value, methods[here], desk)
-        if any(known.startswith(here + ".") for known in methods):
-            return Proxy(value, _look_at(here + ".", methods, desk))
+        full_path = path + name
+        if full_path in methods and callable(value):
+            return _watched_method(value, methods[full_path], desk)
+        if any(method_path.startswith(full_path + ".") for method_path in methods):
+            return Proxy(value, _attributes_at(full_path + ".", methods, desk))
         return value
 
     return look
 
 
-def _watched(original: Callable[..., object], method: Method, desk: Desk) -> Callable[..., object]:
+def _watched_method(original: Callable[..., object], method: Method, desk: Desk) -> Callable[..., object]:
     dialect = method.dialect
 
     @functools.wraps(original)
-    def call(*args: object, **given: object) -> object:
+    def call(*args: object, **caller_arguments: object) -> object:
+        # The SDKs take keyword arguments only; a call with positional ones is left for the SDK to reject.
         if args:
-            return original(*args, **given)
-        arguments, prepared = desk.prepare(dialect, given)
-        start = functools.partial(begin, dialect, desk, prepared, given=given, sent=arguments)
+            return original(*args, **caller_arguments)
+        arguments, prepared = desk.prepare(dialect, caller_arguments)
+        start = functools.partial(
+            begin, dialect, desk, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
+        )
         if method.opens:
             return WatchedOpening(original(**arguments), start, desk.warnings)
         watch = start()
         try:
-            answer = original(**arguments)
+            response = original(**arguments)
         except BaseException as error:
             watch.failed(error)
             raise
-        streams = bool(given.get("stream"))
-        return _later(answer, watch, streams) if inspect.isawaitable(answer) else _now(answer, watch, streams)
+        streams = bool(caller_arguments.get("stream"))
+        return (
+            _await_and_watch(response, watch, streams)
+            if inspect.isawaitable(response)
+            else _watch_result(response, watch, streams)
+        )
 
     return call
 
@@ -94,25 +104,27 @@ def begin(
     desk: Desk,
     prepared: Prepared | None,
     *,
-    given: Arguments | None = None,
-    sent: Arguments | None = None,
+    caller_arguments: Arguments | None = None,
+    sent_arguments: Arguments | None = None,
 ) -> Watch:
-    """A call that is sent now; it is only watched where it could be read."""
+    """Start watching a call that is sent now; it is not recorded if it could not be decoded."""
     call = desk.recorder.begin(prepared, *desk.news()) if prepared is not None else None
-    return Watch(dialect, desk.recorder, call, warnings=desk.warnings, arguments=(given or {}, sent or {}))
+    return Watch(
+        dialect, desk.recorder, call, warnings=desk.warnings, arguments=(caller_arguments or {}, sent_arguments or {})
+    )
 
 
-def _now(answer: object, watch: Watch, streams: bool) -> object:
+def _watch_result(response: object, watch: Watch, streams: bool) -> object:
     if streams:
-        return WatchedStream(answer, watch)
-    watch.replied(answer)
-    return answer
+        return WatchedStream(response, watch)
+    watch.replied(response)
+    return response
 
 
-async def _later(answer: object, watch: Watch, streams: bool) -> object:
+async def _await_and_watch(response: object, watch: Watch, streams: bool) -> object:
     try:
-        arrived = await awaited(answer)
+        result = await awaited(response)
     except BaseException as error:
         watch.failed(error)
         raise
-    return _now(arrived, watch, streams)
+    return _watch_result(result, watch, streams)

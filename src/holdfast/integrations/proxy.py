@@ -1,21 +1,22 @@
-"""Objects that stand for another one: all that is not spoken of here is the other's."""
+"""Transparent proxies: everything that is not overridden here is forwarded to the target."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import cast
 
 Look = Callable[[str, object], object]
-"""What is shown in the place of an attribute, by its name and value."""
+"""Returns the replacement of an attribute, from its name and value."""
 
 
 class Proxy:
-    """Behaves as its target, also for `isinstance`; `look` says what is shown of it."""
+    """Behaves like its target, also for `isinstance`; `look` may replace its attributes."""
 
     def __init__(self, target: object, look: Look) -> None:
         object.__setattr__(self, "_holdfast_target", target)
         object.__setattr__(self, "_holdfast_look", look)
 
     def __getattr__(self, name: str) -> object:
-        look = cast("Look", object.__getattribute__(self, "_holdfast_look"))  # Set above, whatever the target is.
+        # Through `object`: the proxy's own attribute access is forwarded to the target.
+        look = cast("Look", object.__getattribute__(self, "_holdfast_look"))
         return look(name, getattr(target_of(self), name))
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -30,7 +31,7 @@ class Proxy:
     def __dir__(self) -> list[str]:
         return dir(target_of(self))
 
-    @property  # type: ignore[misc] # Nobody gives a proxy another class; `isinstance` asks for the target's.
+    @property  # type: ignore[misc] # Read only: `isinstance` reads the target's class here.
     def __class__(self) -> type:
         return type(target_of(self))
 
@@ -56,16 +57,16 @@ def target_of(proxy: Proxy) -> object:
 
 
 def special(proxy: Proxy, name: str) -> Callable[..., object]:
-    """A method of the target that Python looks up on the class."""
+    """A special method of the target, which Python would look up on the proxy's class."""
     return cast("Callable[..., object]", getattr(target_of(proxy), name))  # Called as Python itself would call it.
 
 
 async def awaited(value: object) -> object:
-    return await cast("Awaitable[object]", value)  # Only asynchronous clients are asked in this way.
+    return await cast("Awaitable[object]", value)  # Called only for asynchronous clients.
 
 
 def next_of(proxy: Proxy) -> object:
-    return next(cast("Iterator[object]", target_of(proxy)))  # Only streams are asked in this way.
+    return next(cast("Iterator[object]", target_of(proxy)))  # Called only for streams.
 
 
 async def next_of_async(proxy: Proxy) -> object:

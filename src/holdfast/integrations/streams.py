@@ -1,4 +1,4 @@
-"""Streams as the client gives them, watched: each item is passed on when it comes."""
+"""Wraps the streams of an SDK client: each item is recorded and passed on as it arrives."""
 
 from collections.abc import Callable
 from typing import cast
@@ -7,24 +7,24 @@ from holdfast.engine.harmless import Warnings
 from holdfast.integrations.proxy import Proxy, awaited, next_of, next_of_async, special
 from holdfast.integrations.watching import Watch
 
-_CLOSING = frozenset({"close", "aclose"})
+_CLOSE_METHODS = frozenset({"close", "aclose"})
 
 
 class WatchedStream(Proxy):
-    """A stream of a blocking client or of an asynchronous one: only one of the two ways to iterate is used."""
+    """A stream of a blocking or an asynchronous client; only one of the two ways to iterate is used."""
 
     def __init__(self, target: object, watch: Watch) -> None:
         def look(name: str, value: object) -> object:
-            return closing(value) if name in _CLOSING else value
+            return watched_close(value) if name in _CLOSE_METHODS else value
 
-        def closing(value: object) -> Callable[..., object]:
+        def watched_close(value: object) -> Callable[..., object]:
             close = cast("Callable[..., object]", value)  # A stream's `close` is a method, or a coroutine function.
 
-            def closed(*args: object, **kwargs: object) -> object:
+            def close_and_record(*args: object, **kwargs: object) -> object:
                 watch.closed()
                 return close(*args, **kwargs)
 
-            return closed
+            return close_and_record
 
         super().__init__(target, look)
         object.__setattr__(self, "_holdfast_watch", watch)
@@ -71,12 +71,13 @@ class WatchedStream(Proxy):
         _watch_of(self).closed()
         return await super().__aexit__(*failure)
 
+    # A stream that is neither read to its end nor closed was still billed, and has to be recorded.
     def __del__(self) -> None:
         _watch_of(self).dropped()
 
 
 class WatchedOpening(Proxy):
-    """What `with client.messages.stream(...)` enters: the stream in it is the client's own, reading a watched one."""
+    """The context manager of `client.messages.stream(...)`: the client's own stream object reads a watched stream."""
 
     def __init__(self, target: object, begin: Callable[[], Watch], warnings: Warnings) -> None:
         super().__init__(target, lambda name, value: value)
@@ -119,6 +120,7 @@ class WatchedOpening(Proxy):
 
     def _attach(self, stream: object, watch: Watch) -> None:
         warnings = cast("Warnings", object.__getattribute__(self, "_holdfast_warnings"))  # Set above.
+        # A private field of the SDK: if a new version renames it, the stream works and only the record is missing.
         with warnings.harmless("a stream is not recorded"):
             raw = getattr(stream, "_raw_stream")  # noqa: B009 - the client's own field, which no type here knows
             setattr(stream, "_raw_stream", WatchedStream(raw, watch))  # noqa: B010 - as above

@@ -1,4 +1,4 @@
-"""What a client's answer took, read from the answer while the caller gets it as it comes."""
+"""Follows one call of a wrapped client and records its usage and outcome."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from holdfast.engine.recorder import Call, Recorder
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.failures import kind_of
 
-_UNREAD = "a reply cannot be read, so that nobody knows what it took"
+_UNREADABLE = "a reply cannot be decoded, so its usage is unknown"
 
 
 class Watch:
-    """Follows one call to its end. Nothing in here raises."""
+    """Follows one call to its end. No method raises: a failure of the record must not break the caller's call."""
 
     def __init__(
         self,
@@ -33,72 +33,77 @@ class Watch:
         self._warnings = warnings
         self._reader = dialect.adapter.stream_reader()
 
-    def replied(self, answer: object) -> None:
-        """The call was answered by a whole reply, as an object of the client's."""
+    def replied(self, response: object) -> None:
+        """Record a complete response, as an object of the client library."""
         body = b""
-        with self._warnings.harmless(_UNREAD):
-            body = plain_json(plain(answer))
+        with self._warnings.harmless(_UNREADABLE):
+            body = plain_json(plain(response))
         self.received(body)
 
     def received(self, body: bytes) -> None:
-        """The call was answered by a whole reply."""
+        """Record a complete response, as bytes."""
         if self._call is None:
             return
         reply: Reply | None = None
-        with self._warnings.harmless(_UNREAD):
+        with self._warnings.harmless(_UNREADABLE):
             reply = self._dialect.adapter.read_reply(body)
-        self._end(reply)
+        self._complete_call(reply)
 
     def saw(self, item: object) -> bool:
-        """One item of a streamed reply; whether it is the caller's."""
-        with self._warnings.harmless(_UNREAD):
-            spelled = plain(item)
-            if isinstance(spelled, dict):
-                self.feed(self._dialect.as_event(spelled))
-                return not self._dialect.is_ours(*self._arguments, spelled)
+        """Record one item of a streamed response; return whether the caller gets it.
+
+        An item that exists only because we added an option to the request, such as usage, is withheld.
+        """
+        with self._warnings.harmless(_UNREADABLE):
+            event = plain(item)
+            if isinstance(event, dict):
+                self.feed(self._dialect.as_event(event))
+                return not self._dialect.is_ours(*self._arguments, event)
         return True
 
     def feed(self, chunk: bytes) -> None:
         if self._call is None:
             return
-        with self._warnings.harmless(_UNREAD):
+        with self._warnings.harmless(_UNREADABLE):
             try:
                 for delta in self._reader.feed(chunk):
                     if isinstance(delta, ReplyFinished):
-                        self._end(delta.reply)
+                        self._complete_call(delta.reply)
             except ProviderError as error:
                 self.failed(error)
                 raise
 
     def ended(self) -> None:
-        """The stream has no more items."""
+        """Record the end of the stream."""
+        # SDKs consume the event that ends a stream, such as `[DONE]`; our reader needs it to finish the reply.
         if self._dialect.closing:
             self.feed(self._dialect.closing)
-        self._break_off("network", "the reply ended before it was complete")
+        self._fail_call("network", "the reply ended before it was complete")
 
     def closed(self) -> None:
-        """The caller wants no more of it."""
-        self._break_off("cancelled", "the stream was closed before its end")
+        """Record that the caller closed the stream."""
+        self._fail_call("cancelled", "the stream was closed before its end")
 
     def dropped(self) -> None:
-        """Nobody holds the stream any more; may be called at any time, by the garbage collector."""
+        """Record that the stream was garbage collected; may be called at any time and in any thread."""
         call, self._call = self._call, None
         if call is not None:
-            with self._warnings.harmless(_UNREAD):
+            with self._warnings.harmless(_UNREADABLE):
                 self._recorder.drop(call, self._reader.partial())
 
     def failed(self, error: BaseException) -> None:
-        """What the client raised."""
+        """Record an error that the client raised."""
         kind, message = failure_of(error)
-        self._break_off(kind, message)
+        self._fail_call(kind, message)
 
-    def _break_off(self, kind: FailureKind, message: str) -> None:
+    def _fail_call(self, kind: FailureKind, message: str) -> None:
         call, self._call = self._call, None
         if call is not None:
-            with self._warnings.harmless(_UNREAD):
+            with self._warnings.harmless(_UNREADABLE):
                 self._recorder.fail(call, kind, message, self._reader.partial())
 
-    def _end(self, reply: Reply | None) -> None:
+    def _complete_call(self, reply: Reply | None) -> None:
+        # Cleared first: of several signs of an end (last event, close, garbage collection) only the first counts.
         call, self._call = self._call, None
         if call is not None and reply is not None:
             self._recorder.complete(call, reply)
@@ -107,8 +112,9 @@ class Watch:
 
 
 def failure_of(error: BaseException) -> tuple[FailureKind, str]:
-    """The kind of an error, and a line that names it and quotes nothing: a message may hold what was sent."""
+    """The kind of an error, and its class name. The message is left out, because it may quote the prompt."""
     name = type(error).__name__
+    # The SDKs name the HTTP status `status_code` (Anthropic, OpenAI) or `code` (google-genai).
     status = next(
         (code for field in ("status_code", "code") if isinstance(code := getattr(error, field, None), int)), 0
     )

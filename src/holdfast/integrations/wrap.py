@@ -1,4 +1,4 @@
-"""One line that makes the cache of an existing agent hold: `client = wrap(client)`."""
+"""`client = wrap(client)`: adds prompt caching and a record of calls to an existing SDK client."""
 
 import weakref
 from collections.abc import Callable
@@ -48,7 +48,7 @@ _WRAPPINGS: dict[tuple[str, str], Wrapping] = {
     ("openai", "AsyncOpenAI"): _OPENAI,
     ("google.genai", "Client"): wrapped_gemini,
 }
-"""By the package and the class of a client; the clients themselves are never imported here."""
+"""By package and class of the client. The SDKs are optional, so they are not imported here."""
 
 
 def wrap(
@@ -60,37 +60,38 @@ def wrap(
     clock: Clock = system_clock,
     new_id: NewId = new_ulid,
 ) -> AnyClient:
-    """A client that behaves as the given one, places cache marks, and records what its calls took.
+    """Return a client that behaves like the given one, places cache breakpoints, and records the usage of its calls.
 
-    Prompts are not recorded, only digests of them. Without `store` the record lives as long as the process.
-    `session` is what keeps OpenAI's calls on one cache; without it, the first system text is. Where caching is turned
-    off in the store, for this record or the provider, nothing is added to a call. The given client stays as it was.
+    Prompts are recorded only as digests. Without `store` the record lives as long as the process. `session` is the
+    key that routes OpenAI's calls to one cache; by default it is derived from the first system text. If caching is
+    turned off in the store, for this record or for the provider, calls are not rewritten. The given client is not
+    changed.
     """
     wrapping = _wrapping_of(client)
     warnings = Warnings()
-    known = shipped_models() if models is None else models
-    log, owned = _log_of(store, known)
-    recorder = Recorder(log, models=known, clock=clock, new_id=new_id, warnings=warnings)
-    if owned:
-        # Also at the end of the process: what is queued is written then.
+    catalog = shipped_models() if models is None else models
+    log, owns_log = _log_of(store, catalog)
+    recorder = Recorder(log, models=catalog, clock=clock, new_id=new_id, warnings=warnings)
+    if owns_log:
+        # Closing writes the queued events; a finalizer also runs at the end of the process.
         weakref.finalize(recorder, log.close)
     controls = log.records.controls if isinstance(log, HasRecords) else None
     wrapped = wrapping(client, Desk(recorder, warnings, session=session, controls=controls))
-    return cast("AnyClient", wrapped)  # It answers to everything that the client answers to.
+    return cast("AnyClient", wrapped)  # The proxy has every attribute of the client.
 
 
 def _log_of(store: Log | str | Path | None, models: Models) -> tuple[Log, bool]:
-    """The log to write, and whether it is ours to close."""
+    """The log to write to, and whether it has to be closed by the wrapper."""
     if store is None:
         return MemoryStore(models=models), False
     return (open_store(store, models=models), True) if isinstance(store, str | Path) else (store, False)
 
 
 def recorder_of(client: object) -> Recorder:
-    """What a wrapped client's calls took."""
+    """The record of a wrapped client's calls."""
     if not issubclass(type(client), Client):
         raise UserError(f"this {type(client).__name__} is not wrapped: use the client that `wrap` returned")
-    return desk_of(cast("Client", client)).recorder  # As just seen.
+    return desk_of(cast("Client", client)).recorder  # Checked above.
 
 
 def _wrapping_of(client: object) -> Wrapping:
@@ -98,13 +99,13 @@ def _wrapping_of(client: object) -> Wrapping:
         raise UserError("this client is wrapped already")
     package, name = _origin(client)
     if (package, name) not in _WRAPPINGS:
-        known = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
-        raise UserError(f"a {package}.{name} cannot be wrapped; these clients can: {known}")
+        supported = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
+        raise UserError(f"a {package}.{name} cannot be wrapped; these clients can: {supported}")
     return _WRAPPINGS[package, name]
 
 
 def _origin(client: object) -> tuple[str, str]:
-    """The package and the name of a client's class; a class of the caller's own counts as what it extends."""
+    """The package and name of the client's class; for a subclass of a known client, those of its base class."""
     for ancestor in type(client).__mro__:
         package = ancestor.__module__.rpartition(".")[0] or ancestor.__module__
         if (package, ancestor.__name__) in _WRAPPINGS:

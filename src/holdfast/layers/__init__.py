@@ -1,1 +1,1 @@
-"""What goes into the prompt, and in which order: stable parts first, what changes last."""
+"""The layers of a prompt and their order: stable parts first, changing parts last."""

@@ -1,4 +1,4 @@
-"""How a coding agent's system prompt is put together, section by section, and where its stable part ends.
+"""Builds a coding agent's system prompt section by section, with the boundary at which its stable part ends.
 
 | section | stability |
 | --- | --- |
@@ -45,7 +45,7 @@ class _Section(msgspec.Struct, frozen=True):
 
 
 class SystemPromptBuilder(msgspec.Struct, frozen=True):
-    """Every `with_` gives a new builder and leaves this one as it is."""
+    """Immutable: every `with_` method returns a new builder."""
 
     output_style: OutputStyle | None = None
     environment: Environment = Environment()
@@ -55,7 +55,7 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
     appended: tuple[str, ...] = ()
 
     def with_output_style(self, name: str, prompt: str) -> Self:
-        """A style takes both a name and a prompt; without one of them there is none."""
+        """Set the output style; if the name or the prompt is blank, there is none."""
         style = OutputStyle(_line(name), prompt.strip()) if name.strip() and prompt.strip() else None
         return msgspec.structs.replace(self, output_style=style)
 
@@ -69,16 +69,17 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, instructions=instructions)
 
     def with_runtime_config(self, config: Mapping[str, Json]) -> Self:
-        """Shown to the model as it is given: leave out what is secret."""
+        """Values are shown to the model as they are: leave out secrets."""
+        # Sorted, so that the order in which a config was built does not change the bytes.
         entries = tuple((_line(name), _json_text(name, config[name])) for name in sorted(config))
         return msgspec.structs.replace(self, runtime_config=entries)
 
     def with_appended(self, text: str) -> Self:
-        """One more section at the end; text that is blank adds none."""
+        """Append a section; blank text adds none."""
         return msgspec.structs.replace(self, appended=(*self.appended, text)) if text.strip() else self
 
     def build(self) -> list[str]:
-        """All sections in order, and between the frozen ones and the others the boundary."""
+        """All sections in order, with the boundary between the frozen ones and the others."""
         items: list[str] = []
         for part in self._sections():
             if part.stability is not Stability.FROZEN and SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in items:
@@ -87,18 +88,18 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
         return items
 
     def render(self) -> str:
-        """For people to look at: the boundary is still in it."""
+        """The prompt as text for people to read; it still contains the boundary."""
         return "\n\n".join(self.build())
 
     def segments(self) -> tuple[Segment, ...]:
-        """The sections as parts of a prompt, most stable first; what is volatile goes behind the history."""
+        """The sections as prompt segments, most stable first; volatile ones go after the history."""
         return tuple(_segment(part) for part in sorted(self._sections(), key=lambda part: part.stability))
 
     def _sections(self) -> Iterator[_Section]:
         frozen, epoch, volatile = Stability.FROZEN, Stability.EPOCH, Stability.VOLATILE
         style = self.output_style
         config = bullets(f"{name}: {value}" for name, value in self.runtime_config)
-        named = (
+        sections = (
             ("intro", frozen, INTRO_WITH_STYLE if style else INTRO),
             ("output_style", frozen, section(f"Output Style: {style.name}", style.prompt) if style else ""),
             ("system", frozen, SYSTEM),
@@ -110,16 +111,17 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
             ("runtime_config", volatile, section("Runtime config", config) if config else ""),
             *((f"appended_{number}", volatile, text) for number, text in enumerate(self.appended, 1)),
         )
-        for name, stability, text in named:
-            sendable = without_boundary(mend_surrogates(text)).strip("\n")
-            if sendable.strip():
-                yield _Section(name, stability, sendable)
+        # Text from files must not bring a boundary of its own, which would move the end of the stable part.
+        for name, stability, text in sections:
+            clean_text = without_boundary(mend_surrogates(text)).strip("\n")
+            if clean_text.strip():
+                yield _Section(name, stability, clean_text)
 
 
 def split_at_boundary(text: str) -> tuple[str, str]:
-    """What stands before the first boundary, and what stands behind it; without one, all of it is stable.
+    """Split a system prompt into the stable text before the first boundary and the volatile text after it.
 
-    Line breaks next to the boundary belong to it, and every further boundary is taken out.
+    Without a boundary all of it is stable. Line breaks next to the boundary are dropped, further boundaries removed.
     """
     stable, boundary, volatile = text.partition(SYSTEM_PROMPT_DYNAMIC_BOUNDARY)
     if not boundary:
@@ -128,21 +130,21 @@ def split_at_boundary(text: str) -> tuple[str, str]:
 
 
 def sendable(text: str) -> str:
-    """The text without boundary and without lone surrogates, neither of which may reach the wire."""
+    """The text without boundary markers and lone surrogates, neither of which may be sent to a provider."""
     return without_boundary(mend_surrogates(text))
 
 
 def without_boundary(text: str) -> str:
     removed = text.replace(SYSTEM_PROMPT_DYNAMIC_BOUNDARY, "")
-    # Taking one out may have joined the halves of another; a space, which is in no boundary, parts them.
+    # Removing one boundary can join two halves of another. Replace that one by a space, so that none can form again.
     return removed.replace(SYSTEM_PROMPT_DYNAMIC_BOUNDARY, " ")
 
 
 def _segment(part: _Section) -> Segment:
     content = (Text(part.text),)
     if part.stability is Stability.VOLATILE:
-        passage = Passage("user", content, layer=part.name, stability=part.stability)
-        return Segment(part.name, part.stability, "messages", passages=(passage,))
+        entry = Passage("user", content, layer=part.name, stability=part.stability)
+        return Segment(part.name, part.stability, "messages", passages=(entry,))
     return Segment(part.name, part.stability, "system", system=content)
 
 
@@ -155,5 +157,5 @@ def _json_text(name: str, value: Json) -> str:
         return canonical_json(value).decode()
     except (TypeError, ValueError, RecursionError):
         raise UserError(
-            f"runtime config entry {name!r} cannot be written as JSON; give plain JSON values only"
+            f"runtime config entry {name!r} cannot be written as JSON; pass plain JSON values only"
         ) from None

@@ -1,4 +1,4 @@
-"""What every coding agent is told, whatever it works on: byte for byte the same within a release."""
+"""The guidance in every coding agent's system prompt. Byte for byte the same within a release."""
 
 from holdfast.layers.render import bullets, section
 

@@ -1,4 +1,4 @@
-"""How a careful agent works, at length: what fills a prompt that is too short to be cached.
+"""The operating guide: useful text that pads a prompt that is too short to be cached.
 
 Byte for byte the same within a release. It adds to `guidance` and does not repeat it.
 """
@@ -309,13 +309,13 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 def _parts() -> tuple[str, ...]:
     parts = [TITLE]
     for title, rules in SECTIONS:
-        # A heading goes with its first rule, so that none is ever left alone at the end.
+        # A heading and its first rule are one part, so that the guide never ends with a heading.
         parts.append(f"\n\n## {title}\n - {rules[0]}")
         parts += [f"\n - {rule}" for rule in rules[1:]]
     return tuple(parts)
 
 
 GUIDE_PARTS = _parts()
-"""Where the guide may be cut: behind the title and behind each rule."""
+"""The guide in parts between which it may be cut: the title, then each rule."""
 
 OPERATING_CONTEXT_PADDING = "".join(GUIDE_PARTS)

@@ -1,4 +1,4 @@
-"""Which text makes a prefix long enough to be cached, and how much of it is needed."""
+"""Selects the padding text that makes a prefix long enough to be cached."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,30 +11,31 @@ from holdfast.canonical.view import LayerText
 from holdfast.layers.operating_guide import GUIDE_PARTS
 
 Padding = Literal["auto", "always", "never"]
-"""`auto`: where it pays. `always`: up to `MIN_CACHEABLE_PREFIX_TOKENS`, whatever it costs."""
+"""`auto`: where it saves money. `always`: up to `MIN_CACHEABLE_PREFIX_TOKENS`, whatever it costs."""
 
 MIN_CACHEABLE_PREFIX_TOKENS = 4500
 MAX_CACHEABLE_PREFIX_TOKENS = 5500
-"""Heuristic tokens, four characters each; all other counts of tokens are those of a tokenizer."""
+"""Bounds of seed 000, in heuristic tokens of four characters; all other token counts come from a tokenizer."""
 
 LAYER = "padding"
 
-_SKILL = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
+_SKILL_HEADING = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How long the prefix must become, and how long it may."""
+    """The minimum and maximum length of the padded prefix."""
 
     tokens_min: int
     tokens_max: int
 
 
+# One below the maximum: prefix and padding are each rounded down to whole tokens of four characters, and the two
+# remainders can add up to one more token.
 HEURISTIC_BOUNDS = Bounds(MIN_CACHEABLE_PREFIX_TOKENS, MAX_CACHEABLE_PREFIX_TOKENS - 1)
-"""One below the maximum: what is left over of four characters, here and in the prefix, may be a token together."""
 
 
 class Filling(msgspec.Struct, frozen=True):
-    """Text to stand at the end of the stable prefix, the bodies in it by name, and the tokens of the whole prefix."""
+    """Padding for the end of the stable prefix, the names of the skills in it, and the tokens of the whole prefix."""
 
     text: str
     names: tuple[str, ...]
@@ -46,9 +47,9 @@ def heuristic_tokens(text: str) -> int:
 
 
 def heuristic_prefix_tokens(tools: Sequence[ToolSpec], system: Sequence[LayerText]) -> int:
-    """What tools and stable system prompt take, at four characters a token."""
-    told = (tool.wire_json or f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in tools)
-    return (sum(map(len, told)) + sum(len(one.text) for one in system)) // 4
+    """The tokens of tools and stable system prompt, at four characters per token."""
+    definitions = (tool.wire_json or f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in tools)
+    return (sum(map(len, definitions)) + sum(len(layer.text) for layer in system)) // 4
 
 
 def fill(
@@ -57,34 +58,35 @@ def fill(
     bodies: Sequence[tuple[str, str]] = (),
     *,
     count: Callable[[str], int] = heuristic_tokens,
-    mark: str = "",
+    index_note: str = "",
 ) -> Filling:
-    """Whole bodies in the order of their names, then the operating guide rule by rule, until the minimum is reached.
+    """Add whole skill bodies in the order of their names, then rules of the operating guide, up to the minimum.
 
-    A body that would pass the maximum is left out, and nothing else ever passes it. The same inputs give the same text.
-    For every body, the prefix takes `mark` more elsewhere.
+    A body that would exceed the maximum is left out, so the result never exceeds it. The same inputs give the same
+    text. `index_note` is the note that the skill index adds for every preloaded body, and counts towards the prefix.
     """
     filling = Filling("", (), prefix_tokens)
-    mark_tokens = count(mark) if mark else 0
+    note_tokens = count(index_note) if index_note else 0
     for name, body in sorted(bodies):
         if filling.prefix_tokens >= bounds.tokens_min:
             break
-        text = _joined(filling.text, f"# Skill: {name}\n\n{body}")
-        tokens = prefix_tokens + mark_tokens * (len(filling.names) + 1) + count(text)
+        text = _append(filling.text, f"# Skill: {name}\n\n{body}")
+        tokens = prefix_tokens + note_tokens * (len(filling.names) + 1) + count(text)
         if tokens <= bounds.tokens_max:
             filling = Filling(text, (*filling.names, name), tokens)
     if filling.prefix_tokens >= bounds.tokens_min:
         return filling
-    return _with_guide(filling, prefix_tokens + mark_tokens * len(filling.names), bounds, count)
+    return _with_guide(filling, prefix_tokens + note_tokens * len(filling.names), bounds, count)
 
 
 def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Callable[[str], int]) -> Filling:
-    """The least of the guide that reaches the minimum, else all of it that stays within the maximum."""
+    """Add as few rules of the guide as reach the minimum; if none do, as many as stay within the maximum."""
 
     def with_parts(parts: int) -> Filling:
-        text = _joined(filling.text, "".join(GUIDE_PARTS[:parts]))
+        text = _append(filling.text, "".join(GUIDE_PARTS[:parts]))
         return Filling(text, filling.names, prefix_tokens + count(text))
 
+    # Binary search for the smallest number of parts: the token count grows with every part.
     low, high = 1, len(GUIDE_PARTS)
     while low < high:
         middle = (low + high) // 2
@@ -98,7 +100,7 @@ def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Cal
 
 
 class Padded(msgspec.Struct, frozen=True):
-    """A text in which padding was found: what stands before it, and what it consists of."""
+    """The padding of a text: the text before it, the skills in it, and whether it has the operating guide."""
 
     before: str
     names: tuple[str, ...]
@@ -111,14 +113,14 @@ class Padded(msgspec.Struct, frozen=True):
 
 
 def padding_in(text: str) -> Padded | None:
-    """The padding at the end of a stable system prompt, if `fill` has made it longer."""
+    """The padding at the end of a stable system prompt, if `fill` added any."""
     guide = text.find(GUIDE_PARTS[0])
-    skills = [found for found in _SKILL.finditer(text) if guide < 0 or found.start() < guide]
-    starts = [found.start() for found in skills] + ([guide] if guide >= 0 else [])
+    headings = [heading for heading in _SKILL_HEADING.finditer(text) if guide < 0 or heading.start() < guide]
+    starts = [heading.start() for heading in headings] + ([guide] if guide >= 0 else [])
     if not starts:
         return None
-    return Padded(text[: min(starts)].rstrip(), tuple(found[1] for found in skills), guide >= 0)
+    return Padded(text[: min(starts)].rstrip(), tuple(heading[1] for heading in headings), guide >= 0)
 
 
-def _joined(before: str, text: str) -> str:
+def _append(before: str, text: str) -> str:
     return f"{before}\n\n{text}" if before else text

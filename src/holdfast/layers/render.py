@@ -1,4 +1,4 @@
-"""How what was read from disk is put into words: the same values, the same bytes."""
+"""Renders environment, git state, settings and instruction files as prompt text. Equal values give equal bytes."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,10 +11,10 @@ TRUNCATED = "[truncated]"
 
 
 def section(title: str, *paragraphs: str) -> str:
-    """A heading, then its paragraphs; bullets stand directly below it."""
+    """A heading and its paragraphs; a list follows the heading without a blank line."""
     first, *rest = paragraphs
-    gap = "\n" if first.startswith(" - ") else "\n\n"
-    return f"# {title}{gap}" + "\n\n".join((first, *rest))
+    separator = "\n" if first.startswith(" - ") else "\n\n"
+    return f"# {title}{separator}" + "\n\n".join((first, *rest))
 
 
 def bullets(items: Iterable[str]) -> str:
@@ -38,17 +38,17 @@ def render_environment(environment: Environment) -> str:
 
 
 def render_project_context(git: GitState | None) -> str:
-    """Branch, status, diff, recent commits, as far as they are known; empty if nothing is."""
+    """Branch, status, diff and recent commits, as far as they are known; empty if none is."""
     if git is None:
         return ""
     paragraphs = []
     if git.branch is not None:
         paragraphs.append(bullets((f"Branch: {git.branch}",)))
     if git.status is not None:
-        status = _marked("\n".join(git.status), git.status_truncated)
+        status = _with_truncation_note("\n".join(git.status), git.status_truncated)
         paragraphs.append(f"Git status:\n{status}" if status else "Git status: clean")
     if git.diff:
-        diff = _marked(git.diff.rstrip("\n"), git.diff_truncated)
+        diff = _with_truncation_note(git.diff.rstrip("\n"), git.diff_truncated)
         paragraphs.append(f"Git diff:\n{diff}")
     if git.commits:
         paragraphs.append("Recent commits:\n" + "\n".join(git.commits))
@@ -56,12 +56,12 @@ def render_project_context(git: GitState | None) -> str:
 
 
 def render_session(name: str) -> str:
-    """What there is to say of the session itself."""
+    """The session's name."""
     return section("Session", bullets((f"Name: {one_line(name.encode('utf-8', 'replace'))}",)))
 
 
 def render_settings(project: Mapping[str, str]) -> str:
-    """What the configuration says of the project, short texts first; empty if it says nothing."""
+    """The `[project]` settings, single lines first; empty if there are none."""
     short = [f"{key}: {text}" for key, text in project.items() if "\n" not in text]
     paragraphs = [bullets(short)] if short else []
     paragraphs += [f"## {key}\n\n{text}" for key, text in project.items() if "\n" in text]
@@ -69,15 +69,15 @@ def render_settings(project: Mapping[str, str]) -> str:
 
 
 def render_instructions(instructions: Instructions) -> str:
-    """Every file below its path, then how many there was no room for; empty if there is nothing to say."""
+    """Every file below its path, then the number of files left out for size; empty if there are none."""
     paragraphs = []
     for file in instructions.files:
-        paragraphs.append(f"## {file.path}\n\n{_marked(file.text, file.truncated)}")
+        paragraphs.append(f"## {file.path}\n\n{_with_truncation_note(file.text, file.truncated)}")
     if instructions.omitted:
         files = "file" if instructions.omitted == 1 else "files"
         paragraphs.append(f"[{instructions.omitted} more instruction {files} omitted]")
     return section("Project instructions", *paragraphs) if paragraphs else ""
 
 
-def _marked(text: str, truncated: bool) -> str:
+def _with_truncation_note(text: str, truncated: bool) -> str:
     return f"{text}\n\n{TRUNCATED}" if truncated else text

@@ -1,18 +1,16 @@
-"""Where each layer ends, in cacheable bytes, and which layer's bytes moved between two prompts."""
+"""The byte offset at which each layer of a prompt ends."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.canonical.pieces import Link, Piece, common_length, shared_links, stable_count
-
-_EXCERPT_BYTES = 24
+from holdfast.canonical.pieces import Link, Piece, stable_count
 
 
 class AggregateStack(msgspec.Struct, frozen=True):
-    """Byte offsets of one prompt. A layer that says nothing ends where the one before it on the wire ends.
+    """Byte offsets of one prompt. An empty layer ends where the layer before it in the request ends.
 
-    Tools stand in front of the system prompt on the wire, so `TOOLS_END` is the smallest of the offsets.
+    Tools come before the system prompt in a request, so `TOOLS_END` is the smallest of the offsets.
     """
 
     ROLE_INSTRUCTIONS_END: int
@@ -25,7 +23,7 @@ class AggregateStack(msgspec.Struct, frozen=True):
     INSTANCE_START: int
 
 
-_WIRE_ORDER = (
+_LAYERS_IN_ORDER = (
     ("TOOLS_END", ("tools",)),
     ("ROLE_INSTRUCTIONS_END", ("role",)),
     ("SCHEMA_END", ("schema",)),
@@ -36,54 +34,20 @@ _WIRE_ORDER = (
 )
 
 
-def aggregate_stack(pieces: Sequence[Piece], links: Sequence[Link]) -> AggregateStack:
-    stable = stable_count(pieces)
+def aggregate_stack(blocks: Sequence[Piece], digests: Sequence[Link]) -> AggregateStack:
+    """Compute the offsets from the blocks of a prompt and their prefix digests."""
+    stable = stable_count(blocks)
     ends: dict[str, int] = {}
-    reached = 0
-    for name, layers in _WIRE_ORDER:
-        inside = (link.end for link in links[:stable] if link.layer in layers)
-        reached = ends[name] = max(inside, default=reached)
-    return AggregateStack(**ends, INSTANCE_START=links[stable - 1].end if stable else 0)
-
-
-class Moved(msgspec.Struct, frozen=True):
-    """The first place where a prompt differs from the one before it: bytes there were expected to stay."""
-
-    layer: str
-    block: int
-    byte: int
-    before: bytes
-    after: bytes
-
-    def __str__(self) -> str:
-        return (
-            f"layer {self.layer!r} moved at byte {self.byte} (block {self.block}): "
-            f"{self.before!r} became {self.after!r}"
-        )
+    end = 0
+    for name, layers in _LAYERS_IN_ORDER:
+        layer_ends = (digest.end for digest in digests[:stable] if digest.layer in layers)
+        end = ends[name] = max(layer_ends, default=end)
+    return AggregateStack(**ends, INSTANCE_START=digests[stable - 1].end if stable else 0)
 
 
 class Spelled(msgspec.Struct, frozen=True):
-    """A prompt in bytes, with the chain over them."""
+    """The cacheable bytes of a prompt, with its blocks and their prefix digests."""
 
     cacheable: bytes
     pieces: tuple[Piece, ...]
     links: tuple[Link, ...]
-
-
-def first_move(before: Spelled, after: Spelled, *, stable_only: bool = False) -> Moved | None:
-    """Where `after` does not extend `before`; with `stable_only`, looking no further than the stable layers."""
-    must_hold = stable_count(before.pieces) if stable_only else len(before.links)
-    shared = shared_links(before.links, after.links)
-    if shared >= must_hold:
-        return None
-    start = before.links[shared].start
-    byte = common_length(before.cacheable, after.cacheable, start)
-    # What stands there now is at fault; only where nothing does, what stood there before.
-    changed = after.links[shared] if shared < len(after.links) else before.links[shared]
-    return Moved(
-        layer=changed.layer,
-        block=shared,
-        byte=byte,
-        before=before.cacheable[byte : byte + _EXCERPT_BYTES],
-        after=after.cacheable[byte : byte + _EXCERPT_BYTES],
-    )

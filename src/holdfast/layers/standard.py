@@ -1,15 +1,15 @@
-"""The twelve layers of a prompt, each a function from the view to its part of it.
+"""The standard layers of a prompt, each a function from the view to a segment.
 
 | # | layer | stability | place |
 | --- | --- | --- | --- |
 | 1 | role | FROZEN | system |
-| 2 | schema: how tools are called, where a provider has no field for it | FROZEN | system |
+| 2 | schema: how to call tools, for providers without a field for it | FROZEN | system |
 | 3 | tools, sorted by name | FROZEN | tools |
 | 4 | preset: the caller's system prompt | FROZEN | system |
 | 5 | persona | EPOCH | system |
 | 6 | project: instruction files | EPOCH | system |
 | 7 | knowledge: digest and pinned file notes; skills: index and bodies | EPOCH | system |
-| | padding: what makes all this long enough to be cached | EPOCH | system |
+| | padding: text that makes the prefix long enough to be cached | EPOCH | system |
 | 8 | metadata of the session | VOLATILE | messages |
 | 9 | active_files | VOLATILE | messages |
 | 10 | file_details | VOLATILE | messages |
@@ -49,10 +49,10 @@ VOLATILE = (
     "git",
     "volatile",
 )
-"""Layers that may say something else on every call, in wire order; `volatile` is the caller's own text."""
+"""Layers whose text may change on every call, in wire order; `volatile` is the caller's own text."""
 
 SYSTEM_TAIL = "volatile"
-"""The one block that volatile text forms at the end of the system prompt in the seed layout."""
+"""The single block of volatile text at the end of the system prompt in the seed layout."""
 
 
 def tools(view: View) -> Segment | None:
@@ -62,13 +62,13 @@ def tools(view: View) -> Segment | None:
 
 
 def pinned(name: str, stability: Stability) -> Layer:
-    """A system layer that says what its epoch pinned for it, in one block."""
+    """A system layer with the text that its epoch pinned, in one block."""
 
     def layer(view: View) -> Segment | None:
-        said = said_by(name, view.pinned)
-        if said is None or not said.text.strip():
+        text = said_by(name, view.pinned)
+        if text is None or not text.text.strip():
             return None
-        return Segment(name, stability, "system", system=(Text(said.text),))
+        return Segment(name, stability, "system", system=(Text(text.text),))
 
     return layer
 
@@ -76,22 +76,23 @@ def pinned(name: str, stability: Stability) -> Layer:
 def history(view: View) -> Segment | None:
     if not view.history:
         return None
-    # In the seed layout volatile text stands before the history, which then is as volatile as that text.
+    # In the seed layout volatile text comes before the history, so any change of it invalidates the history too.
     stability = Stability.GROWING if view.layout == "default" else Stability.VOLATILE
     return Segment("history", stability, "messages", passages=view.history)
 
 
 def tool_results(view: View) -> Segment | None:
-    """What tools answered to the last message: it must follow their calls directly."""
-    passages = tuple(passage for passage in view.newest if _answers_calls(passage))
-    return Segment("tool_results", Stability.VOLATILE, "messages", passages=passages) if passages else None
+    """The results of the last message's tool calls. Providers require them directly after the calls."""
+    entries = tuple(entry for entry in view.newest if _has_tool_results(entry))
+    return Segment("tool_results", Stability.VOLATILE, "messages", passages=entries) if entries else None
 
 
 def volatile(name: str) -> Layer:
-    """A layer that speaks only when it has something to say that it did not say before."""
+    """A layer that is sent only when its text changed since it was last sent."""
 
     def layer(view: View) -> Segment | None:
         emission = emission_of(name, view)
+        # Ephemeral text has a layer of its own, after the user's message.
         if emission is None or emission.ephemeral:
             return None
         return _injection(emission)
@@ -100,12 +101,12 @@ def volatile(name: str) -> Layer:
 
 
 def user_message(view: View) -> Segment | None:
-    passages = tuple(passage for passage in view.newest if not _answers_calls(passage))
-    return Segment("user_message", Stability.VOLATILE, "messages", passages=passages) if passages else None
+    entries = tuple(entry for entry in view.newest if not _has_tool_results(entry))
+    return Segment("user_message", Stability.VOLATILE, "messages", passages=entries) if entries else None
 
 
 def ephemeral(name: str) -> Layer:
-    """Text that is dropped with its turn stands last, so that dropping it moves as little as possible."""
+    """A layer that is dropped after its turn. It comes last, so that dropping it invalidates as little as possible."""
 
     def layer(view: View) -> Segment | None:
         emission = emission_of(name, view)
@@ -117,7 +118,7 @@ def ephemeral(name: str) -> Layer:
 
 
 def system_tail(view: View) -> Segment | None:
-    """Everything volatile as one block at the end of the system prompt: the seed layout."""
+    """All volatile text as one block at the end of the system prompt: the seed layout."""
     text = system_tail_text(view.current)
     if not text:
         return None
@@ -125,28 +126,29 @@ def system_tail(view: View) -> Segment | None:
 
 
 def system_tail_text(current: tuple[LayerText, ...]) -> str:
-    said = (said_by(name, current) for name in VOLATILE)
-    return "\n\n".join(one.text for one in said if one and one.text.strip())
+    texts = (said_by(name, current) for name in VOLATILE)
+    return "\n\n".join(text.text for text in texts if text and text.text.strip())
 
 
 def emission_of(name: str, view: View) -> LayerText | None:
-    """What a volatile layer has to say now, exactly as it will be sent, or None if it has said so already."""
-    said, before = said_by(name, view.current), said_by(name, view.emitted)
-    if said is None:
+    """The text of a volatile layer exactly as it will be sent, or None if it was sent already."""
+    layer, before = said_by(name, view.current), said_by(name, view.emitted)
+    if layer is None:
         return None
-    if said.text.strip():
-        text = f"<context layer={name!r}>\n{_closed(said.text)}\n</context>"
+    if layer.text.strip():
+        text = f"<context layer={name!r}>\n{_escape_frame(layer.text)}\n</context>"
     elif before is not None:
+        # It had text before: say that it is empty now, because the earlier text stays in the history.
         text = f"<context layer={name!r} empty/>"
     else:
         return None
     if before is not None and before.text == text:
         return None
-    return LayerText(name, text, said.ephemeral)
+    return LayerText(name, text, layer.ephemeral)
 
 
 STABLE: tuple[Layer, ...] = (tools, *(pinned(name, stability) for name, stability in PINNED.items()))
-"""The layers that say the same for a whole epoch."""
+"""The layers whose text is fixed for an epoch."""
 
 CHANGING: tuple[Layer, ...] = (
     history,
@@ -155,29 +157,29 @@ CHANGING: tuple[Layer, ...] = (
     user_message,
     *(ephemeral(name) for name in VOLATILE),
 )
-"""All others in wire order, volatile text behind the history."""
+"""All other layers in wire order, with volatile text after the history."""
 
 SEED_CHANGING: tuple[Layer, ...] = (system_tail, history, tool_results, user_message)
-"""All others in wire order, volatile text at the end of the system prompt."""
+"""All other layers in wire order, with volatile text at the end of the system prompt."""
 
 STANDARD = STABLE + CHANGING
 
 
 def _injection(emission: LayerText) -> Segment:
-    passage = Passage(
+    entry = Passage(
         "user",
         (Text(emission.text),),
         layer=emission.layer,
         stability=Stability.VOLATILE,
         ephemeral=emission.ephemeral,
     )
-    return Segment(emission.layer, Stability.VOLATILE, "messages", passages=(passage,))
+    return Segment(emission.layer, Stability.VOLATILE, "messages", passages=(entry,))
 
 
-def _answers_calls(passage: Passage) -> bool:
-    return any(isinstance(block, ToolResult) for block in passage.content)
+def _has_tool_results(entry: Passage) -> bool:
+    return any(isinstance(block, ToolResult) for block in entry.content)
 
 
-def _closed(text: str) -> str:
-    # Text from a file must not be able to end its own frame and speak as the user.
+def _escape_frame(text: str) -> str:
+    # Text from a file must not be able to close the tag and pose as the user's message.
     return text.replace("</context>", "<\\/context>")

@@ -1,1 +1,1 @@
-"""Where parts are picked and put together: configuration, sessions, and nothing that any part could do itself."""
+"""Composition of sessions: configuration is read here and the dependencies of a session are chosen and connected."""

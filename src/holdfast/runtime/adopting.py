@@ -1,4 +1,4 @@
-"""Whether a newer digest waits for a session that is open, and how the session takes it at once."""
+"""Refreshes the knowledge digest of an open session before its next epoch."""
 
 import msgspec
 
@@ -10,9 +10,10 @@ from holdfast.runtime.session import Session
 
 
 class PendingKnowledge(msgspec.Struct, frozen=True):
-    """So many `items` are in the digest of now or in that of the session, and not in both.
+    """How far the session's pinned digest is behind the current one.
 
-    To take it would write `invalidated_tokens` of the session's prompt anew; it is an estimate.
+    `items` counts the entries that only one of the two digests has. `invalidated_tokens` estimates how much of the
+    cached prompt a refresh would have to write again.
     """
 
     items: int
@@ -23,27 +24,33 @@ class PendingKnowledge(msgspec.Struct, frozen=True):
 
 
 def pending_knowledge(session: Session) -> PendingKnowledge:
-    """What the session would be told otherwise, were it to begin now."""
-    talk = session._idle
-    newer = talk.parts.adopting.newer_pins(talk.state.pinned) if talk.parts.adopting else None
-    if newer is None:
+    """Compare the session's pinned digest with the one that a session started now would pin."""
+    conversation = session._idle_conversation
+    newer_pins = (
+        conversation.parts.adopting.newer_pins(conversation.state.pinned) if conversation.parts.adopting else None
+    )
+    if newer_pins is None:
         return PendingKnowledge(0, 0)
-    before, after = (said_by(LAYER, pinned) for pinned in (talk.state.pinned, newer))
-    news = change(before.text if before else "", after.text if after else "")
-    pieces = talk.draft.scroll.pieces
-    layers = [piece.layer for piece in pieces]
+    old, new = (said_by(LAYER, pinned) for pinned in (conversation.state.pinned, newer_pins))
+    difference = change(old.text if old else "", new.text if new else "")
+    blocks = conversation.draft.scroll.pieces
+    layers = [block.layer for block in blocks]
+    # Changing one layer invalidates every block after it, so all tokens from the first affected block are counted.
     start = (
         layers.index(LAYER)
         if LAYER in layers
-        else next((at for at, layer in enumerate(layers) if layer not in _BEFORE), len(layers))
+        else next((index for index, layer in enumerate(layers) if layer not in _LAYERS_BEFORE_KNOWLEDGE), len(layers))
     )
-    return PendingKnowledge(max(1, news.items), sum(talk.draft.scroll.tokens[start:]))
+    return PendingKnowledge(max(1, difference.items), sum(conversation.draft.scroll.tokens[start:]))
 
 
 async def adopt_knowledge(session: Session) -> bool:
-    """Take a newer digest from the next message on; whether there was one. What stands behind it is written anew."""
-    return await adopt(session._idle)
+    """Use the current digest from the next message on; return whether it differed from the pinned one.
+
+    The provider has to write everything after the digest to its cache again.
+    """
+    return await adopt(session._idle_conversation)
 
 
-_BEFORE = ("tools", "nonce", "role", "schema", "preset", "persona", "project")
-"""The layers that stand in front of knowledge, and stay as they are."""
+# The layers that come before the knowledge layer in a prompt: refreshing the digest leaves their cache entries valid.
+_LAYERS_BEFORE_KNOWLEDGE = ("tools", "nonce", "role", "schema", "preset", "persona", "project")

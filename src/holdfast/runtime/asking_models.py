@@ -1,4 +1,4 @@
-"""How a model is asked what a conversation holds, and what that is likely to cost."""
+"""Queries a model during a knowledge harvest, and estimates what the harvest costs."""
 
 from decimal import Decimal
 from typing import Unpack
@@ -12,16 +12,20 @@ from holdfast.runtime.session import run_sync
 
 
 def model_asked(log: Log, model: str, /, **options: Unpack[Options]) -> AskModel:
-    """Asks a model, each time in a session of its own, so that what it takes is counted like everything else."""
+    """Return a function that sends one prompt to the model.
+
+    Each prompt runs in a session of its own, so that its cost is recorded in `log` like that of any other session.
+    """
 
     def ask(prompt: str) -> ModelReply:
-        given: Options = {"model": model, "store": log, "name": "knowledge harvest", "knowledge": False}
-        answer = run_sync(prompt, **(given | options))
-        return ModelReply(answer.text, answer.cost_usd)
+        defaults: Options = {"model": model, "store": log, "name": "knowledge harvest", "knowledge": False}
+        reply = run_sync(prompt, **(defaults | options))
+        return ModelReply(reply.text, reply.cost_usd)
 
     return ask
 
 
 def cost_of_asking(model: Model, tokens: int, at: float) -> Decimal:
-    """About what a model takes to read so much, without its answers."""
+    """Estimate the price of `tokens` uncached input tokens; output is not included."""
+    # Catalog prices are US dollars per million tokens.
     return price_at(model, utc_date(at), tokens).input * tokens / 1_000_000

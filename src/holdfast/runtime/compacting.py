@@ -1,4 +1,4 @@
-"""How a session that is open is made shorter when its owner asks for it."""
+"""Compaction of an open session on request, and the compaction settings a session is composed with."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from holdfast.runtime.options import Options
 
 
 def overflow_steps_of(options: Options) -> Mapping[StepName, MakesSmaller]:
-    """What makes a prompt shorter that did not fit into the window; nothing where it must never become shorter."""
+    """The recovery steps that shrink a prompt after a context overflow; none if compaction is turned off."""
     if options.get("compaction") is False:
         return {}
     return {
@@ -23,18 +23,21 @@ def overflow_steps_of(options: Options) -> Mapping[StepName, MakesSmaller]:
 
 
 def compaction_of(options: Options) -> CompactionConfig:
-    """What the caller says; without a word, a session decides by itself."""
-    asked = options.get("compaction", True)
-    return asked if isinstance(asked, CompactionConfig) else CompactionConfig(auto=asked)
+    """The compaction config of the options; by default the session compacts automatically."""
+    setting = options.get("compaction", True)
+    return setting if isinstance(setting, CompactionConfig) else CompactionConfig(auto=setting)
 
 
-async def compact_open(talk: Conversation, config: CompactionConfig | None, *, seed: bool = False) -> CompactionResult:
-    found = await shorten(talk, config or talk.parts.compaction, seed=seed)
-    messages = messages_of(talk.state.passages)
-    if isinstance(found, Unhelpful):
-        size = found.numbers.prompt_tokens
-        return CompactionResult(messages, tokens_before=size, tokens_after=size, reason=found.reason)
-    event = found.event
+async def compact_open(
+    conversation: Conversation, config: CompactionConfig | None, *, seed: bool = False
+) -> CompactionResult:
+    """Compact the conversation now; if that would not help, the result has the reason and nothing changes."""
+    outcome = await shorten(conversation, config or conversation.parts.compaction, seed=seed)
+    messages = messages_of(conversation.state.passages)
+    if isinstance(outcome, Unhelpful):
+        tokens = outcome.numbers.prompt_tokens
+        return CompactionResult(messages, tokens_before=tokens, tokens_after=tokens, reason=outcome.reason)
+    event = outcome.event
     return CompactionResult(
         messages,
         removed_message_count=event.last - event.first + 1,

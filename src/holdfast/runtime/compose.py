@@ -1,4 +1,4 @@
-"""Which parts a session is made of, picked from what the caller gave and what is configured."""
+"""Composes a session: chooses its dependencies from the caller's options and the configuration."""
 
 import asyncio
 import logging
@@ -53,6 +53,7 @@ from holdfast.sources.named_texts import named_text
 
 logger = logging.getLogger(__name__)
 
+# Options that are also settings: an option overrides the environment and the configuration files.
 _SETTINGS = (
     "model",
     "layout",
@@ -70,13 +71,13 @@ _SETTINGS = (
     "digest_refresh",
 )
 EXAMPLE_TOKENS = 10_000
-"""The prompt by which the price of not caching is shown."""
+"""The prompt size for which the error about an uncached model shows the price."""
 
-_LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
+_LOOPBACK_URLS = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
 class Pieces(msgspec.Struct, frozen=True):
-    """The parts, what was pinned for the first epoch, and what has to be closed with the session."""
+    """The composed session: its dependencies, the pinned layers of its first epoch, and what it has to close."""
 
     parts: Parts
     config: Config
@@ -92,17 +93,19 @@ class Pieces(msgspec.Struct, frozen=True):
 
 
 def config_of(options: Options, *, workspace: str | None = None) -> Config:
+    """The configuration, with the session's options as its flags."""
     flags: dict[str, object] = {key: options.get(key) for key in _SETTINGS}
     folder = options.get("workspace") or workspace
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
 
 def models_of(config: Config) -> Models:
-    """What the catalog says, as configured."""
+    """The catalog with the configured overrides."""
     return with_overrides(shipped_models(), config.models)
 
 
 def bus_of(options: Options) -> Bus:
+    """A new event bus, with the listener of the session's instructions if they have one."""
     bus = Bus()
     if "instructions" in options and (listener := options["instructions"].listener) is not None:
         bus.subscribe(listener)
@@ -110,23 +113,26 @@ def bus_of(options: Options) -> Bus:
 
 
 def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: bool) -> Pieces:
-    """All parts of a new session, or of a stored one whose state is given."""
+    """Compose a new session, or a stored one if `state` holds its events."""
     config = config_of(options, workspace=state.workspace_path)
     models = models_of(config)
     model = _checked_model(options, state, find_model(state.model or config.model, models))
     provider = provider_named(model.provider)
-    stable, split_off = split_at_boundary(options.get("system_prompt", ""))
+    stable_prompt, volatile_prompt = split_at_boundary(options.get("system_prompt", ""))
+    # A stored session continues in its own workspace unless the caller names another one.
     folder = options.get("workspace") or state.workspace_path
     workspace, home = Path(folder) if folder else None, Path(config.home)
-    skilled = session_skills(options, config, state, workspace=workspace)
-    lent = delegation_of(options)
-    toolbox = _toolbox(options, state, Where(state.session_id, workspace, home), skilled=skilled, lent=lent, log=log)
+    skills = session_skills(options, config, state, workspace=workspace)
+    delegation = delegation_of(options)
+    toolbox = _checked_toolbox(
+        options, state, Where(state.session_id, workspace, home), skills=skills, delegation=delegation, log=log
+    )
     scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
     learned = learned_in(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
     dimensions = MemoryDimensions(options, config, workspace)
-    volatile_for = _volatile_for(options, split_off, state, workspace=workspace, home=home, chosen=dimensions)
-    wire, owns_wire = _wire(options, config, models, provider)
+    volatile_for = _volatile_for(options, volatile_prompt, state, workspace=workspace, home=home, knowledge=dimensions)
+    wire, owns_wire = _choose_wire(options, config, models, provider)
     parts = Parts(
         log=log,
         wire=wire,
@@ -155,49 +161,54 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         overflow_steps=overflow_steps_of(options),
         adopting=adopting_of(options, config, state, workspace=workspace),
     )
-    pinned, padded = ((), None) if state.model else _head(options, config, parts, stable=stable, skilled=skilled)
+    # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
+    pinned, padding = (
+        ((), None) if state.model else _first_epoch(options, config, parts, stable=stable_prompt, skills=skills)
+    )
     return Pieces(
         parts,
         config,
         pinned,
-        padding=padded.reason if padded else None,
-        skills=tuple(skill.name for skill in skilled.skills),
-        preloaded=skilled.preloaded_events(padded.names) if padded else (),
+        padding=padding.reason if padding else None,
+        skills=tuple(skill.name for skill in skills.skills),
+        preloaded=skills.preloaded_events(padding.names) if padding else (),
         volatile_for=volatile_for,
         owns_wire=owns_wire,
         owns_log=owns_log,
         dimensions=dimensions,
-        delegation=lent,
+        delegation=delegation,
     )
 
 
 def _volatile_for(
     options: Options,
-    split_off: str,
+    volatile_prompt: str,
     state: State,
     *,
     workspace: Path | None,
     home: Path,
-    chosen: MemoryDimensions,
+    knowledge: MemoryDimensions,
 ) -> Callable[[Model], VolatileTexts]:
     name = state.name if state.model else sendable(options.get("name", ""))
-    return partial(volatile_texts, options, split_off, workspace=workspace, home=home, name=name, chosen=chosen)
+    return partial(
+        volatile_texts, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
+    )
 
 
-def _wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Wire, bool]:
-    """What requests go through, and whether it is ours to close."""
-    given = options.get("wire")
-    if given is None:
+def _choose_wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Wire, bool]:
+    """The wire that requests are sent through, and whether the session has to close it."""
+    wire = options.get("wire")
+    if wire is None:
         return network(options, config, provider), True
-    return (given.wire(models, provider=provider.adapter.name) if isinstance(given, ProvidesWire) else given), False
+    return (wire.wire(models, provider=provider.adapter.name) if isinstance(wire, ProvidesWire) else wire), False
 
 
-def _toolbox(
-    options: Options, state: State, where: Where, *, skilled: SessionSkills, lent: Delegation | None, log: Log
+def _checked_toolbox(
+    options: Options, state: State, where: Where, *, skills: SessionSkills, delegation: Delegation | None, log: Log
 ) -> Toolbox:
-    """All tools of a session; those of a stored one must still be what they were."""
-    more = ((lent.tool,) if lent else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = toolbox_of(options, where, skilled=skilled, more=more)
+    """All tools of a session. Raises UserError if a stored session lacks the function of one of its tools."""
+    extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
+    toolbox = toolbox_of(options, where, skills=skills, extra=extra)
     _check_tools(state, toolbox)
     return toolbox
 
@@ -211,9 +222,9 @@ def _checked_model(options: Options, state: State, model: Model) -> Model:
     return model
 
 
-def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:
-    """What a new session records before anything else."""
-    config, parts = pieces.config, pieces.parts
+def first_events(options: Options, composition: Pieces) -> tuple[AnyPayload, ...]:
+    """The events with which the log of a new session starts."""
+    config, parts = composition.config, composition.parts
     workspace = options.get("workspace")
     started = SessionStarted(
         model=parts.model.id,
@@ -221,29 +232,33 @@ def first_events(options: Options, pieces: Pieces) -> tuple[AnyPayload, ...]:
         workspace_hash=parts.scene.workspace_hash,
         name=sendable(options["name"]) if "name" in options else None,
         profile=config.profile,
+        # The seed profile implies the seed layout.
         layout="seed" if config.profile == "seed" else config.layout,
         spend_max_usd=config.spend_max_usd,
         parameters=parts.parameters,
         simulated=parts.simulated,
-        user_id=_account(options.get("user_id")),
-        team_id=_account(options.get("team_id")),
+        user_id=_sendable_name(options.get("user_id")),
+        team_id=_sendable_name(options.get("team_id")),
     )
-    opened = EpochOpened(1, pieces.pinned, parts.toolbox.specs, skills=pieces.skills, padding=pieces.padding)
-    return started, opened, *pieces.preloaded
+    opened = EpochOpened(
+        1, composition.pinned, parts.toolbox.specs, skills=composition.skills, padding=composition.padding
+    )
+    return started, opened, *composition.preloaded
 
 
-def _account(name: str | None) -> str | None:
+def _sendable_name(name: str | None) -> str | None:
     return None if name is None else sendable(name)
 
 
 def workspace_hash(workspace: Path | None) -> str | None:
+    """A digest of the workspace's path, by which learned parameters are looked up."""
     return digest(str(workspace.resolve()).encode()) if workspace else None
 
 
 def _check_unchanged(options: Options, state: State) -> None:
-    """What a session was created with stays; giving the same again is no error."""
-    pinned = {said.layer: said.text for said in state.pinned}
-    told: dict[str, object] = {
+    """Refuse a changed value of an option that is fixed at creation; passing the same value again is fine."""
+    pinned = {text.layer: text.text for text in state.pinned}
+    fixed: dict[str, object] = {
         "model": state.model,
         "system_prompt": pinned.get("preset", ""),
         "persona": pinned.get("persona", ""),
@@ -253,61 +268,73 @@ def _check_unchanged(options: Options, state: State) -> None:
         "user_id": state.user_id,
         "team_id": state.team_id,
     }
-    for key, before in told.items():
-        now = options.get(key, before)
-        if key in ("system_prompt", "persona") and isinstance(now, str):
-            now = sendable(split_at_boundary(now)[0] if key == "system_prompt" else now)
-        if now != before:
-            shown = f": this one has {before!r}" if key in ("model", "layout", "profile", "name") else ""
-            raise UserError(f"{key} is told when a session is created and cannot change{shown}; leave it out to resume")
+    for key, stored in fixed.items():
+        passed = options.get(key, stored)
+        # Compared in the form in which they were pinned: cleaned, and without the volatile part of the prompt.
+        if key in ("system_prompt", "persona") and isinstance(passed, str):
+            passed = sendable(split_at_boundary(passed)[0] if key == "system_prompt" else passed)
+        if passed != stored:
+            # Prompts are not quoted: they are long, and an error may end up in a log.
+            detail = f": this one has {stored!r}" if key in ("model", "layout", "profile", "name") else ""
+            raise UserError(f"{key} is fixed when a session is created{detail}; leave it out to resume")
 
 
 def _check_workspace(options: Options, state: State) -> None:
-    """What was said of one folder is seldom true of another: whoever means another has to say so."""
+    """Refuse another workspace unless the caller confirms it: the history describes files of the first one."""
     folder = options.get("workspace")
     if folder is None or options.get("another_workspace"):
         return
-    now = str(Path(folder).resolve())
-    if now != state.workspace_path:
-        before = "no workspace" if state.workspace_path is None else repr(state.workspace_path)
+    requested = str(Path(folder).resolve())
+    if requested != state.workspace_path:
+        stored = "no workspace" if state.workspace_path is None else repr(state.workspace_path)
         raise UserError(
-            f"session {state.session_id} works in {before}, not in {now!r}; leave out workspace to go on there, or say "
-            "another_workspace=True if the other one is meant"
+            f"session {state.session_id} works in {stored}, not in {requested!r}; leave out workspace to continue "
+            "there, or pass another_workspace=True to use the other one"
         )
 
 
 def check_caching(model: Model, at: float) -> None:
-    """A model that does not cache is dear in a way that is easily overlooked: somebody has to say yes to it."""
+    """Refuse a model without prompt caching, which is expensive in a way that is easily overlooked."""
     if capabilities_of(model).supports_prompt_caching:
         return
     price = price_at(model, utc_date(at), EXAMPLE_TOKENS)
     dollars = price.input * EXAMPLE_TOKENS / 1_000_000
+    # Some providers cache by routes that we do not rely on (OpenRouter): the catalog turns caching off, a user can
+    # turn it on.
     turned_off = model.cache.kind != "none" and not model.supports_prompt_caching
-    way_out = f', or turn it on: [models."{model.id}"] supports_prompt_caching = true' if turned_off else ""
-    why = "is not known to cache" if turned_off else "does not cache"
+    hint = f', or turn it on: [models."{model.id}"] supports_prompt_caching = true' if turned_off else ""
+    claim = "is not known to cache" if turned_off else "does not cache"
     raise UserError(
-        f"{model.id} {why} prompts: every call may pay for its whole prompt, ${dollars:.4f} for each "
-        f"{EXAMPLE_TOKENS} tokens; say allow_uncached=True to go on{way_out}"
+        f"{model.id} {claim} prompts: every call may be charged for its whole prompt, ${dollars:.4f} for "
+        f"each {EXAMPLE_TOKENS} tokens; pass allow_uncached=True to use it anyway{hint}"
     )
 
 
 def _check_tools(state: State, toolbox: Toolbox) -> None:
-    """A stored session keeps the tools it told the model of, so that its first bytes stay; each needs its function."""
-    given = {spec.name: spec for spec in toolbox.specs}
-    missing = sorted(spec.name for spec in state.tools if spec.name not in given)
+    """Check that every tool of a stored session has a function.
+
+    The stored definitions stay in the prompt even if the code changed: tools are the first bytes of the prefix.
+    """
+    current = {spec.name: spec for spec in toolbox.specs}
+    missing = sorted(spec.name for spec in state.tools if spec.name not in current)
     if missing:
         raise UserError(
             f"this session has tools whose functions are missing: {', '.join(missing)}; {missing_tools_hint(missing)}"
         )
-    known = {spec.name for spec in state.tools}
-    if state.model and (added := sorted(given.keys() - known)):
-        logger.warning("the model does not know of tools that came after the session began: %s", ", ".join(added))
-    changed = sorted(spec.name for spec in state.tools if given[spec.name] != spec)
+    stored_names = {spec.name for spec in state.tools}
+    if state.model and (added := sorted(current.keys() - stored_names)):
+        logger.warning("tools added after the session was created are not shown to the model: %s", ", ".join(added))
+    changed = sorted(spec.name for spec in state.tools if current[spec.name] != spec)
     if changed:
-        logger.warning("the model still knows these tools as they were when the session began: %s", ", ".join(changed))
+        logger.warning(
+            "the model still sees the definitions from when the session was created for these tools: %s",
+            ", ".join(changed),
+        )
 
 
-def _pinned(options: Options, system_prompt: str, workspace: Path | None, config: Config) -> tuple[LayerText, ...]:
+def _pinned_layers(
+    options: Options, system_prompt: str, workspace: Path | None, config: Config
+) -> tuple[LayerText, ...]:
     home = Path(config.home)
     persona = options.get("persona", "")
     if "preset_name" in options:
@@ -323,33 +350,33 @@ def _pinned(options: Options, system_prompt: str, workspace: Path | None, config
         LayerText("project", "\n\n".join(part for part in project if part)),
         *knowledge_layer(options, config, workspace=workspace),
     ]
-    return tuple(LayerText(one.layer, sendable(one.text)) for one in texts if sendable(one.text).strip())
+    return tuple(LayerText(text.layer, sendable(text.text)) for text in texts if sendable(text.text).strip())
 
 
-def _head(
-    options: Options, config: Config, parts: Parts, *, stable: str, skilled: SessionSkills
+def _first_epoch(
+    options: Options, config: Config, parts: Parts, *, stable: str, skills: SessionSkills
 ) -> tuple[tuple[LayerText, ...], Decision]:
-    """What a new session pins for its first epoch, and how it came to be so long."""
+    """The layers that a new session pins for its first epoch, and the padding decision."""
     folder = options.get("workspace")
-    pinned = _pinned(options, stable, Path(folder) if folder else None, config)
-    padded = _padding(options, config, parts, pinned=pinned, skilled=skilled)
-    return pinned + skilled.index(padded.names) + padded.added, padded
+    pinned = _pinned_layers(options, stable, Path(folder) if folder else None, config)
+    padding = _padding(options, config, parts, pinned=pinned, skills=skills)
+    return pinned + skills.index(padding.names) + padding.added, padding
 
 
 def _padding(
-    options: Options, config: Config, parts: Parts, *, pinned: tuple[LayerText, ...], skilled: SessionSkills
+    options: Options, config: Config, parts: Parts, *, pinned: tuple[LayerText, ...], skills: SessionSkills
 ) -> Decision:
-    known = models_of(config)
-    others = tuple(find_model(name, known) for name in options.get("models", ()))
-    # Under the seed profile nothing behind the prefix is marked, so that what is cached does not grow.
-    growth = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
+    models = models_of(config)
+    other_models = tuple(find_model(name, models) for name in options.get("models", ()))
+    # The seed profile places no breakpoint after the stable prefix, so the cached part does not grow.
+    growth_tokens = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
     occasion = Occasion(
-        models=(parts.model, *(model for model in others if model.id != parts.model.id)),
-        ahead=Outlook(options.get("calls_expected", CALLS_EXPECTED), growth),
+        models=(parts.model, *(model for model in other_models if model.id != parts.model.id)),
+        ahead=Outlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
         at=parts.clock(),
     )
-    head = View(tools=parts.toolbox.specs, pinned=pinned + skilled.index())
-    return decide_padding(config.padding_rule, head, occasion, adapter=parts.adapter, bodies=skilled.bodies)
+    view = View(tools=parts.toolbox.specs, pinned=pinned + skills.index())
+    return decide_padding(config.padding_rule, view, occasion, adapter=parts.adapter, bodies=skills.bodies)
 
 
 def _keep_alive(options: Options, config: Config) -> KeepAlive | None:
@@ -359,11 +386,12 @@ def _keep_alive(options: Options, config: Config) -> KeepAlive | None:
 
 
 def _spend_max(options: Options, config: Config, state: State) -> Decimal | None:
-    """What the caller says now; else what a stored session was given; else what is configured."""
+    """The caller's limit; else the stored session's; else the configured one."""
     return state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd
 
 
 def network(options: Options, config: Config, provider: Provider) -> Wire:
+    """A wire to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
     name = provider.adapter.name
     requests_max = config.requests_max.get(name, REQUESTS_MAX)
     if provider.is_command:
@@ -371,10 +399,11 @@ def network(options: Options, config: Config, provider: Provider) -> Wire:
     base_url = options.get("base_url") or config.base_urls.get(name, provider.base_url)
     api_key = options.get("api_key") or os.environ.get(provider.key_variable)
     if not api_key:
-        if not base_url.startswith(_LOOPBACK):
+        if not base_url.startswith(_LOOPBACK_URLS):
             raise UserError(
                 f"no key for {name}: set {provider.key_variable}, or run `holdfast simulate` and pass its address as "
                 f"base_url"
             )
+        # A local simulator accepts any key.
         api_key = "simulated"
     return HttpWire(provider.adapter, base_url, api_key, requests_max=requests_max)

@@ -1,4 +1,4 @@
-"""What the user has set, and where: flag, environment, workspace file or home file, in that order.
+"""Loads the configuration; the first source that sets a value wins:
 
 flag  >  environment  >  <workspace>/.holdfast/config.toml  >  $HOLDFAST_HOME/config.toml  >  default
 """
@@ -28,15 +28,16 @@ from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
 CONFIG_BYTES_MAX = 1_000_000
 PROJECT_CHARS_MAX = 4_000
 HOUR_SECONDS = 3600
+# A week. An explicit cache is billed by the hour, so a typo in a TTL must not run up months of storage.
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 
 Diagnostics = Literal["auto", "off"]
-"""Whether a provider is asked why its cache did not hold."""
+"""Whether the provider is asked for the reason of a cache miss, where it supports that."""
 
 
 class Config(msgspec.Struct, frozen=True):
-    """One frozen value. `origins` says, for every setting that is not a default, where it came from."""
+    """All settings. `origins` names the source of every setting that is not a default."""
 
     home: str
     model: str = "anthropic:claude-sonnet-5-5"
@@ -75,7 +76,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def padding_rule(self) -> Padding:
-        """What was set; if nothing was, the rule of the profile."""
+        """The padding setting; if it was not set, the default of the profile."""
         return "always" if self.profile == "seed" and "padding" not in self.origins else self.padding
 
 
@@ -107,7 +108,7 @@ SETTINGS = {
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
 }
-"""Every setting that has one value, and the environment variable that sets it."""
+"""Every setting with a single value, and its environment variable."""
 
 HOME_ONLY = (
     *(
@@ -122,10 +123,10 @@ HOME_ONLY = (
     ),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
-"""What a workspace's file may not set."""
+"""Settings that a workspace's file may not change."""
 
+# Settings with one value per provider, each with an example value for error messages.
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
-"""Settings that have one value a provider, each with an example of one."""
 
 _CHOICES = {
     "layout": ("default", "seed"),
@@ -138,6 +139,7 @@ _CHOICES = {
     "digest_refresh": DIGEST_REFRESHES,
 }
 
+# Whole-number settings and their minimum.
 _COUNTS = {
     "output_tokens_max": 1,
     "steps_max": 1,
@@ -147,13 +149,12 @@ _COUNTS = {
     "skill_tokens_warn": 0,
     "skill_tokens_max": 0,
 }
-"""Settings that are whole numbers, each with the least it can be."""
 
 
 def load_config(
     environ: Mapping[str, str], *, workspace: Path | None = None, flags: Mapping[str, object] | None = None
 ) -> Config:
-    """Read the files and the environment once; wrong values are refused by name, with the place they stand in."""
+    """Read the files and the environment once. Raises UserError that names an invalid setting and its source."""
     home = holdfast_home(environ)
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -161,14 +162,16 @@ def load_config(
     project: dict[str, str] = {}
     files = [home / "config.toml"] + ([workspace / ".holdfast" / "config.toml"] if workspace else [])
     for file in files:
-        settings, added, told = _read_file(file)
-        project |= told
+        settings, file_models, file_project = _read_file(file)
+        project |= file_project
         if file.parent.parent == workspace:
             _check_workspace_settings(settings, file)
-        models |= added
+        models |= file_models
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
-        origins |= {f"models.{id}": str(file) for id in added} | {f"project.{key}": str(file) for key in told}
+        origins |= {f"models.{id}": str(file) for id in file_models} | {
+            f"project.{key}": str(file) for key in file_project
+        }
     for key, variable in SETTINGS.items():
         if environ.get(variable):
             values[key], origins[key] = environ[variable], variable
@@ -190,14 +193,14 @@ def load_config(
         )
     if config.cache_ttl_seconds > HOUR_SECONDS and not config.cache_over_an_hour:
         raise UserError(
-            f"cache_ttl_seconds is {config.cache_ttl_seconds} (set by {origins['cache_ttl_seconds']}): a cache of over "
-            f"an hour is paid for by the hour; set cache_over_an_hour = true if that is meant"
+            f"cache_ttl_seconds is {config.cache_ttl_seconds} (set by {origins['cache_ttl_seconds']}): a cache with a "
+            f"TTL of over an hour is billed by the hour; set cache_over_an_hour = true to confirm"
         )
     return config
 
 
 def value_of(config: Config, key: str) -> object:
-    """What a setting is, by the name it has in `SETTINGS`."""
+    """The value of a setting, by its name in `SETTINGS`."""
     table, _, provider = key.partition(".")
     if table == "base_urls":
         return config.base_urls.get(provider, PROVIDERS[provider].base_url)
@@ -210,50 +213,50 @@ def value_of(config: Config, key: str) -> object:
 def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]], dict[str, str]]:
     try:
         if file.stat().st_size > CONFIG_BYTES_MAX:
-            raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes; a configuration is not")
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+            raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes, the maximum for a configuration file")
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, {}, {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from error
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    # Read by whoever serves them, from the home file alone.
-    found.pop("instructions", None)
-    models = found.pop("models", {})
+    # `[instructions]` is read separately, and from the home file only: see `load_instructions`.
+    content.pop("instructions", None)
+    models = content.pop("models", {})
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')
-    project = _project(found.pop("project", {}), file)
+    project = _project(content.pop("project", {}), file)
     for table, example in _TABLES.items():
-        rows = found.pop(table, {})
+        rows = content.pop(table, {})
         if not isinstance(rows, dict):
             raise UserError(f"{file}: {table} must be a table, such as [{table}] with anthropic = {example}")
-        found |= {f"{table}.{name}": value for name, value in rows.items()}
-    for key in found:
+        content |= {f"{table}.{name}": value for name, value in rows.items()}
+    for key in content:
         if key not in SETTINGS:
-            near = difflib.get_close_matches(key, SETTINGS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known settings: {', '.join(SETTINGS)}"
+            similar = difflib.get_close_matches(key, SETTINGS, n=1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else f"; known settings: {', '.join(SETTINGS)}"
             raise UserError(f"{file}: unknown setting {key!r}{hint}")
-    return found, models, project
+    return content, models, project
 
 
 def _project(table: object, file: Path) -> dict[str, str]:
-    """What a file says of its project, as text; lists are told with commas."""
+    """The `[project]` table as text values; lists are joined with commas."""
     if not isinstance(table, dict):
         raise UserError(f'{file}: project must be a table, such as [project] with name = "shop"')
-    told: dict[str, str] = {}
+    project: dict[str, str] = {}
     for key, value in table.items():
-        parts = value if isinstance(value, list) else [value]
-        if not all(isinstance(part, str | int | float) for part in parts):
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str | int | float) for item in items):
             raise UserError(f"{file}: project.{key} must be text, a number or a list of these")
-        told[key] = ", ".join(str(part) for part in parts).strip()
-    if sum(len(key) + len(text) for key, text in told.items()) > PROJECT_CHARS_MAX:
+        project[key] = ", ".join(str(item) for item in items).strip()
+    if sum(len(key) + len(text) for key, text in project.items()) > PROJECT_CHARS_MAX:
         raise UserError(f"{file}: project has more than {PROJECT_CHARS_MAX} characters; put long text into AGENTS.md")
-    return told
+    return project
 
 
 def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> None:
-    """A project that somebody else wrote may not say where keys, prompts and money go."""
+    """A workspace is untrusted: it must not redirect keys and prompts, or raise spending limits."""
     for key in HOME_ONLY:
         if key in settings:
             raise UserError(
@@ -263,23 +266,23 @@ def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> Non
 
 
 def _checked(key: str, value: object, origin: str) -> object:
-    """The value in the setting's own type."""
+    """Convert the value to the setting's type. Raises UserError if it does not fit."""
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise UserError(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r} (set by {origin})")
         return value
     if key in _COUNTS or key.startswith("requests_max."):
-        least = _COUNTS.get(key, 1)
+        minimum = _COUNTS.get(key, 1)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UserError(f"{key} must be a whole number of at least {least}, not {value!r} (set by {origin})")
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise UserError(f"{key} must be a whole number of at least {minimum}, not {value!r} (set by {origin})")
         return value
     if key in ("cache_over_an_hour", "keep_alive"):
-        truth = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
-        if not isinstance(truth, bool):
+        flag = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(flag, bool):
             raise UserError(f"{key} must be true or false, not {value!r} (set by {origin})")
-        return truth
+        return flag
     if key in ("spend_max_usd", "keep_alive_usd_max"):
         return _dollars(key, value, origin)
     if key == "also_skills":
@@ -290,11 +293,11 @@ def _checked(key: str, value: object, origin: str) -> object:
 
 
 def _folders(key: str, value: object, origin: str) -> list[object]:
-    """Some of the folders where other programs keep skills; in a variable, with commas between them."""
-    named = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(named, list | tuple) or not all(one in OPTIONAL_FOLDERS for one in named):
+    """Names of folders where other programs store skills; comma-separated in an environment variable."""
+    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(name in OPTIONAL_FOLDERS for name in names):
         raise UserError(f"{key} must be some of {', '.join(OPTIONAL_FOLDERS)}, not {value!r} (set by {origin})")
-    return list(dict.fromkeys(named))
+    return list(dict.fromkeys(names))
 
 
 def _dollars(key: str, value: object, origin: str) -> Decimal:

@@ -1,4 +1,4 @@
-"""A whole prompt in bytes, and where its stable part ends: the byte contract that tests hold us to."""
+"""The cacheable bytes of a prompt and the length of its stable prefix: the byte contract that the tests check."""
 
 import msgspec
 
@@ -15,31 +15,32 @@ DEFAULT_MODEL = "anthropic:claude-sonnet-5-5"
 
 
 def build_initial_context(view: View, user_message: str, *, model: str = DEFAULT_MODEL) -> bytes:
-    """The cacheable bytes of the request that says `user_message` in this view."""
+    """The cacheable bytes of the request that sends `user_message` with this view."""
     return spell_prompt(assemble(with_message(view, user_message)), model=model).cacheable
 
 
 def stable_prefix_length(context: View | Prompt, *, model: str = DEFAULT_MODEL) -> int:
-    """How many bytes the layers take that do not change within an epoch."""
+    """The number of bytes in the layers that do not change within an epoch."""
     return stack_of(context, model=model).INSTANCE_START
 
 
 def stack_of(context: View | Prompt, *, model: str = DEFAULT_MODEL) -> AggregateStack:
-    """Where each stable layer of this prompt ends."""
+    """The byte offset at which each stable layer of this prompt ends."""
     prompt = assemble(context) if isinstance(context, View) else context
-    spelled = spell_prompt(prompt, model=model)
-    return aggregate_stack(spelled.pieces, spelled.links)
+    encoded = spell_prompt(prompt, model=model)
+    return aggregate_stack(encoded.pieces, encoded.links)
 
 
 def spell_prompt(prompt: Prompt, *, model: str = DEFAULT_MODEL) -> Spelled:
+    """Encode a prompt in the format of the model's provider."""
     adapter = adapter_for(find_model(model).provider)
-    scroll = Scroll(adapter, len)
+    buffer = Scroll(adapter, len)
     for segment in prompt.segments:
-        scroll.extend(adapter.spell(segment))
-    return Spelled(scroll.cacheable_bytes(), tuple(scroll.pieces), tuple(scroll.links))
+        buffer.extend(adapter.spell(segment))
+    return Spelled(buffer.cacheable_bytes(), tuple(buffer.pieces), tuple(buffer.links))
 
 
 def with_message(view: View, text: str) -> View:
-    """The view with one more thing to say."""
-    passage = Passage("user", (Text(mend_surrogates(text)),))
-    return msgspec.structs.replace(view, newest=(*view.newest, passage))
+    """A copy of the view with one more user message."""
+    entry = Passage("user", (Text(mend_surrogates(text)),))
+    return msgspec.structs.replace(view, newest=(*view.newest, entry))

@@ -1,4 +1,4 @@
-"""Where a session looks up what people have set for its cache: in the store that it shares with them."""
+"""Gives a session access to the cache controls that users set for it in the shared store."""
 
 import asyncio
 
@@ -10,15 +10,15 @@ from holdfast.stores.memory import MemoryStore
 
 
 def controls_of(log: Log) -> LookUpControls | None:
-    """None where the store keeps nothing but a log."""
+    """A function that reads the controls of a session; None if the store holds nothing but a log."""
     if not isinstance(log, HasRecords):
         return None
-    kept = log
+    store = log
 
     async def look_up(session_id: str) -> Controls:
-        if isinstance(kept, MemoryStore):
-            return kept.records.controls(session_id)
-        # A database may be far away, or locked: nobody else should have to wait.
-        return await asyncio.to_thread(kept.records.controls, session_id)
+        if isinstance(store, MemoryStore):
+            return store.records.controls(session_id)
+        # A database may be remote or locked, and a query on the event loop would block every other session.
+        return await asyncio.to_thread(store.records.controls, session_id)
 
     return look_up

@@ -1,4 +1,4 @@
-"""Where two results of one function first differ: at which byte, and where in their JSON."""
+"""Finds the first difference between two results of one function: its byte offset and its path in their JSON."""
 
 import re
 
@@ -15,7 +15,7 @@ _WORD_BEFORE = re.compile(rb"[\w.:+-]+\Z")
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """`path` leads into the JSON, where the results are that; None for other text."""
+    """`path` is the JSON path of the difference; None if the results are not JSON."""
 
     byte: int
     path: str | None
@@ -23,10 +23,11 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def first_difference(kind: str, before: bytes, after: bytes) -> Difference | None:
+    """The first difference of two results of this kind ("text", "json" or "bytes"); None if they are equal."""
     if before == after:
         return None
     byte = common_length(before, after)
-    old, new = _decoded(kind, before), _decoded(kind, after)
+    old, new = _decode(kind, before), _decode(kind, after)
     return Difference(
         byte=byte,
         path=None if old is None or new is None else path_of_difference(old, new),
@@ -34,14 +35,14 @@ def first_difference(kind: str, before: bytes, after: bytes) -> Difference | Non
     )
 
 
-def start_of_word(said: bytes, byte: int) -> int:
-    """Where the number, address or word begins that this byte is in."""
-    found = _WORD_BEFORE.search(said, max(0, byte - WORD_BYTES_MAX), byte)
-    return found.start() if found else byte
+def start_of_word(content: bytes, byte: int) -> int:
+    """The offset at which the number, address or word around this byte begins."""
+    match = _WORD_BEFORE.search(content, max(0, byte - WORD_BYTES_MAX), byte)
+    return match.start() if match else byte
 
 
 def path_of_difference(old: object, new: object) -> str:
-    """The innermost place at which the two differ, such as `messages.0.content`; empty for the whole."""
+    """The innermost path at which the two values differ, such as `messages.0.content`; empty for the root."""
     path: list[str] = []
     while True:
         step = _step(old, new)
@@ -56,30 +57,29 @@ def _step(old: object, new: object) -> tuple[str, object, object] | None:
         for (name, value), (other_name, other) in zip(old.items(), new.items(), strict=False):
             if name != other_name:
                 return None
-            if _spelled(value) != _spelled(other):
+            if _encode(value) != _encode(other):
                 return str(name), value, other
     if isinstance(old, list) and isinstance(new, list):
         for index, (value, other) in enumerate(zip(old, new, strict=False)):
-            if _spelled(value) != _spelled(other):
+            if _encode(value) != _encode(other):
                 return str(index), value, other
     return None
 
 
-def _spelled(value: object) -> bytes:
-    """Unlike values, their bytes also differ by the order of members."""
+def _encode(value: object) -> bytes:
+    # Comparing bytes, not values: two dicts that differ only in member order are equal, but miss the cache.
     return msgspec.json.encode(value)
 
 
-def _decoded(kind: str, said: bytes) -> object:
-    """JSON as such, and text that is a JSON object or list."""
-    if kind != "json" and said[:1] not in (b"{", b"["):
+def _decode(kind: str, content: bytes) -> object:
+    """Decode JSON results, and text results that are a JSON object or list; None for all others."""
+    if kind != "json" and content[:1] not in (b"{", b"["):
         return None
     try:
-        return msgspec.json.decode(said)
+        return msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
-def excerpt(said: bytes, byte: int) -> str:
-    """What stands around a byte."""
-    return said[max(0, byte - EXCERPT_BYTES_BEFORE) : byte + EXCERPT_BYTES_AFTER].decode(errors="replace")
+def excerpt(content: bytes, byte: int) -> str:
+    return content[max(0, byte - EXCERPT_BYTES_BEFORE) : byte + EXCERPT_BYTES_AFTER].decode(errors="replace")

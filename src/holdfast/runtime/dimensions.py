@@ -1,6 +1,6 @@
-"""What a session is told of the files that a person chose, of the notes on them, and of passages that fit its question.
+"""Volatile layers from project knowledge: the active files of a preset, the notes on them, and retrieved passages.
 
-Each is asked anew before every call, and left out without a trace where it is turned off or has nothing to read.
+Every layer is rendered again before each call. A layer that is turned off or has no source is left out.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryDimensions:
-    """`asked` is what the user said last: the question that passages have to fit."""
+    """`asked` is the text of the newest user message, which passages are retrieved for."""
 
     def __init__(self, options: Options, config: Config, workspace: Path | None) -> None:
         self._flag = options.get("rag")
@@ -32,26 +32,26 @@ class MemoryDimensions:
         self._workspace = workspace
         self._stamp: Stamp | None = None
         self._index: PassageIndex | None = None
-        self._told: set[str] = set()
+        self._emitted_layers: set[str] = set()
         self.asked = ""
 
     def hear(self, content: tuple[Block, ...]) -> None:
         self.asked = text_of(content)
 
     def texts(self) -> list[LayerText]:
-        """Reads files; whatever is wrong with them, the session goes on without."""
+        """Render the layers from files; a layer whose files are invalid is logged and left out."""
         if self._workspace is None:
             return []
-        found: list[LayerText] = []
-        for dimension in (self._curated, self._retrieved):
+        texts: list[LayerText] = []
+        for render in (self._curated, self._retrieved):
             try:
-                found += dimension(self._workspace)
+                texts += render(self._workspace)
             except UserError as error:
                 logger.warning("%s", error)
-        self._told |= {one.layer for one in found}
-        # A layer that spoke, and has nothing to say now, says that it is empty.
-        silent = self._told - {one.layer for one in found}
-        return [*found, *(LayerText(layer, "") for layer in sorted(silent))]
+        self._emitted_layers |= {text.layer for text in texts}
+        # A layer that had text before and has none now is sent as empty, so that the model drops the old text.
+        emptied = self._emitted_layers - {text.layer for text in texts}
+        return [*texts, *(LayerText(layer, "") for layer in sorted(emptied))]
 
     def _curated(self, workspace: Path) -> list[LayerText]:
         folder = curation_folder(workspace)
@@ -60,17 +60,17 @@ class MemoryDimensions:
             return []
         slices = read_preset(folder, name).slices
         notes = self._notes(workspace, slices)
-        told = [LayerText("active_files", render_preset(workspace, name, slices))] if slices else []
-        return [*told, LayerText("file_details", notes)] if notes else told
+        texts = [LayerText("active_files", render_preset(workspace, name, slices))] if slices else []
+        return [*texts, LayerText("file_details", notes)] if notes else texts
 
     def _notes(self, workspace: Path, slices: tuple[Slice, ...]) -> str:
-        wanted = {os.path.normpath(one.path).replace(os.sep, "/") for one in slices}
-        parts = []
+        paths = {os.path.normpath(slice_.path).replace(os.sep, "/") for slice_ in slices}
+        sections = []
         for notes in read_notes(knowledge_folder(workspace, workspace)):
             lines = [f"- {item.text}" for _, item in notes.page.items if not item.held_back]
-            if notes.path in wanted and lines:
-                parts.append("\n".join((f"## Notes on {notes.path}", *lines)))
-        return "\n\n".join(parts)
+            if notes.path in paths and lines:
+                sections.append("\n".join((f"## Notes on {notes.path}", *lines)))
+        return "\n\n".join(sections)
 
     def _retrieved(self, workspace: Path) -> list[LayerText]:
         stamp = _stamp(rag_folder(workspace))
@@ -80,6 +80,7 @@ class MemoryDimensions:
             return []
         if stamp != self._stamp:
             files = read_files(rag_folder(workspace))
+            # Building the index reads every indexed file, so it is done only when the index file changed.
             self._index, self._stamp = PassageIndex(files) if files is not None else None, stamp
         if self._index is None:
             return []

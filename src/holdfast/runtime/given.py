@@ -1,4 +1,4 @@
-"""What a caller may give in several shapes: a message, a store; and what is said where it cannot be taken."""
+"""Normalises what callers may pass in several forms (a message, a store), and the errors for what is not accepted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,18 +13,19 @@ from holdfast.runtime.options import Options
 from holdfast.stores.open import open_store
 
 UNDER_WAY = (
-    "a turn is under way in this session; wait for it, or use a second session "
-    "(a stream that was left early is under way until it is closed: put it into contextlib.aclosing)"
+    "a turn is in progress in this session; wait for it, or use a second session "
+    "(a stream that was left early stays in progress until it is closed: wrap it in contextlib.aclosing)"
 )
 
 
 def content_of(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks of a message. Raises UserError for anything but text and images."""
     if isinstance(message, str):
         return (Text(message),)
     content = tuple(message) if isinstance(message, list | tuple) else (message,)
-    if strange := [one.text for one in content if isinstance(one, Text) and not isinstance(one.text, str)]:
-        raise UserError(f"the text of a message must be text, not {type(strange[0]).__name__}")
-    for image in (one for one in content if isinstance(one, Image)):
+    if invalid := [block.text for block in content if isinstance(block, Text) and not isinstance(block.text, str)]:
+        raise UserError(f"the text of a message must be text, not {type(invalid[0]).__name__}")
+    for image in (block for block in content if isinstance(block, Image)):
         _check_source(image.source)
     if isinstance(message, Text | Image | list | tuple):
         return content
@@ -37,28 +38,30 @@ def _check_source(source: object) -> None:
             return
         case _:
             raise UserError(
-                "an image is made of Base64Source(media_type, data) with its bytes as base64 text, "
-                f"UrlSource(url) or FileSource(file_id); this one is made of {type(source).__name__}, or not of text"
+                "the source of an image must be Base64Source(media_type, data) with its bytes as base64 text, "
+                f"UrlSource(url) or FileSource(file_id), with text fields; this one is {type(source).__name__}"
             )
 
 
 def not_open(closed_id: str | None) -> UserError:
-    """Why nothing can be said in a session: it was closed, under this id, or never entered."""
+    """The error for using a session that was never entered, or that was closed and had this id."""
     if closed_id is None:
         return UserError("the session is not open: use it as `async with Session.create(...) as session`")
-    return UserError(f"the session is not open any more: go on with it as `Session.resume({closed_id!r}, ...)`")
+    return UserError(f"the session is not open: it was closed; continue it with `Session.resume({closed_id!r}, ...)`")
 
 
 def no_session(log: Log, session_id: str) -> UserError:
-    known = [row.id for row in log.sessions(limit=3)]
-    newest = f"; the newest are {', '.join(known)}" if known else "; the store holds no session yet"
-    return UserError(f"there is no session {session_id!r}{newest} (`holdfast sessions list` shows all)")
+    """The error for an unknown session id; it names the newest sessions."""
+    newest_ids = [row.id for row in log.sessions(limit=3)]
+    hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
+    return UserError(f"there is no session {session_id!r}{hint} (`holdfast sessions list` shows all)")
 
 
 def open_log(options: Options) -> tuple[Log, bool]:
-    """The store to use, and whether it is ours to close."""
+    """The store to use, and whether the session has to close it."""
     store = options.get("store")
     if store is not None and not isinstance(store, str | Path):
+        # A store object belongs to the caller, who may use it for other sessions: it is not closed with this one.
         return store, False
     config = config_of(options)
     address = config.db_path if store is None else str(store)

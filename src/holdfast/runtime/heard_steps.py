@@ -1,4 +1,4 @@
-"""What an agent did, as a listener hears it from the events of its session; and what its recalls are shown of it."""
+"""Collects an agent's steps from the events of its session, and attaches them to the audit records of its recalls."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from holdfast.instructions.trace import Step, Trace, from_token, shortened, step
 
 
 class HeardSteps:
-    """The steps of one session, in order; those of sessions that work for it are none of its own."""
+    """The steps of one session, in order; steps of sessions it delegates to are not included."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -23,22 +23,22 @@ class HeardSteps:
 
 
 class TurnTraces:
-    """When a turn ends, what was done in it after each of its recalls is shown to the record of that recall."""
+    """When a turn ends, submits for each recall in it the steps that followed the recall."""
 
     def __init__(self, submit_trace: Callable[[str, Trace], None]) -> None:
         self._submit = submit_trace
-        self._heard: dict[str, HeardSteps] = {}
+        self._steps_by_session: dict[str, HeardSteps] = {}
 
     def hear(self, event: Event) -> None:
-        self._heard.setdefault(event.session_id, HeardSteps()).hear(event)
+        self._steps_by_session.setdefault(event.session_id, HeardSteps()).hear(event)
         if isinstance(event.payload, TurnCompleted | TurnCancelled):
-            steps = self._heard.pop(event.session_id).steps
+            steps = self._steps_by_session.pop(event.session_id).steps
             for token in tokens_in(steps):
                 submit_quietly(self._submit, token, from_token(steps, token))
 
 
 def submit_quietly(submit: Callable[[str, Trace], None], token: str, trace: Trace) -> None:
-    """The record is best effort: a turn that went well does not fail for it."""
+    """Submit the trace, ignoring errors: the audit record is best effort and must not fail a turn that succeeded."""
     try:
         submit(token, shortened(trace))
     except HoldfastError:

@@ -1,4 +1,4 @@
-"""One run of an agent: what it is told at its start, what it asks for, and that it says in the end what it used."""
+"""One run of an agent: its boot stub and preloads, its recalls, and the usage report at the end."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -13,7 +13,7 @@ from holdfast.runtime.heard_steps import HeardSteps
 
 
 class Recalls(Protocol):
-    """What a recall gives, wherever the instructions are kept."""
+    """The result of a recall, from an embedded library or from a service."""
 
     @property
     def audit_token(self) -> str: ...
@@ -36,33 +36,33 @@ class Preload(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What a signed trigger has loaded."""
+    """The instructions that a signed wake token loaded at the start of the run."""
 
     heartbeat_id: str
     preloads: tuple[Preload, ...]
     audit_token: str
 
 
-class _Open(msgspec.Struct, frozen=True):
-    """A recall, and how much had been done before it."""
+class _OpenRecall(msgspec.Struct, frozen=True):
+    """A recall whose usage is not reported yet, and the number of steps before it."""
 
     token: str
     loaded: tuple[str, ...]
     steps_before: int
 
 
-Given = TypeVar("Given", bound=Recalls)
+Recalled = TypeVar("Recalled", bound=Recalls)
 
 
-class Beat(Generic[Given]):
-    """Leave it, and every recall is closed with the units of it that were used; what fails then fails nothing else.
+class Beat(Generic[Recalled]):
+    """A context manager that reports the usage of every recall when it exits; errors of reporting are ignored.
 
-    What the agent did is looked at beside that, where it is known: by `session.subscribe(beat.hear)`, or by `did`.
+    It also submits the agent's steps, if it knows them: from `session.subscribe(beat.hear)`, or from calls of `did`.
     """
 
     def __init__(
         self,
-        recall: Callable[[str], Given],
+        recall: Callable[[str], Recalled],
         submit_usage: SubmitUsage,
         submit_trace: SubmitTrace,
         *,
@@ -74,31 +74,33 @@ class Beat(Generic[Given]):
         self._recall = recall
         self._submit = submit_usage
         self._submit_trace = submit_trace
-        self._open: list[_Open] = []
+        self._open_recalls: list[_OpenRecall] = []
         if begun is not None:
-            self._open.append(_Open(begun.audit_token, tuple(one.name for one in begun.preloads), 0))
+            self._open_recalls.append(
+                _OpenRecall(begun.audit_token, tuple(preload.name for preload in begun.preloads), 0)
+            )
         self._steps = HeardSteps()
         self._used: dict[str, None] = {}
         self._missed: dict[str, None] = {}
 
-    def recall(self, intent: str) -> Given:
-        given = self._recall(intent)
-        self._open.append(_Open(given.audit_token, given.names, len(self._steps.steps)))
-        return given
+    def recall(self, intent: str) -> Recalled:
+        recalled = self._recall(intent)
+        self._open_recalls.append(_OpenRecall(recalled.audit_token, recalled.names, len(self._steps.steps)))
+        return recalled
 
     def hear(self, event: Event) -> None:
-        """A listener for the session that does the work."""
+        """Listen to the events of the session that does the work."""
         self._steps.hear(event)
 
     def did(self, *steps: Step) -> None:
-        """What the agent wrote, called and was shown, in order."""
+        """Add steps in order: what the agent wrote, which tools it called, and what they returned."""
         self._steps.steps.extend(steps)
 
     def used(self, *names: str) -> None:
         self._used.update(dict.fromkeys(names))
 
     def missed(self, *names: str) -> None:
-        """Units that would have been needed and were not loaded; told with the last recall."""
+        """Report units that were needed but not loaded; they are submitted with the last recall."""
         self._missed.update(dict.fromkeys(names))
 
     def __enter__(self) -> Self:
@@ -107,15 +109,15 @@ class Beat(Generic[Given]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        last = len(self._open) - 1
-        for place, one in enumerate(self._open):
-            used = tuple(name for name in one.loaded if name in self._used)
-            missed = tuple(self._missed) if place == last else ()
+        last = len(self._open_recalls) - 1
+        for index, open_recall in enumerate(self._open_recalls):
+            used = tuple(name for name in open_recall.loaded if name in self._used)
+            missed = tuple(self._missed) if index == last else ()
             try:
-                self._submit(one.token, used=used, missed=missed)
-                if done := shortened(self._steps.steps[one.steps_before :]):
-                    self._submit_trace(one.token, done)
+                self._submit(open_recall.token, used=used, missed=missed)
+                if trace_steps := shortened(self._steps.steps[open_recall.steps_before :]):
+                    self._submit_trace(open_recall.token, trace_steps)
             except HoldfastError:
-                # The record is best effort: a run that went well does not fail for it.
+                # The audit record is best effort: it must not fail a run that succeeded.
                 continue
-        self._open.clear()
+        self._open_recalls.clear()

@@ -1,4 +1,7 @@
-"""How the hook of a session's start gets into the settings of a runtime, and out of them again."""
+"""Installs the session-start hook in the settings file of an agent runtime, and removes it again.
+
+All other text of the file stays byte for byte as it was.
+"""
 
 import os
 import shlex
@@ -24,13 +27,14 @@ from holdfast.sources.json_text import Held, held_at, put_last, read_json, root_
 
 SETTINGS_BYTES_MAX = 4_000_000
 TIMEOUT_SECONDS = 30
+# Not "resume": a resumed conversation still has the text that the hook added when it began.
 MATCHER = "startup|clear|compact"
 HOOKS = "hooks"
-_WORDS = ("instructions", "hook")
+_SUBCOMMAND = ("instructions", "hook")
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """`before` is None where there was no file."""
+    """`before` is None if there was no file."""
 
     before: str | None
     after: str
@@ -41,94 +45,103 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 def with_hook(text: str, command: str) -> str:
-    """The settings with the hook once, and all else as it was. Raises UserError for settings of another shape."""
+    """The settings with the hook exactly once. Raises UserError for settings of an unexpected shape."""
     text = text if text.strip() else "{}\n"
     _check(text)
-    wanted = _group(command)
-    found = _ours(text)
-    if len(found) == 1 and _value_at(text, found[0].group_start) == wanted:
+    group = _group(command)
+    installed = _find_hooks(text)
+    # Already installed as wanted: leave the file byte for byte as it is.
+    if len(installed) == 1 and _value_at(text, installed[0].group_start) == group:
         return text
     text = without_hook(text)
-    root = _object(text, root_of(text), "the file")
+    root = _require_object(text, root_of(text), "the file")
     hooks = root.last(HOOKS)
     if hooks is None:
-        return put_last(text, root, HOOKS, {SESSION_START: [wanted]})
-    inner = _object(text, held_at(text, hooks.value_start), HOOKS)
-    starts = inner.last(SESSION_START)
-    if starts is None:
-        return put_last(text, inner, SESSION_START, [wanted])
-    groups = held_at(text, starts.value_start)
+        return put_last(text, root, HOOKS, {SESSION_START: [group]})
+    event_hooks = _require_object(text, held_at(text, hooks.value_start), HOOKS)
+    start_hooks = event_hooks.last(SESSION_START)
+    if start_hooks is None:
+        return put_last(text, event_hooks, SESSION_START, [group])
+    groups = held_at(text, start_hooks.value_start)
     if groups is None or text[groups.start] != "[":
-        raise UserError(f"{HOOKS}.{SESSION_START} is no list: mend the settings first")
-    return put_last(text, groups, None, wanted)
+        raise UserError(f"{HOOKS}.{SESSION_START} is not a list; fix the settings first")
+    return put_last(text, groups, None, group)
 
 
 def without_hook(text: str) -> str:
-    """The settings without the hook, and without what holds nothing else."""
+    """The settings without the hook, and without containers that held nothing but the hook."""
     if not text.strip():
         return text
     _check(text)
-    while found := _ours(text):
-        text = without_part(text, found[0].held, found[0].index)
+    # One at a time: every removal shifts the positions of the others.
+    while installed := _find_hooks(text):
+        text = without_part(text, installed[0].container, installed[0].index)
     return text
 
 
 def change_settings(path: Path, change: Callable[[str], str], *, write: bool) -> Changed:
-    """Replaced whole or not at all; links are followed that stay in the project, or in the folder that was named."""
+    """Apply `change` to the file, which is replaced atomically.
+
+    Symbolic links are followed if they stay within the project, or within the folder of `path` outside of it.
+    """
     try:
-        located = _located(path)
-        before = _read(located)
-        told = None if before is None else before.decode()
-        changed = Changed(told, change(told or ""))
-        if write and not changed.is_same:
-            _write(located, changed.after.encode(), before)
+        located = _locate_settings(path)
+        old_bytes = _read(located)
+        old_text = None if old_bytes is None else old_bytes.decode()
+        settings_change = Changed(old_text, change(old_text or ""))
+        if write and not settings_change.is_same:
+            _write(located, settings_change.after.encode(), old_bytes)
     except UnicodeError:
         raise UserError(f"{path} is not JSON in UTF-8; it is left as it is") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (EscapeError, PathError) as error:
         raise UserError(f"the settings cannot be used: {error}") from None
-    return changed
+    return settings_change
 
 
-class _Ours(msgspec.Struct, frozen=True):
-    """What is taken out with the hook: one part of something, and the group that the hook is in."""
+class _InstalledHook(msgspec.Struct, frozen=True):
+    """What to delete to remove the hook: one member of a container, and the start of the hook's group."""
 
-    held: Held
+    container: Held
     index: int
     group_start: int
 
 
-def _ours(text: str) -> list[_Ours]:
+def _find_hooks(text: str) -> list[_InstalledHook]:
     root = root_of(text)
     hooks = root.last(HOOKS) if root else None
-    inner = held_at(text, hooks.value_start) if hooks else None
-    starts = inner.last(SESSION_START) if inner else None
-    groups = held_at(text, starts.value_start) if starts else None
-    if root is None or hooks is None or inner is None or starts is None or groups is None:
+    event_hooks = held_at(text, hooks.value_start) if hooks else None
+    start_hooks = event_hooks.last(SESSION_START) if event_hooks else None
+    groups = held_at(text, start_hooks.value_start) if start_hooks else None
+    if root is None or hooks is None or event_hooks is None or start_hooks is None or groups is None:
         return []
-    found: list[_Ours] = []
-    for place, group in enumerate(groups.parts):
+    installed: list[_InstalledHook] = []
+    for group_index, group in enumerate(groups.parts):
         members = held_at(text, group.value_start)
-        listed = members.last(HOOKS) if members else None
-        commands = held_at(text, listed.value_start) if listed else None
-        for index, one in enumerate(commands.parts if commands else ()):
-            if commands is None or not _is_ours(_value_at(text, one.value_start)):
+        hook_list = members.last(HOOKS) if members else None
+        commands = held_at(text, hook_list.value_start) if hook_list else None
+        for index, part in enumerate(commands.parts if commands else ()):
+            if commands is None or not _is_our_hook(_value_at(text, part.value_start)):
                 continue
-            around = ((commands, index), (groups, place), (inner, inner.parts.index(starts)))
-            held, at = next((one for one in around if len(one[0].parts) > 1), (root, root.parts.index(hooks)))
-            found.append(_Ours(held, at, group.value_start))
-    return found
+            # From the inside out: the innermost container that has other members keeps them and loses only this one.
+            containers = ((commands, index), (groups, group_index), (event_hooks, event_hooks.parts.index(start_hooks)))
+            container, member_index = next(
+                (pair for pair in containers if len(pair[0].parts) > 1), (root, root.parts.index(hooks))
+            )
+            installed.append(_InstalledHook(container, member_index, group.value_start))
+    return installed
 
 
-def _is_ours(hook: Json) -> bool:
+def _is_our_hook(hook: Json) -> bool:
     command = hook.get("command") if isinstance(hook, dict) else None
     try:
         words = shlex.split(command) if isinstance(command, str) else []
     except ValueError:
         return False
+    # By file name and position, so that a hook is recognised wherever the command is installed and however it is run.
     names = [PurePath(word).name for word in words]
-    return any(tuple(names[at : at + 3]) == ("holdfast", *_WORDS) for at in range(len(names)))
+    return any(tuple(names[at : at + 3]) == ("holdfast", *_SUBCOMMAND) for at in range(len(names)))
 
 
 def _group(command: str) -> dict[str, Json]:
@@ -141,25 +154,25 @@ def _check(text: str) -> None:
         read_json(text)
     except ValueError:
         raise UserError("it is not JSON; it is left as it is") from None
-    _object(text, root_of(text), "the file")
+    _require_object(text, root_of(text), "the file")
 
 
-def _object(text: str, held: Held | None, what: str) -> Held:
-    if held is None or text[held.start] != "{":
-        raise UserError(f"{what} is no object: mend the settings first")
-    return held
+def _require_object(text: str, container: Held | None, name: str) -> Held:
+    if container is None or text[container.start] != "{":
+        raise UserError(f"{name} is not an object; fix the settings first")
+    return container
 
 
 def _value_at(text: str, start: int) -> Json:
-    held = held_at(text, start)
-    return read_json(text[held.start : held.end]) if held else None
+    container = held_at(text, start)
+    return read_json(text[container.start : container.end]) if container else None
 
 
-def _located(path: Path) -> Located:
-    """Below the working folder where it is there, else in the folder that was named."""
-    whole, here = Path(os.path.abspath(path)), Path.cwd()
-    root = here if whole.is_relative_to(here) else whole.parent
-    return locate(roots_of(root), str(whole), writing=True)
+def _locate_settings(path: Path) -> Located:
+    """Confined to the working folder if the file is inside it, else to the file's own folder."""
+    absolute, here = Path(os.path.abspath(path)), Path.cwd()
+    root = here if absolute.is_relative_to(here) else absolute.parent
+    return locate(roots_of(root), str(absolute), writing=True)
 
 
 def _read(located: Located) -> bytes | None:
@@ -177,12 +190,12 @@ def _read(located: Located) -> bytes | None:
 
 def _write(located: Located, content: bytes, before: bytes | None) -> None:
     with opened_place(located, make_folders=True) as (folder, name):
-
-        def still() -> bool:
+        # Checked just before the file is replaced: an edit that another program made meanwhile must not be lost.
+        def is_unchanged() -> bool:
             try:
                 return read_regular(folder, name, SETTINGS_BYTES_MAX + 1) == before
             except FileNotFoundError:
                 return before is None
 
-        if not write_atomically(folder, name, content, still=still):
-            raise UserError("it was changed meanwhile; try again")
+        if not write_atomically(folder, name, content, still=is_unchanged):
+            raise UserError("another program changed it meanwhile; try again")

@@ -1,4 +1,4 @@
-"""A session with all its instructions, beside which it goes on record what would be recalled for each message."""
+"""Shadow mode: a session gets all its instructions, and what would be recalled for each message is only recorded."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +22,7 @@ def in_shadow(
     submit_usage: Callable[..., None],
     submit_trace: Callable[[str, Trace], None],
 ) -> Instructed:
-    """For one session: the tool by which a turn says what it used means the last message."""
+    """Instructions in shadow mode, for a single session: `submit_usage` always refers to its latest message."""
     shadow = _Shadow(recall, submit_usage, submit_trace)
     usage = tool(
         shadow.report,
@@ -51,7 +51,7 @@ class _Shadow:
     def hear(self, event: Event) -> None:
         self._session_id = self._session_id or event.session_id
         if event.session_id != self._session_id:
-            # Sessions that work for this one are no turns of it.
+            # A session that this one delegates to is not a turn of this one.
             return
         self._steps.hear(event)
         if isinstance(event.payload, TurnCompleted | TurnCancelled) and self._token is not None:
@@ -59,9 +59,9 @@ class _Shadow:
             self._steps.steps.clear()
         if not isinstance(event.payload, MessageAppended) or event.actor != "user":
             return
-        said = "\n".join(block.text for block in event.payload.message.content if isinstance(block, Text))
-        if said.strip():
-            self._token = self._recall(said, heartbeat_id=event.session_id, shadow=True).audit_token
+        text = "\n".join(block.text for block in event.payload.message.content if isinstance(block, Text))
+        if text.strip():
+            self._token = self._recall(text, heartbeat_id=event.session_id, shadow=True).audit_token
 
     def report(self, used_chunks: Sequence[str]) -> str:
         if self._token is None:

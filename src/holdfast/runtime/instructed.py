@@ -1,4 +1,4 @@
-"""What a session has of an agent's instructions: a text that stands in its prompt, and tools to recall the rest."""
+"""An agent's instructions as a session uses them: a text in the prompt, and tools that recall the rest."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.events.bus import Listener
 
 
 class Instructed(msgspec.Struct, frozen=True):
-    """The text is pinned for an epoch; what a tool answers is history. `listener` hears the events of the session."""
+    """The text is pinned for an epoch; tool results become history. `listener` receives the session's events."""
 
     text: str
     tools: tuple[Tool, ...]

@@ -1,4 +1,4 @@
-"""What the home file says about instructions: whether they are kept here, and how."""
+"""The `[instructions]` table of the home configuration file."""
 
 import tomllib
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from holdfast.retrieval.meaning import default_encoder, encoder_named
 from holdfast.sources.home import holdfast_home
 
 WAKE_SECRET = "HOLDFAST_WAKE_SECRET"
-SECRET_BYTES_MIN = 32
+SECRET_BYTES_MIN = 32  # HS256 needs a key of at least the hash's 256 bits (RFC 7518, section 3.2).
 KEY_FILE = "instructions.key"
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[instructions]` as it is written. What is secret stands in the environment."""
+    """`[instructions]` as written in the file. Secrets are read from the environment instead."""
 
     enabled: bool = False
     deployment: str = "local"
@@ -47,7 +47,7 @@ class Instructions(msgspec.Struct, frozen=True):
 
 
 def load_instructions(environ: Mapping[str, str]) -> Instructions:
-    """Raises UserError for what is set wrongly."""
+    """Raises UserError for invalid settings."""
     home = holdfast_home(environ)
     table = _read(home / "config.toml")
     if not SEGMENT.fullmatch(table.deployment):
@@ -60,7 +60,7 @@ def load_instructions(environ: Mapping[str, str]) -> Instructions:
     settings = InstructionSettings(
         deployment=table.deployment,
         root=Path(table.root).expanduser() if table.root else home / "instructions",
-        wake=_trust(table, environ.get(WAKE_SECRET)),
+        wake=_wake_trust(table, environ.get(WAKE_SECRET)),
         wake_reasons=(*WAKE_REASONS, *table.also_wake_reasons),
         encoder=encoder,
         use_floor=table.floor,
@@ -69,24 +69,24 @@ def load_instructions(environ: Mapping[str, str]) -> Instructions:
     return Instructions(table.enabled, settings, home / KEY_FILE)
 
 
-def _trust(table: _Table, secret: str | None) -> WakeTrust | None:
-    """None where nobody is believed."""
+def _wake_trust(table: _Table, secret: str | None) -> WakeTrust | None:
+    """Whose wake tokens are accepted; None if no key is configured, so that none are."""
     if secret and len(secret.encode()) < SECRET_BYTES_MIN:
-        raise UserError(f"{WAKE_SECRET} must have at least {SECRET_BYTES_MIN} bytes, or it could be guessed")
+        raise UserError(f"{WAKE_SECRET} must have at least {SECRET_BYTES_MIN} bytes; a shorter one can be guessed")
     raw = decoded(table.wake_public_key) if table.wake_public_key else None
     if table.wake_public_key and (raw is None or len(raw) != KEY_BYTES):
         raise UserError("instructions.wake_public_key must be a raw Ed25519 key in base64url")
     if not (secret or table.wake_public_key):
         return None
     if not table.wake_issuer:
-        raise UserError("wake tokens need instructions.wake_issuer: whose they are")
+        raise UserError("wake tokens need instructions.wake_issuer, the issuer to accept them from")
     return WakeTrust(table.wake_issuer, table.wake_audience, secret or None, table.wake_public_key)
 
 
 def _read(file: Path) -> _Table:
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-        return msgspec.convert(found, _File).instructions
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        return msgspec.convert(content, _File).instructions
     except FileNotFoundError:
         return _Table()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The tools by which a session recalls an agent's instructions, and says what it used."""
+"""The tools with which a session recalls an agent's instructions and reports which ones it used."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,21 +12,21 @@ from holdfast.instructions.stub import RECALL_TOOL_INPUT, RECALL_TOOL_SCHEMA
 from holdfast.instructions.told import recalled_text
 
 NAMES: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
+# A recall is bounded by its token budget. This limit is far above any budget, so that no result is cut by characters.
 CONTENT_CHARACTERS_MAX = 1_000_000
-"""A recall keeps to its budget of tokens; it is never cut by characters."""
 
 
 def instruction_tools(recall: Callable[..., Answered], submit_usage: Callable[..., None]) -> tuple[Tool, ...]:
-    """Both are the agent's own affair: nobody is asked before they run."""
+    """Both tools only read instructions and report on them, so they run without confirmation."""
 
     def recall_instruction(
         intent: str, max_chunks: int | None = None, token_budget: int | None = None, manifest_hint: Sequence[str] = ()
     ) -> str:
         try:
-            asked = recall(intent, max_chunks=max_chunks, token_budget=token_budget, manifest_hint=manifest_hint)
+            recalled = recall(intent, max_chunks=max_chunks, token_budget=token_budget, manifest_hint=manifest_hint)
         except HoldfastError as error:
             raise ToolError(str(error)) from error
-        return recalled_text(asked)
+        return recalled_text(recalled)
 
     def report_usage(audit_token: str, used_chunks: Sequence[str] = (), missed_chunks: Sequence[str] = ()) -> str:
         try:
@@ -35,12 +35,12 @@ def instruction_tools(recall: Callable[..., Answered], submit_usage: Callable[..
             raise ToolError(str(error)) from error
         return "on record"
 
-    usage: dict[str, Json] = {
+    usage_schema: dict[str, Json] = {
         "type": "object",
         "properties": {"audit_token": {"type": "string"}, "used_chunks": NAMES, "missed_chunks": NAMES},
         "required": ["audit_token"],
     }
-    made = (
+    tools = (
         tool(
             recall_instruction,
             description=str(RECALL_TOOL_SCHEMA["description"]),
@@ -51,8 +51,11 @@ def instruction_tools(recall: Callable[..., Answered], submit_usage: Callable[..
             report_usage,
             name="submit_usage",
             description="Say which units of a recall you applied, and which you needed but did not get.",
-            input_schema=usage,
+            input_schema=usage_schema,
             side_effects="read",
         ),
     )
-    return tuple(msgspec.structs.replace(one, asks=False, output_characters_max=CONTENT_CHARACTERS_MAX) for one in made)
+    return tuple(
+        msgspec.structs.replace(instruction_tool, asks=False, output_characters_max=CONTENT_CHARACTERS_MAX)
+        for instruction_tool in tools
+    )

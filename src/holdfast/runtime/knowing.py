@@ -1,4 +1,4 @@
-"""Which sessions can be harvested, which files the notes are on, and what a session is told of what is known."""
+"""Project knowledge at run time: the sessions to harvest, the files that notes refer to, and the knowledge layer."""
 
 import datetime
 import logging
@@ -27,8 +27,8 @@ from holdfast.sources.text import cut_utf8, read_text
 logger = logging.getLogger(__name__)
 
 LAYER = "knowledge"
+# A session without events for a day is assumed to be over, since many clients never record an end.
 QUIET_SECONDS = 86_400.0
-"""A session that has said nothing for so long is taken to be over."""
 
 FILE_BYTES_MAX = 4_000_000
 
@@ -42,26 +42,27 @@ def spoken_in(
     known: Container[tuple[str, int]] = (),
     simulated: bool = False,
 ) -> Iterator[Spoken]:
-    """Sessions that are over, of this workspace, oldest first; those that work for another are part of it.
+    """The finished sessions of this workspace, oldest first; a delegated session is part of its parent.
 
-    Those that are `known` with so many events are not read again. What was said to a simulated model is left out
-    unless `simulated`.
+    Sessions in `known`, pairs of session id and event count, are not read again to find out whether they belong here.
+    Sessions with a simulated model are left out unless `simulated`.
     """
     folder = str(workspace.resolve()) if workspace else None
-    for row in sorted(log.sessions(), key=lambda one: (one.started_at, one.id)):
+    for row in sorted(log.sessions(), key=lambda session: (session.started_at, session.id)):
         if row.parent_session_id is not None:
             continue
+        # Harvested before and unchanged since: yielded without reading its events.
         if (row.id, row.event_count) in known:
-            yield _spoken(log, row, folder)
+            yield _harvestable(log, row, folder)
             continue
-        began = _began(log, row.id)
-        if began is None or began.workspace_path != folder or (began.simulated and not simulated):
+        started = _session_started(log, row.id)
+        if started is None or started.workspace_path != folder or (started.simulated and not simulated):
             continue
-        if at - row.last_event_at >= quiet_seconds or _ended(log, row.id):
-            yield _spoken(log, row, folder)
+        if at - row.last_event_at >= quiet_seconds or _has_ended(log, row.id):
+            yield _harvestable(log, row, folder)
 
 
-def _spoken(log: Log, row: SessionRow, workspace: str | None) -> Spoken:
+def _harvestable(log: Log, row: SessionRow, workspace: str | None) -> Spoken:
     def passages() -> tuple[Passage, ...]:
         return logged(log.read(row.id))
 
@@ -69,13 +70,14 @@ def _spoken(log: Log, row: SessionRow, workspace: str | None) -> Spoken:
     return Spoken(row.id, row.event_count, day, passages, workspace)
 
 
-def _began(log: Log, session_id: str) -> SessionStarted | None:
+def _session_started(log: Log, session_id: str) -> SessionStarted | None:
     first = next(iter(log.read(session_id)), None)
     return first.payload if first is not None and isinstance(first.payload, SessionStarted) else None
 
 
-def _ended(log: Log, session_id: str) -> bool:
-    """Whether it was said to be over, and nobody has spoken since."""
+def _has_ended(log: Log, session_id: str) -> bool:
+    """Whether the session was ended and no turn was started since."""
+    # A session can be resumed after its end, so the last of these events counts.
     ended = False
     for event in log.read(session_id):
         if isinstance(event.payload, SessionEnded | TurnStarted):
@@ -84,7 +86,7 @@ def _ended(log: Log, session_id: str) -> bool:
 
 
 def project_files(workspace: Path | None) -> Project:
-    """The contents of the workspace's files, for the notes on them."""
+    """Look up workspace files by path and by content hash, so that notes can follow a renamed file."""
     if workspace is None:
         return Project()
 
@@ -93,18 +95,18 @@ def project_files(workspace: Path | None) -> Project:
         return file.sha256[:HASH_CHARACTERS] if file is not None else ""
 
     def paths_with(hashes: frozenset[str]) -> Mapping[str, str]:
-        found: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for file in walk_project(workspace):
             content = content_of(file.path)
             if content in hashes:
-                found.setdefault(content, file.path)
-        return found
+                paths.setdefault(content, file.path)
+        return paths
 
     return Project(content_of, paths_with)
 
 
 def knowledge_text(disk: Disk) -> str:
-    """The digest as a prompt is told it; nothing where there is none or knowledge is turned off."""
+    """The digest as it is put into a prompt; empty if there is none or knowledge is turned off."""
     if disk.read(DISABLED) is not None:
         return ""
     text, _ = cut_utf8(read_text(disk.read(DIGEST) or b""), DIGEST_BYTES_MAX)
@@ -112,7 +114,7 @@ def knowledge_text(disk: Disk) -> str:
 
 
 def knowledge_layer(options: Options, config: Config, *, workspace: Path | None) -> tuple[LayerText, ...]:
-    """What is pinned for an epoch: the digest, if it is there and knowledge is not turned off."""
+    """The digest layer that an epoch pins; none without a digest or with knowledge turned off."""
     try:
         text = knowledge_text(knowledge_folder(workspace, Path(config.home)))
     except UserError as error:
@@ -123,17 +125,18 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
 
 
 def adopting_of(options: Options, config: Config, state: State, *, workspace: Path | None) -> Adopting:
-    """Of what an epoch pins, only knowledge is looked at again."""
+    """How a session refreshes its pinned layers: of those, only the knowledge digest can change within a session."""
 
     def newer(pinned: tuple[LayerText, ...]) -> tuple[LayerText, ...] | None:
-        now = knowledge_layer(options, config, workspace=workspace)
-        if now == tuple(one for one in pinned if one.layer == LAYER):
+        current = knowledge_layer(options, config, workspace=workspace)
+        if current == tuple(text for text in pinned if text.layer == LAYER):
             return None
-        return (*(one for one in pinned if one.layer != LAYER), *now)
+        return (*(text for text in pinned if text.layer != LAYER), *current)
 
     profile = state.profile if state.model else config.profile
-    refresh = config.digest_refresh if config.digest_refresh != "auto" else _REFRESH[profile]
+    refresh = config.digest_refresh if config.digest_refresh != "auto" else _REFRESH_BY_PROFILE[profile]
     return Adopting(newer, each_turn=refresh == "next_turn")
 
 
-_REFRESH = {"default": "epoch", "seed": "next_turn"}
+# Seed 004 refreshes the digest on the next turn; by default it waits for an epoch, which rewrites the cache anyway.
+_REFRESH_BY_PROFILE = {"default": "epoch", "seed": "next_turn"}

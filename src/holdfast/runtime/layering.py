@@ -1,4 +1,4 @@
-"""What the next prompt of a session is made of: which layer takes how many tokens."""
+"""Reports how many tokens each layer of a session's next prompt takes."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ class LayerTokens(msgspec.Struct, frozen=True):
 
 
 class ContextUse(msgspec.Struct, frozen=True):
-    """The layers in the order in which they first stand in the prompt. Token counts are estimates."""
+    """The layers in the order of their first block in the prompt. Token counts are estimates."""
 
     layers: tuple[LayerTokens, ...]
     tokens_max: int
@@ -23,13 +23,13 @@ class ContextUse(msgspec.Struct, frozen=True):
         return sum(layer.tokens for layer in self.layers)
 
 
-def context_use(talk: Conversation) -> ContextUse:
-    """Takes as long as the history is long; nothing of the session is changed."""
-    draft = talk.new_draft()
-    draft.update(assemble(sent_view(talk.state)))
+def context_use(conversation: Conversation) -> ContextUse:
+    """Assembles the whole prompt, so the cost grows with the history; the session is not changed."""
+    draft = conversation.new_draft()
+    draft.update(assemble(sent_view(conversation.state)))
     by_layer: dict[str, int] = {}
-    for piece, tokens in zip(draft.scroll.pieces, draft.scroll.tokens, strict=True):
-        by_layer[piece.layer] = by_layer.get(piece.layer, 0) + tokens
-    corrected = talk.state.calibration.corrected
+    for block, tokens in zip(draft.scroll.pieces, draft.scroll.tokens, strict=True):
+        by_layer[block.layer] = by_layer.get(block.layer, 0) + tokens
+    corrected = conversation.state.calibration.corrected
     layers = tuple(LayerTokens(layer, corrected(tokens)) for layer, tokens in by_layer.items())
-    return ContextUse(layers, talk.parts.model.context_tokens_max)
+    return ContextUse(layers, conversation.parts.model.context_tokens_max)

@@ -1,4 +1,4 @@
-"""Where a session plays, and what sessions before it have learned there."""
+"""Loads the parameters that earlier sessions learned for the same model, route and workspace."""
 
 import logging
 from urllib.parse import urlsplit
@@ -17,32 +17,33 @@ logger = logging.getLogger(__name__)
 
 
 def route_of(options: Options, config: Config, provider: Provider) -> str:
-    """How the provider is reached: its own address, another host, or something in its place."""
-    given = options.get("wire")
-    if isinstance(given, ProvidesWire):
+    """How the provider is reached: directly, through another host, or by a substitute such as a simulator."""
+    wire = options.get("wire")
+    if isinstance(wire, ProvidesWire):
         return "simulated"
-    if given is not None:
+    if wire is not None:
         return "given"
     base_url = options.get("base_url") or config.base_urls.get(provider.adapter.name, provider.base_url)
     if base_url == provider.base_url:
         return "direct"
     try:
-        # No more than the host: an address can hold a password.
+        # Only the host is recorded, because the URL may contain a password.
         return urlsplit(base_url).hostname or "elsewhere"
     except ValueError:
         return "elsewhere"
 
 
 def learned_in(log: Log, scene: Scene, *, session_id: str) -> Learned:
+    """The parameters that other sessions learned in this scene."""
     return learn(log.lessons(limit=LESSONS_MAX), scene, session_id=session_id)
 
 
 def with_learned_floor(model: Model, learned: Learned) -> Model:
-    """The model as it was seen to be: padding, marks and warnings all go by this floor."""
+    """The model with the observed cache floor, so that padding, breakpoints and warnings all use the same one."""
     floor = learned.floor.corrected(model.cache.tokens_min)
     if floor == model.cache.tokens_min:
         return model
     logger.info(
-        "%s was seen to cache prompts from %d tokens on; the table says %d", model.id, floor, model.cache.tokens_min
+        "%s caches prompts from %d tokens on, as observed; the catalog says %d", model.id, floor, model.cache.tokens_min
     )
     return msgspec.structs.replace(model, cache=msgspec.structs.replace(model.cache, tokens_min=floor))

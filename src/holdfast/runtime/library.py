@@ -1,4 +1,4 @@
-"""The instructions of agents without a server: one file, the same code, the same rules."""
+"""`Library`: instructions embedded in a program, in one database file, with the same rules as the service."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import msgspec
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.errors import UserError
 from holdfast.events.payloads import MessageAppended
-from holdfast.instructions import library as kept
+from holdfast.instructions import library
 from holdfast.instructions.archiving import Archived, archive
 from holdfast.instructions.asking import Answered, Replayed, ask, close, replay
 from holdfast.instructions.callers import Caller
@@ -60,9 +60,10 @@ from holdfast.stores.open import open_store
 
 
 class EncoderInUse(msgspec.Struct, frozen=True):
-    """None is words and links alone. `failing`: the agents whose manifests do not pass with the configured one.
+    """The encoder that recall uses; None means lexical and link ranking only.
 
-    `switched`: another was in use before this library was opened.
+    `failing` lists the agents whose manifests fail their coverage gate with the configured encoder. `switched` is
+    true if another encoder was in use before this library was opened.
     """
 
     configured: str | None
@@ -76,11 +77,11 @@ MAIN = "main"
 
 
 class Library:
-    """Open it for as long as it is used; what is written is signed by a key beside the file.
+    """The instructions of agents in one database; a context manager. Writes are signed by a key stored beside the file.
 
-    `entity` is the URI of the person on whose behalf all is done. Agents are called by id or shortname.
-    `accept_encoder`: what the settings name is used even where manifests fail with it; `certify_again`: even where
-    they failed before, they are measured with it once more.
+    `entity` is the URI of the person on whose behalf the library acts. Agents are named by id or shortname.
+    `accept_encoder` uses the configured encoder even if manifests fail their coverage gate with it; `certify_again`
+    measures manifests again that failed with it before.
     """
 
     def __init__(
@@ -99,22 +100,24 @@ class Library:
         self._store = open_store(path)
         try:
             if not isinstance(self._store, HasInstructions):
-                raise UserError("instructions are kept in a SQLite file or in PostgreSQL: name one")
-            beside = Path("instructions") if "://" in os.fspath(path) else Path(path)
+                raise UserError("instructions need a SQLite file or a PostgreSQL URL as their store")
+            # A database URL has no folder: key and files then go into the working folder.
+            base_path = Path("instructions") if "://" in os.fspath(path) else Path(path)
             if settings is None:
-                root = beside.parent / f"{beside.stem}-files"
+                root = base_path.parent / f"{base_path.stem}-files"
                 settings = InstructionSettings(root=root, encoder=default_encoder())
-            self._kept = kept.Library(
+            self._context = library.Library(
                 self._store.instructions,
                 settings,
-                key=deployment_key(key_path or beside.with_suffix(".key")),
+                key=deployment_key(key_path or base_path.with_suffix(".key")),
                 clock=clock,
                 new_id=new_id,
                 warn=warn,
             )
-            before = self._kept.records.encoder()
-            self._failing = choose_encoder(self._kept, accept=accept_encoder, again=certify_again)
-            self._switched = before is not None and before != self._kept.records.encoder()
+            # Switching the encoder changes which units a recall finds, so it is measured and reported.
+            previous_encoder = self._context.records.encoder()
+            self._failing = choose_encoder(self._context, accept=accept_encoder, again=certify_again)
+            self._switched = previous_encoder is not None and previous_encoder != self._context.records.encoder()
         except BaseException:
             self._store.close()
             raise
@@ -133,49 +136,49 @@ class Library:
 
     @property
     def encoder(self) -> EncoderInUse:
-        """Loaded, so that it can be used. Raises UserError."""
-        kept = self._kept
-        kept.shelves.load_encoder()
-        return EncoderInUse(kept.settings.encoder, kept.shelves.encoder, self._switched, self._failing)
+        """The encoder, loaded and ready to use. Raises UserError if it cannot be loaded."""
+        context = self._context
+        context.shelves.load_encoder()
+        return EncoderInUse(context.settings.encoder, context.shelves.encoder, self._switched, self._failing)
 
     def migrate(
         self, *paths: str | os.PathLike[str], agent: str = MAIN, version: str = "v1", root: Path | None = None
     ) -> Proposal:
-        """What files of instructions would be as units; nothing is published."""
-        settings = self._kept.settings
-        read = read_files([Path(path) for path in paths], root=root)
+        """Propose how to split instruction files into units; nothing is written or published."""
+        settings = self._context.settings
+        source = read_files([Path(path) for path in paths], root=root)
         encoder = settings.encoder
         proposal = propose(
-            read.files,
+            source.files,
             Wanted(agent_id=agent, deployment=settings.deployment, version=version),
             meaning=lambda: meaning_stage(encoder) if encoder else None,
         )
-        return msgspec.structs.replace(proposal, warnings=(*read.warnings, *proposal.warnings))
+        return msgspec.structs.replace(proposal, warnings=(*source.warnings, *proposal.warnings))
 
     def write(self, proposal: Proposal) -> dict[str, Change]:
-        """The units of a proposal, for nobody to recall before a manifest lists them."""
-        return write_units(self._kept, proposal, self._admin)
+        """Store the units of a proposal; they cannot be recalled before a published manifest lists them."""
+        return write_units(self._context, proposal, self._admin)
 
     def check(self, folder: str | os.PathLike[str]) -> Checked:
-        return check_folder(self._kept, read_folder(Path(folder)), self._admin)
+        return check_folder(self._context, read_folder(Path(folder)), self._admin)
 
     def publish(self, folder: str | os.PathLike[str], *, skip_coverage_gate: bool = False) -> Deployed:
-        """Raises InstructionError where a check fails; then nothing was changed."""
-        given = read_folder(Path(folder))
-        return publish_folder(self._kept, given, self._admin, skip_coverage_gate=skip_coverage_gate)
+        """Raises InstructionError if a check fails; then nothing was changed."""
+        units = read_folder(Path(folder))
+        return publish_folder(self._context, units, self._admin, skip_coverage_gate=skip_coverage_gate)
 
     def promote(self, agent: str = MAIN, *, force: bool = False) -> Published:
-        return promote(self._kept, agent, self._admin, force=force)
+        return promote(self._context, agent, self._admin, force=force)
 
     def rollback(self, version: str, *, agent: str = MAIN) -> Deployed:
-        return roll_back(self._kept, agent, version, self._admin)
+        return roll_back(self._context, agent, version, self._admin)
 
     def approve(self, unit: str, *, agent: str = MAIN, reason: str = "") -> Approved:
-        """Let the newest version of a unit that is loaded unasked take its place. Raises InstructionError."""
-        return approve(self._kept, agent, unit, self._admin, reason=reason)
+        """Approve the newest version of a unit that is loaded without a recall. Raises InstructionError."""
+        return approve(self._context, agent, unit, self._admin, reason=reason)
 
     def archive(self, *files: str | os.PathLike[str], root: str | os.PathLike[str], agent: str = MAIN) -> Archived:
-        return archive(self._kept, agent, [Path(file) for file in files], root=Path(root))
+        return archive(self._context, agent, [Path(file) for file in files], root=Path(root))
 
     def recall(
         self,
@@ -188,62 +191,66 @@ class Library:
         heartbeat_id: str | None = None,
         shadow: bool = False,
     ) -> Answered:
-        """What fits the intent, and the token by which is said what was used. Raises InstructionError.
+        """The units that match the intent, and the audit token for reporting usage. Raises InstructionError.
 
-        With `shadow` it is on record as a turn for which all instructions were in force; `shadow_report` judges them.
+        With `shadow`, record the recall as one of a turn whose prompt had all instructions; see `shadow_report`.
         """
         if not intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        known, shelf = self._shelf(agent)
-        question = Question(intent=intent, manifest_hint=tuple(manifest_hint), use_floor=self._kept.settings.use_floor)
+        record, instruction_set = self._instruction_set(agent)
+        question = Question(
+            intent=intent, manifest_hint=tuple(manifest_hint), use_floor=self._context.settings.use_floor
+        )
         if max_chunks is not None:
             question = msgspec.structs.replace(question, max_chunks=max_chunks)
         if token_budget is not None:
             question = msgspec.structs.replace(question, token_budget=token_budget)
-        caller = Caller(f"agent:{known.id}", "embedded")
-        return ask(self._kept, known, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
+        caller = Caller(f"agent:{record.id}", "embedded")
+        return ask(
+            self._context, record, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
+        )
 
     def submit_usage(self, audit_token: str, *, used: Sequence[str] = (), missed: Sequence[str] = ()) -> None:
-        close(self._kept, audit_token, self._admin, used=tuple(used), missed=tuple(missed))
+        close(self._context, audit_token, self._admin, used=tuple(used), missed=tuple(missed))
 
     def submit_trace(self, audit_token: str, trace: Sequence[Step]) -> None:
-        """What the agent did after the recall, by which is seen what it used; once. It closes no record."""
-        keep_trace(self._kept, audit_token, self._admin, trace)
+        """Submit, once, the agent's steps after the recall, from which usage is detected. The record stays open."""
+        keep_trace(self._context, audit_token, self._admin, trace)
 
     def usage_seen(self, audit_token: str, trace: Sequence[Step], *, keep: bool = False) -> UsageSeen:
-        """What was loaded, what the agent says of it, and what a trace shows of it."""
-        return look_at(self._kept, audit_token, shortened(from_token(trace, audit_token)), keep=keep)
+        """Compare the loaded units with the usage that the agent reported and that the trace shows."""
+        return look_at(self._context, audit_token, shortened(from_token(trace, audit_token)), keep=keep)
 
     def usages_seen(self, trace: Sequence[Step], *, agent: str = MAIN, keep: bool = False) -> tuple[UsageSeen, ...]:
-        """The same of every recall of the agent whose answer stands in the trace, each by what came after it."""
-        known = self._kept.records.agent(agent)
-        records = (self._kept.records.audit(token) for token in tokens_in(trace))
+        """`usage_seen` for every recall of the agent in the trace, each with the steps that followed it."""
+        record = self._context.records.agent(agent)
+        audits = (self._context.records.audit(token) for token in tokens_in(trace))
         return tuple(
-            self.usage_seen(one.audit_token, trace, keep=keep)
-            for one in records
-            if one is not None and known is not None and one.agent_id == known.id
+            self.usage_seen(audit.audit_token, trace, keep=keep)
+            for audit in audits
+            if audit is not None and record is not None and audit.agent_id == record.id
         )
 
     def session_trace(self, session_id: str) -> Trace:
-        """What was said and done in a session of this store."""
+        """The messages and tool calls of a session in this store, as steps."""
         events = self._store.read(session_id)
-        return tuple(steps_of(one.payload.message for one in events if isinstance(one.payload, MessageAppended)))
+        return tuple(steps_of(event.payload.message for event in events if isinstance(event.payload, MessageAppended)))
 
     def heartbeat(
         self, wake_token: str | None = None, *, agent: str = MAIN, profile: str = "generic"
     ) -> Beat[Answered]:
-        """A context that ends by saying what was used; preloads need the signed token of the trigger."""
-        known = self._kept.records.agent(agent)
+        """A context manager that reports usage when it exits. Preloads need a signed wake token."""
+        record = self._context.records.agent(agent)
         if wake_token is None:
-            stub = boot_stub(self._kept, agent, known, profile)
-            recall = partial(self.recall, agent=agent, heartbeat_id=self._kept.new_id("run"))
+            stub = boot_stub(self._context, agent, record, profile)
+            recall = partial(self.recall, agent=agent, heartbeat_id=self._context.new_id("run"))
             return Beat(recall, self.submit_usage, self.submit_trace, stub=stub.body)
         caller = Caller(f"agent:{agent}", "embedded")
-        woken = wake(self._kept, agent, known, wake_token, caller=caller, profile=profile)
-        preloads = tuple(Preload(one.name, one.content.text) for one in woken.preloads)
-        begun = Begun(woken.heartbeat_id, preloads, woken.audit_token)
-        recall = partial(self.recall, agent=agent, heartbeat_id=woken.heartbeat_id)
-        return Beat(recall, self.submit_usage, self.submit_trace, stub=woken.stub.body, begun=begun)
+        started = wake(self._context, agent, record, wake_token, caller=caller, profile=profile)
+        preloads = tuple(Preload(unit.name, unit.content.text) for unit in started.preloads)
+        begun = Begun(started.heartbeat_id, preloads, started.audit_token)
+        recall = partial(self.recall, agent=agent, heartbeat_id=started.heartbeat_id)
+        return Beat(recall, self.submit_usage, self.submit_trace, stub=started.stub.body, begun=begun)
 
     def for_session(
         self,
@@ -254,73 +261,76 @@ class Library:
         sha256: str | None = None,
         shadow: bool = False,
     ) -> Instructed:
-        """What a session is given as its `instructions`. A manifest other than the one that was named is refused.
+        """The value for a session's `instructions` option.
 
-        With `shadow` all instructions stand in the prompt; what would be recalled for each message goes on record.
+        Raises InstructionError if the manifest is not the one that `manifest_uri` and `sha256` name. With `shadow`,
+        all instructions are in the prompt, and what would be recalled for each message is only recorded.
         """
-        known, shelf = self._shelf(agent)
-        manifest = shelf.manifest
+        record, instruction_set = self._instruction_set(agent)
+        manifest = instruction_set.manifest
         if manifest_uri not in (None, manifest.fact_uri) or sha256 not in (None, manifest_sha256(manifest)):
             raise InstructionError(
                 "manifest_refused",
-                f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, and not the one that is accepted",
+                f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, which is not the requested one",
             )
         if shadow:
             recall = partial(self.recall, agent=agent)
-            return in_shadow(eager_text(known, shelf), recall, self.submit_usage, self.submit_trace)
-        text = standing_text(known, manifest, known_profile(profile))
+            return in_shadow(eager_text(record, instruction_set), recall, self.submit_usage, self.submit_trace)
+        text = standing_text(record, manifest, known_profile(profile))
         tools = instruction_tools(partial(self.recall, agent=agent), self.submit_usage)
         return Instructed(text, tools, TurnTraces(self.submit_trace).hear)
 
     def manifest_sha256(self, agent: str = MAIN) -> str:
-        return manifest_sha256(self._shelf(agent)[1].manifest)
+        return manifest_sha256(self._instruction_set(agent)[1].manifest)
 
     def stub(self, agent: str = MAIN, *, profile: str = "generic") -> str:
-        return boot_stub(self._kept, agent, self._kept.records.agent(agent), profile).body
+        return boot_stub(self._context, agent, self._context.records.agent(agent), profile).body
 
     def entries(self, agent: str = MAIN) -> tuple[Entry, ...]:
-        return self._shelf(agent)[1].manifest.body
+        return self._instruction_set(agent)[1].manifest.body
 
     def index(self, agent: str = MAIN) -> str:
-        """A line for each unit, to be had before an agent all the time."""
+        """One line per unit, for the part of the prompt that an agent always sees."""
         return index_text(self.entries(agent))
 
     def costs(self, agent: str = MAIN) -> tuple[EntryCost, ...]:
         return tuple(map(entry_cost, self.entries(agent)))
 
     def lint(self, agent: str = MAIN) -> tuple[Flaw, ...]:
-        shelf = self._shelf(agent)[1]
-        return lint(shelf.manifest.body, {name: content.text for name, content in shelf.contents.items()})
+        instruction_set = self._instruction_set(agent)[1]
+        texts = {name: content.text for name, content in instruction_set.contents.items()}
+        return lint(instruction_set.manifest.body, texts)
 
     def probe(self, agent: str = MAIN, *, k: int = 3) -> Probed:
-        known, shelf = self._shelf(agent)
-        return probe(shelf, self._kept.records.probes(known.id), k=k, use_floor=self._kept.settings.use_floor)
+        record, instruction_set = self._instruction_set(agent)
+        probes = self._context.records.probes(record.id)
+        return probe(instruction_set, probes, k=k, use_floor=self._context.settings.use_floor)
 
     def coverage(self, agent: str = MAIN) -> tuple[Measured, ...]:
-        """How well the units are found now, as the gate of a publication measures it."""
-        return covered(self._shelf(agent)[1], self._kept.settings)
+        """How well recall finds each unit now, measured like the coverage gate of a publication."""
+        return covered(self._instruction_set(agent)[1], self._context.settings)
 
     def coverage_diff(self, version: str, *, agent: str = MAIN) -> CoverageDiff:
-        """What is different from the manifest of a version."""
-        return compare_versions(self._kept, agent, version)
+        """How the coverage changed since an earlier version of the manifest."""
+        return compare_versions(self._context, agent, version)
 
     def replay(self, audit_token: str) -> Replayed:
-        record = self._kept.records.audit(audit_token)
-        agent = self._kept.records.agent(record.agent_id) if record else None
+        record = self._context.records.audit(audit_token)
+        agent = self._context.records.agent(record.agent_id) if record else None
         if record is None or agent is None:
             raise InstructionError("audit_not_found", "there is no such audit record")
-        return replay(self._kept, agent, record)
+        return replay(self._context, agent, record)
 
     def metrics(self, agent: str = MAIN, *, days: int = 7, k: int = 3) -> Measures:
-        known, shelf = self._shelf(agent)
-        records = self._kept.records.audits(known.id, since=self._kept.now() - days * DAY_MS)
-        return measured(records, shelf.manifest.body, k=k)
+        record, instruction_set = self._instruction_set(agent)
+        audits = self._context.records.audits(record.id, since=self._context.now() - days * DAY_MS)
+        return measured(audits, instruction_set.manifest.body, k=k)
 
     def shadow_report(self, agent: str = MAIN, *, days: int = 30) -> ShadowReport:
-        """Whether lazy recall would have done in the turns in shadow that the current manifest has seen."""
-        known, shelf = self._shelf(agent)
-        records = self._kept.records.audits(known.id, since=self._kept.now() - days * DAY_MS)
-        return shadow_report(records, shelf.manifest)
+        """Whether lazy recall would have been enough in the shadow-mode turns recorded for the current manifest."""
+        record, instruction_set = self._instruction_set(agent)
+        audits = self._context.records.audits(record.id, since=self._context.now() - days * DAY_MS)
+        return shadow_report(audits, instruction_set.manifest)
 
-    def _shelf(self, agent: str) -> tuple[Agent, Shelf]:
-        return self._kept.shelf(agent, self._kept.records.agent(agent))
+    def _instruction_set(self, agent: str) -> tuple[Agent, Shelf]:
+        return self._context.shelf(agent, self._context.records.agent(agent))

@@ -1,4 +1,4 @@
-"""What a caller may give to a session, checked by name and type before anything is opened."""
+"""The options of a session, checked by name and type before anything is opened."""
 
 import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,58 +31,60 @@ VolatileText = str | Callable[[], str | Awaitable[str]]
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
 
 
+# Checked by isinstance, because a plain wire is accepted in the same option.
 @runtime_checkable
 class ProvidesWire(Protocol):
-    """Something that stands in for a provider, such as a simulator."""
+    """A substitute for any provider, such as the simulator."""
 
     def wire(self, models: Models, *, provider: str) -> Wire: ...
 
 
 class Options(TypedDict, total=False):
-    """What a caller may give to `Session.create` and `Session.resume`; everything has a default.
+    """Keyword arguments of `Session.create` and `Session.resume`; all are optional.
 
-    `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may be a
-    function. `workspace` adds the project's instruction files, its git state and the date; a session stays in its own
-    unless `another_workspace` says that another one is meant. A model that does not cache is taken only with
-    `allow_uncached`. `padding` says whether a prefix that is too short to be cached is made longer, `models` which
-    other models the session may use, `calls_expected` how many calls it is likely to make; all three matter only when a
-    session is created. `wire` replaces the network, for example by a simulated provider; `simulated` says when a
-    session is created that what it takes is nobody's money, and `user_id` and `team_id` on whose account it goes.
-    `store` is a path, a URL or a store. Sessions that start with the same head let one of them write it first;
-    `gate=False` lets all go at once, a `Gate` is shared by those that are given it. `prewarm` puts the head into the
-    cache when the session is entered. `keep_alive` lets an idle session use its cache again where that is expected to
-    pay, for `keep_alive_usd_max` at most. `diagnostics` is "off" for sessions that never ask their provider why its
-    cache did not hold; by default they do, where the model can say. With `completion_cache` a request that equals one
-    of the last `completion_cache_seconds` (30), to the byte and from any session of this process, gets the same reply
-    for nothing.
+    Prompt: `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may
+    be a function. `preset_name` and `persona_name` name files `presets/NAME.md` and `personas/NAME.md` below
+    `.holdfast` that replace `system_prompt` and `persona`; they are read when a session is created. `workspace` adds
+    the project's instruction files, its git state and the date; resuming in a different folder needs
+    `another_workspace`.
 
-    `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request. `request_fields` are
-    members of a request that have no option here, such as `top_p`, in the provider's own words.
+    Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that is
+    too short to be cached is extended, `models` which other models the session may switch to, `calls_expected` how
+    many calls it is likely to make; all three matter only when a session is created. Of sessions that start with the
+    same prefix at the same time, one writes it to the cache and the others wait for it; `gate=False` turns this off, a
+    `Gate` restricts it to the sessions that share it. `prewarm` writes the stable prefix to the cache when the session
+    is entered. `keep_alive` pings the cache of an idle session where that is expected to save money, up to
+    `keep_alive_usd_max`. By default a session asks its provider for the reason of a cache miss, if the model supports
+    that; `diagnostics="off"` turns it off. With `completion_cache`, a request that is byte for byte equal to one of
+    the last `completion_cache_seconds` (30), from any session of this process, gets the same reply without a call.
 
-    `builtin_tools` adds tools for the files of the workspace and for commands in it: all of them, or those named.
+    Requests: `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request.
+    `request_fields` are request fields without an option of their own, such as `top_p`, under the provider's names.
+    `wire` replaces the network, for example by a simulated provider. `simulated`, set when a session is created, says
+    that its calls cost nothing; `user_id` and `team_id` say whose account it is billed to. `store` is a path, a URL or
+    a store.
+
+    Tools: `builtin_tools` adds tools for files and commands of the workspace: all of them, or those named.
     `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
-    USER.md of the user, and the tools to keep them. `delegate` adds a tool that hands a task to a session with the same
-    head, so many at once if it is a number; below `delegation_depth_max` that session may do the same. `confirm` is
-    asked before a tool runs whose side effects are among `confirm_for`, and has `confirm_seconds_max` to say yes;
-    `allowed` gives the reason why a call may not run at all.
+    USER.md of the user, and the tools to edit them. `delegate` adds a tool that runs a task in a child session with
+    the same prefix; a number limits how many run at once, and `delegation_depth_max` how deep they nest. `confirm` is
+    called before a tool runs whose side effects are in `confirm_for`, and has `confirm_seconds_max` to approve it;
+    `allowed` returns the reason why a call may not run at all. `recovery_steps` maps names of recipe steps, such as
+    `rebase_branch`, to functions.
 
-    `compaction` says when a conversation is made shorter by itself, and how; False is never. `recall_history` adds a
-    tool that shows what has left the view.
+    History: `compaction` configures automatic compaction; False turns it off. `recall_history` adds a tool that shows
+    messages that compaction removed from the prompt.
 
-    `instructions` are those of an agent (`Library.for_session`): a stub and an index in the prompt, and a tool that
-    recalls the rest.
+    Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and a
+    tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders, or a
+    `SkillStore`; they are parsed by the rules of `skills_mode` and searched by `skill_ranking`. `also_skills` names
+    folders of other programs to read as well. With `enforce_allowed_tools`, a loaded skill limits which tools may be
+    used.
 
-    `skills` are the user's and the workspace's (True), those below these folders, or a `SkillStore`, read by the rules
-    of `skills_mode` and searched by `skill_ranking`; `also_skills` names folders of other programs to be read with the
-    usual ones. With `enforce_allowed_tools` a skill that was loaded says which tools may be used. `preset_name` and
-    `persona_name` are files `presets/NAME.md` and `personas/NAME.md` below `.holdfast`, in place of `system_prompt` and
-    `persona`; they are read when a session is created. `recovery_steps` are functions by the steps of recipes that they
-    do, such as `rebase_branch`.
-
-    A session is told the project's knowledge digest if there is one; `knowledge` says otherwise. It takes a newer one
-    with its next epoch, or if `digest_refresh` is "next_turn" with its next turn. `curation` names the preset of files
-    that it is told, in place of the one that was chosen for the workspace; `rag` lets it see passages of project files
-    that fit the question, or not, whether or not `holdfast rag index` was run.
+    Knowledge: the prompt includes the project's knowledge digest if there is one, unless `knowledge` is False. A newer
+    digest is used from the next epoch on, or with `digest_refresh="next_turn"` from the next turn on. `curation` names
+    the preset of active files, in place of the one chosen for the workspace. `rag` turns retrieved passages of project
+    files on or off; by default they are on if `holdfast rag index` was run.
     """
 
     model: str
@@ -155,39 +157,41 @@ class Options(TypedDict, total=False):
 
 
 CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
-"""Names that a caller may look for here, and that are settings."""
+"""Names that a caller might try as options, but that are settings of config.toml."""
 
-_TEXTS = (
+_TEXT_OPTIONS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
     *("user_id", "team_id", "skill_ranking", "digest_refresh", "curation"),
     *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
-_TEXT_LISTS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
-_LISTS = ("tools", "read_roots", *_TEXT_LISTS)
+_TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
+_LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
 
 
 def checked(options: Options) -> Options:
-    """The options without those that are None; what is misspelt or of the wrong type is refused by name."""
-    given = {key: value for key, value in options.items() if value is not None}
-    for key, value in given.items():
+    """The options without those that are None. Raises UserError for an unknown name or a wrong type."""
+    passed = {key: value for key, value in options.items() if value is not None}
+    for key, value in passed.items():
         if key not in Options.__annotations__:
             if key in CONFIGURED:
-                raise UserError(f"{key} is no option of a session; it is set in config.toml, see `holdfast config`")
-            near = difflib.get_close_matches(key, Options.__annotations__, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(Options.__annotations__)}"
+                raise UserError(f"{key} is not an option of a session; set it in config.toml, see `holdfast config`")
+            similar = difflib.get_close_matches(key, Options.__annotations__, n=1)
+            hint = (
+                f"did you mean {similar[0]!r}?" if similar else f"known options: {', '.join(Options.__annotations__)}"
+            )
             raise UserError(f"unknown option {key!r}; {hint}")
-        if wanted := _misfit(key, value):
-            shown = repr(value) if "number" in wanted and isinstance(value, int | float) else type(value).__name__
-            raise UserError(f"{key} must be {wanted}, not {shown}")
-    for text, named in (("system_prompt", "preset_name"), ("persona", "persona_name")):
-        if text in given and named in given:
-            raise UserError(f"{text} and {named} say the same thing twice; give one of them")
-    _check_folders(given)
-    return cast("Options", given)  # Every key and value was just checked.
+        if expected := _expected_type(key, value):
+            received = repr(value) if "number" in expected and isinstance(value, int | float) else type(value).__name__
+            raise UserError(f"{key} must be {expected}, not {received}")
+    for text, file_name in (("system_prompt", "preset_name"), ("persona", "persona_name")):
+        if text in passed and file_name in passed:
+            raise UserError(f"{text} and {file_name} exclude each other; pass one of them")
+    _check_folders(passed)
+    return cast("Options", passed)  # Every key and value was just checked.
 
 
-def _check_folders(given: Mapping[str, object]) -> None:
-    workspace, roots = given.get("workspace"), given.get("read_roots")
+def _check_folders(options: Mapping[str, object]) -> None:
+    workspace, roots = options.get("workspace"), options.get("read_roots")
     if isinstance(workspace, str | Path) and not Path(workspace).is_dir():
         raise UserError(f"workspace {str(workspace)!r} is not a folder")
     for root in roots if isinstance(roots, Sequence) else ():
@@ -195,21 +199,21 @@ def _check_folders(given: Mapping[str, object]) -> None:
             raise UserError(f"read_roots: {str(root)!r} is not a folder; check the path, or leave it out")
 
 
-def _misfit(key: str, value: object) -> str | None:
-    """What the option takes, if this value is not it."""
-    if key in _TEXTS:
+def _expected_type(key: str, value: object) -> str | None:
+    """A description of the type the option expects, or None if the value fits."""
+    if key in _TEXT_OPTIONS:
         return None if isinstance(value, str) else "text"
-    if key in _LISTS:
+    if key in _LIST_OPTIONS:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             return "a list"
-        if key in _TEXT_LISTS and not _are_texts(value):
+        if key in _TEXT_LIST_OPTIONS and not _are_texts(value):
             return "a list of texts"
         if key == "read_roots" and not _are_paths(value):
             return "a list of paths"
         return None
-    fits, wanted = {
-        "system_prompt_volatile": (isinstance(value, str) or callable(value), "text or a function that gives text"),
-        "volatile": (callable(value) or _are_layers(value), "a list of LayerText or a function that gives one"),
+    fits, expected = {
+        "system_prompt_volatile": (isinstance(value, str) or callable(value), "text or a function that returns text"),
+        "volatile": (callable(value) or _are_layers(value), "a list of LayerText or a function that returns one"),
         "workspace": (isinstance(value, str | Path), "a path"),
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "tool_choice": (isinstance(value, Mapping), "a mapping such as {'type': 'auto'}"),
@@ -234,19 +238,19 @@ def _misfit(key: str, value: object) -> str | None:
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
         "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
-        "instructions": (isinstance(value, Instructed), "what Library.for_session gives"),
+        "instructions": (isinstance(value, Instructed), "the result of Library.for_session"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
         "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),
-        "allowed": (callable(value), "a function from a call to the reason against it"),
+        "allowed": (callable(value), "a function that returns the reason why a call may not run"),
         "confirm": (callable(value), "a function that says whether a call may run"),
         "confirm_seconds_max": (_is_duration(value), "a number of seconds above 0"),
-        "clock": (callable(value), "a function that gives the time"),
+        "clock": (callable(value), "a function that returns the time"),
         "sleep": (callable(value), "a function to await, such as asyncio.sleep"),
-        "new_id": (callable(value), "a function that gives an id"),
+        "new_id": (callable(value), "a function that returns an id"),
         "recovery_steps": (_are_functions(value), "a mapping from names of steps to functions"),
     }.get(key, (True, ""))
-    return None if fits else wanted
+    return None if fits else expected
 
 
 def _is_wire(value: object) -> bool:
@@ -272,11 +276,11 @@ def _are_fields(value: object) -> bool:
 def _are_texts(value: object) -> bool:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         return False
-    return all(isinstance(one, str) for one in value)
+    return all(isinstance(item, str) for item in value)
 
 
 def _are_paths(value: Sequence[object]) -> bool:
-    return all(isinstance(one, str | Path) for one in value)
+    return all(isinstance(item, str | Path) for item in value)
 
 
 def _are_skills(value: object) -> bool:
@@ -286,8 +290,8 @@ def _are_skills(value: object) -> bool:
 
 
 def _are_functions(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) and callable(one) for name, one in value.items())
+    return isinstance(value, Mapping) and all(isinstance(name, str) and callable(step) for name, step in value.items())
 
 
 def _are_layers(value: object) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(one, LayerText) for one in value)
+    return isinstance(value, Sequence) and all(isinstance(item, LayerText) for item in value)

@@ -1,4 +1,4 @@
-"""Whether the stable head of a request was made longer, or would be, and why."""
+"""Explains whether the stable prefix of a recorded request is padded, and what `padding="auto"` would decide."""
 
 import math
 
@@ -12,27 +12,27 @@ from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Occ
 
 
 def padding_told(request: SentRequest, *, at: float) -> str | None:
-    """For a session that begins with this head and makes as many calls as one does by default; None without a price."""
+    """Assumes a session that starts with this prefix and makes the default number of calls; None without a price."""
     row = request.row
     if row is None or not row.prices:
         return None
     texts = _stable_texts(request)
-    found = padding_in("\n\n".join(texts))
+    padding = padding_in("\n\n".join(texts))
     adapter = adapter_for(request.told.provider)
-    natural = _view(request, (found.before,) if found else texts)
+    natural = _view(request, (padding.before,) if padding else texts)
     occasion = Occasion((row,), Outlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
-    decided = decide_padding("auto", natural, occasion, adapter=adapter).reason
+    reason = decide_padding("auto", natural, occasion, adapter=adapter).reason
     tokens, floor = request.tokens_before(request.scroll.stable_count), row.cache.tokens_min
-    place = f"{'below' if tokens < floor else 'not below'} the floor of {floor}"
-    told = f"tools and stable system prompt have about {tokens} tokens, {place}"
-    if found is not None:
-        without = math.ceil(prefix_tokens(natural, adapter) * row.tokens_factor)
-        told += f"; {found.told} stands there as padding, without it they have about {without}"
-    return f'{told}; padding="auto" decides: {decided}'
+    relation = f"{'below' if tokens < floor else 'not below'} the floor of {floor}"
+    text = f"tools and stable system prompt have about {tokens} tokens, {relation}"
+    if padding is not None:
+        natural_tokens = math.ceil(prefix_tokens(natural, adapter) * row.tokens_factor)
+        text += f"; {padding.told} is padding, without it they have about {natural_tokens}"
+    return f'{text}; padding="auto" decides: {reason}'
 
 
 def _stable_texts(request: SentRequest) -> tuple[str, ...]:
-    stable = (one for one in request.wire.prompt.segments if one.stability <= Stability.EPOCH)
+    stable = (segment for segment in request.wire.prompt.segments if segment.stability <= Stability.EPOCH)
     return tuple(text.text for segment in stable for text in segment.system)
 
 

@@ -1,4 +1,4 @@
-"""Whether a new session's prefix is padded, with what, and why: decided once, the same for every turn."""
+"""Decides whether the prefix of a new session is padded, and with what. The decision is made once per session."""
 
 import math
 from collections.abc import Sequence
@@ -32,15 +32,17 @@ from holdfast.sources.skills.index import PRELOADED
 
 CALLS_EXPECTED = 20
 
+# What a call adds to the conversation, about the mean of recorded agents. It is cached with the prefix, so a natural
+# prefix below the floor reaches the floor by itself after (floor - natural) / 500 calls.
 GROWTH_TOKENS_EXPECTED = 500
-"""What a call adds to a conversation, which is cached with the prefix: about the mean over recorded agents."""
 
+# The target is 10 % above the floor, because token counts are estimates: a padded prefix that ends up below the floor
+# is not cached, and the padding is billed for nothing.
 FLOOR_MARGIN = 1.1
-"""How far above a floor to aim: tokens are estimated, and below the floor the padding would be paid for in vain."""
 
 
 class Occasion(msgspec.Struct, frozen=True):
-    """The models that a session may use, its own first, what is expected of it, and when it begins."""
+    """The models that a session may use, its own first; its expected calls and growth; and its start time."""
 
     models: tuple[Model, ...]
     ahead: Outlook
@@ -48,7 +50,7 @@ class Occasion(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was added, if anything, and the reason why it was or was not."""
+    """The added padding layer, the skills in it by name, and the reason for the decision."""
 
     reason: str
     added: tuple[LayerText, ...] = ()
@@ -58,47 +60,53 @@ class Decision(msgspec.Struct, frozen=True):
 def decide_padding(
     mode: Padding, head: View, occasion: Occasion, *, adapter: Adapter, bodies: Sequence[tuple[str, str]] = ()
 ) -> Decision:
-    """What to add to the stable prefix of a new session."""
+    """Decide on the padding of a new session's stable prefix."""
     match mode:
         case "never":
             return Decision("not padded: padding is turned off")
         case "always":
-            return _always(head, bodies)
+            return _pad_always(head, bodies)
         case "auto":
-            return _where_it_pays(head, occasion, adapter, bodies)
+            return _pad_if_worthwhile(head, occasion, adapter, bodies)
 
 
-def _always(head: View, bodies: Sequence[tuple[str, str]]) -> Decision:
+def _pad_always(head: View, bodies: Sequence[tuple[str, str]]) -> Decision:
     natural = heuristic_prefix_tokens(head.tools, head.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
         return Decision(f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already")
-    filling = fill(natural, HEURISTIC_BOUNDS, bodies, mark=PRELOADED)
-    grown = f"from {natural} to {filling.prefix_tokens} tokens (characters / 4)"
-    return _padded(filling, f"padded {grown}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
+    filling = fill(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED)
+    growth = f"from {natural} to {filling.prefix_tokens} tokens (characters / 4)"
+    return _padded(filling, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
 
 
-def _where_it_pays(head: View, occasion: Occasion, adapter: Adapter, bodies: Sequence[tuple[str, str]]) -> Decision:
+def _pad_if_worthwhile(head: View, occasion: Occasion, adapter: Adapter, bodies: Sequence[tuple[str, str]]) -> Decision:
     caching = [model for model in occasion.models if capabilities_of(model).supports_prompt_caching]
     if not caching:
         return Decision("not padded: no model of this session caches prompts")
+    # The highest floor among the models: a prefix that reaches it is cached by all of them.
     highest = max(caching, key=_target)
     natural, target = prefix_tokens(head, adapter), _target(highest)
     floor = f"the floor of {highest.cache.tokens_min} tokens of {highest.id}"
     if natural >= target:
-        return Decision(f"not padded: about {_of(highest, natural)} tokens reach {floor}")
+        return Decision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
     calls = f"{occasion.ahead.calls} calls"
-    best = _compared(natural, target, caching, occasion)
-    if not best:
-        return Decision(f"not padded: to reach {floor} does not pay in {calls}: {_told(best)}")
+    # First for the shortest padding that would do: if that does not pay, no real text will.
+    cost_at_target = _compare_cost(natural, target, caching, occasion)
+    if not cost_at_target:
+        return Decision(f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}")
+    # The same proportion of maximum to minimum as the seed's bounds.
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens, mark=PRELOADED)
+    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED)
     if filling.prefix_tokens < target:
-        return Decision(f"not padded: there is not enough to say to reach {floor}")
-    real = _compared(natural, filling.prefix_tokens, caching, occasion)
-    if not real:
-        return Decision(f"not padded: what there is to say does not pay in {calls}: {_told(real)}")
-    grown = f"from about {_of(highest, natural)} to {_of(highest, filling.prefix_tokens)} tokens"
-    return _padded(filling, f"padded {grown}, past {floor}: it pays in {calls}: {_told(real)}")
+        return Decision(f"not padded: there is not enough padding text to reach {floor}")
+    # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
+    cost_as_filled = _compare_cost(natural, filling.prefix_tokens, caching, occasion)
+    if not cost_as_filled:
+        return Decision(
+            f"not padded: the available padding text does not pay in {calls}: {_describe_cost(cost_as_filled)}"
+        )
+    growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filling.prefix_tokens)} tokens"
+    return _padded(filling, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost_as_filled)}")
 
 
 def _padded(filling: Filling, reason: str) -> Decision:
@@ -106,41 +114,47 @@ def _padded(filling: Filling, reason: str) -> Decision:
 
 
 def prefix_tokens(head: View, adapter: Adapter) -> int:
-    """The stable prefix as it is sent, in tokens that belong to no model yet."""
-    scroll = Scroll(adapter, count_block)
+    """Tokens of the encoded stable prefix, before a model's `tokens_factor` is applied."""
+    buffer = Scroll(adapter, count_block)
     for segment in head_of(head):
-        scroll.extend(adapter.spell(segment))
-    return scroll.tokens_total
+        buffer.extend(adapter.spell(segment))
+    return buffer.tokens_total
 
 
 def _target(model: Model) -> int:
+    # model tokens = neutral tokens * tokens_factor, so the floor in neutral tokens is tokens_min / tokens_factor.
     return math.ceil(model.cache.tokens_min * FLOOR_MARGIN / model.tokens_factor)
 
 
-def _of(model: Model, tokens: int) -> int:
+def _model_tokens(model: Model, tokens: int) -> int:
     return math.ceil(tokens * model.tokens_factor)
 
 
-def _compared(natural: int, padded: int, models: Sequence[Model], occasion: Occasion) -> Comparison:
-    """In US dollars per million. Nobody knows which of the models will speak: each is taken to do so as often."""
+def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: Occasion) -> Comparison:
+    """Compare the padded prefix with the natural one, in millionths of a US dollar.
+
+    Which of the models will be used is unknown, so each is assumed to be used equally often: their costs are summed.
+    """
     first = second = Decimal(0)
     for model in models:
-        price = price_at(model, utc_date(occasion.at), _of(model, padded))
+        price = price_at(model, utc_date(occasion.at), _model_tokens(model, padded))
+        # Padding a free model costs and saves nothing.
         if not price.input:
             continue
-        told = padding_pays(
-            _of(model, natural),
-            _of(model, padded),
+        comparison = padding_pays(
+            _model_tokens(model, natural),
+            _model_tokens(model, padded),
             floor_tokens=model.cache.tokens_min,
             ahead=occasion.ahead,
             read=price.cache_read / price.input,
             write=first_rate(model, price) / price.input,
         )
-        first += told.first_units * price.input
-        second += told.second_units * price.input
+        # padding_pays counts in units of one uncached input token; times price.input gives millionths of a dollar.
+        first += comparison.first_units * price.input
+        second += comparison.second_units * price.input
     return Comparison(first, second)
 
 
-def _told(dollars: Comparison) -> str:
+def _describe_cost(dollars: Comparison) -> str:
     padded, natural = (amount / 1_000_000 for amount in (dollars.first_units, dollars.second_units))
     return f"${padded:.6f} against ${natural:.6f} as it is"

@@ -1,4 +1,4 @@
-"""What a session's requests say besides their prompt."""
+"""The request parameters of a session: everything in its requests but the prompt."""
 
 import re
 
@@ -12,17 +12,18 @@ from holdfast.providers.adapter import Adapter
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 
-_OURS = re.compile(r"cache_control|cachedContent|diagnostics|prompt_cache_.*|session_id|stream_options")
+# Fields that the cache planner sets itself.
+_RESERVED_FIELDS = re.compile(r"cache_control|cachedContent|diagnostics|prompt_cache_.*|session_id|stream_options")
 
 
 def parameters_of(
     options: Options, config: Config, model: Model, *, adapter: Adapter, stored: Parameters | None
 ) -> Parameters:
-    """A stored session keeps its parameters, because some of them are part of what is cached.
+    """The parameters of the options. A stored session keeps its own, because some of them are part of the cache key.
 
-    What the provider has no words for is refused here, before anything is said.
+    Raises UserError for parameters that the provider's API cannot express, before anything is sent.
     """
-    before = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
+    base = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
     changes: dict[str, object] = {}
     if "output_tokens_max" in options:
         changes["output_tokens_max"] = min(config.output_tokens_max, model.output_tokens_max)
@@ -35,26 +36,25 @@ def parameters_of(
     if "betas" in options:
         changes["betas"] = tuple(options["betas"])
     if "stop_sequences" in options:
-        changes["stop_sequences"] = tuple(_stops_at(text) for text in options["stop_sequences"])
+        changes["stop_sequences"] = tuple(_checked_stop_sequence(text) for text in options["stop_sequences"])
     if "request_fields" in options:
         changes["extra"] = tuple(_field(name, value) for name, value in options["request_fields"].items())
-    found: Parameters = msgspec.structs.replace(before, **changes)
+    parameters: Parameters = msgspec.structs.replace(base, **changes)
     if changes:
-        adapter.opening(found)
-    return found
+        # Encoding them once here raises for a parameter that the provider does not support.
+        adapter.opening(parameters)
+    return parameters
 
 
 def _field(name: str, value: Json) -> tuple[str, str]:
-    if _OURS.fullmatch(name):
-        raise UserError(
-            f"request_fields: {name!r} is for the session to say, which looks after the cache; leave it out"
-        )
+    if _RESERVED_FIELDS.fullmatch(name):
+        raise UserError(f"request_fields: {name!r} is set by the session, which manages the cache; leave it out")
     return name, _json(f"request_fields: {name!r}", value)
 
 
-def _stops_at(text: str) -> str:
+def _checked_stop_sequence(text: str) -> str:
     if not text or text != mend_surrogates(text):
-        raise UserError("stop_sequences must be texts with something in them, in valid Unicode")
+        raise UserError("stop_sequences must be non-empty texts in valid Unicode")
     return text
 
 

@@ -1,7 +1,7 @@
-"""The program that runs somebody's prompt-building function once, in a world that was changed on purpose.
+"""The worker process of `holdfast doctor`: runs a prompt-building function once, in a perturbed environment.
 
-It is started by its path, not imported: nothing of Holdfast and as little as possible of the standard library is
-loaded before the world is changed, because a module that has been loaded keeps the clock it was loaded with.
+It is started by its path, not imported: neither Holdfast nor most of the standard library may be loaded before the
+environment is changed, because a loaded module keeps the clock function that it imported.
 """
 
 import os
@@ -10,35 +10,35 @@ import time
 
 
 def main(arguments: list[str]) -> None:
-    """`arguments`: where to write, the folder to import from, the target, and what to change as name=value."""
-    answer_path, import_from, target, *changes = arguments
-    world = dict(change.split("=", 1) for change in changes)
-    read: set[str] = set()
-    if "clock" in world:
-        freeze_clock(float(world["clock"]))
-    if "chance" in world:
-        fix_chance(world["chance"].encode())
-    if "folders" in world:
-        order_folders(backwards=world["folders"] == "backwards")
-    if "environment" in world:
-        watch_environment(read)
+    """`arguments`: the result file, the folder to import from, the target, and the changes as name=value."""
+    result_path, import_from, target, *changes = arguments
+    settings = dict(change.split("=", 1) for change in changes)
+    variables_read: set[str] = set()
+    if "clock" in settings:
+        freeze_clock(float(settings["clock"]))
+    if "chance" in settings:
+        fix_chance(settings["chance"].encode())
+    if "folders" in settings:
+        order_folders(backwards=settings["folders"] == "backwards")
+    if "environment" in settings:
+        watch_environment(variables_read)
     sys.path.insert(0, import_from)
-    kind, said = answer(target, bytes_max=int(world["bytes_max"]))
-    with open(answer_path, "wb") as file:
-        file.write(kind.encode() + b"\n" + "\t".join(sorted(read)).encode(errors="replace") + b"\n" + said)
+    kind, content = answer(target, bytes_max=int(settings["bytes_max"]))
+    with open(result_path, "wb") as file:
+        file.write(kind.encode() + b"\n" + "\t".join(sorted(variables_read)).encode(errors="replace") + b"\n" + content)
 
 
 def answer(target: str, *, bytes_max: int) -> tuple[str, bytes]:
-    """What the function returns, as bytes, behind the kind of value; or why there is none."""
-    import importlib  # noqa: PLC0415 - after the world was changed
+    """The kind of the returned value and its bytes; or the kind of failure and its description."""
+    import importlib  # noqa: PLC0415 - after the environment was changed
 
     module_name, _, function_name = target.partition(":")
     try:
-        found: object = importlib.import_module(module_name)
+        function: object = importlib.import_module(module_name)
         for name in function_name.split("."):
-            found = getattr(found, name)
-        if not callable(found):
-            return "missing", f"{function_name} is no function".encode(errors="replace")
+            function = getattr(function, name)
+        if not callable(function):
+            return "missing", f"{function_name} is not a function".encode(errors="replace")
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         own = module_name == missing or module_name.startswith(f"{missing}.")
@@ -46,18 +46,18 @@ def answer(target: str, *, bytes_max: int) -> tuple[str, bytes]:
     except AttributeError as error:
         return "missing", str(error).encode(errors="replace")
     except BaseException as error:  # noqa: BLE001 - whatever the module does when it is loaded
-        return "raised", _named(error)
+        return "raised", _describe_error(error)
     try:
-        kind, said = _spelled(_settled(found()))
+        kind, content = _encode_result(_await_result(function()))
     except BaseException as error:  # noqa: BLE001 - whatever the function does
-        return "raised", _named(error)
-    if len(said) > bytes_max:
+        return "raised", _describe_error(error)
+    if len(content) > bytes_max:
         return "raised", f"what it returns has more than {bytes_max} bytes".encode()
-    return kind, said
+    return kind, content
 
 
-def _settled(value: object) -> object:
-    import types  # noqa: PLC0415 - after the world was changed
+def _await_result(value: object) -> object:
+    import types  # noqa: PLC0415 - after the environment was changed
 
     if not isinstance(value, types.CoroutineType):
         return value
@@ -66,12 +66,12 @@ def _settled(value: object) -> object:
     return asyncio.run(value)
 
 
-def _spelled(value: object) -> tuple[str, bytes]:
+def _encode_result(value: object) -> tuple[str, bytes]:
     if isinstance(value, bytes):
         return "bytes", value
     if isinstance(value, str):
         return "text", value.encode(errors="surrogatepass")
-    import json  # noqa: PLC0415 - after the world was changed
+    import json  # noqa: PLC0415 - after the environment was changed
 
     try:
         return "json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
@@ -79,24 +79,25 @@ def _spelled(value: object) -> tuple[str, bytes]:
         raise TypeError(f"what it returns is neither text nor JSON ({error})") from None
 
 
-def _named(error: BaseException) -> bytes:
+def _describe_error(error: BaseException) -> bytes:
     return f"{type(error).__name__}: {error}"[:2000].encode(errors="replace")
 
 
 def freeze_clock(start: float) -> None:
-    """Time stands at `start` and moves by a microsecond whenever somebody looks, the same in every run."""
-    looks = iter(range(10**15))
+    """Make the clock start at `start` and advance a microsecond per reading, so that every run sees the same times."""
+    readings = iter(range(10**15))
 
     def now() -> float:
-        return start + next(looks) / 1_000_000
+        return start + next(readings) / 1_000_000
 
     def at_now(function: object) -> object:
-        def asked(seconds: float | None = None) -> object:
+        def call(seconds: float | None = None) -> object:
             assert callable(function)
             return function(now() if seconds is None else seconds)
 
-        return asked
+        return call
 
+    # strftime and asctime read the clock in C, not through time.time, so they get the time explicitly.
     real_strftime, real_localtime, real_asctime = time.strftime, time.localtime, time.asctime
     changed = {
         "time": now,
@@ -117,23 +118,23 @@ def _freeze_datetime(now: object) -> None:
 
     assert callable(now)
     read_clock = now
-    stands_for: dict[type, type] = {}
+    real_types: dict[type, type] = {}
 
-    class Like(type):
-        """Values that the C code of the standard library makes are of the real types, and pass for these."""
+    class PatchedType(type):
+        """Makes values of the real types, as C code of the standard library creates them, pass isinstance checks."""
 
         def __instancecheck__(cls, value: object) -> bool:
-            return isinstance(value, stands_for[cls]) if cls in stands_for else super().__instancecheck__(value)
+            return isinstance(value, real_types[cls]) if cls in real_types else super().__instancecheck__(value)
 
         def __subclasscheck__(cls, other: type) -> bool:
-            return issubclass(other, stands_for[cls]) if cls in stands_for else super().__subclasscheck__(other)
+            return issubclass(other, real_types[cls]) if cls in real_types else super().__subclasscheck__(other)
 
-    class Date(module.date, metaclass=Like):
+    class Date(module.date, metaclass=PatchedType):
         @classmethod
         def today(cls) -> "Date":
             return cls.fromtimestamp(read_clock())
 
-    class DateTime(module.datetime, metaclass=Like):
+    class DateTime(module.datetime, metaclass=PatchedType):
         @classmethod
         def now(cls, tz: module.tzinfo | None = None) -> "DateTime":
             return cls.fromtimestamp(read_clock(), tz)
@@ -146,78 +147,79 @@ def _freeze_datetime(now: object) -> None:
         def utcnow(cls) -> "DateTime":
             return cls.fromtimestamp(read_clock(), module.UTC).replace(tzinfo=None)
 
-    made: dict[str, type] = {"date": Date, "datetime": DateTime}
-    for name, changed in made.items():
+    patched: dict[str, type] = {"date": Date, "datetime": DateTime}
+    for name, changed in patched.items():
         changed.__name__ = changed.__qualname__ = name
         changed.__module__ = "datetime"
-        stands_for[changed] = getattr(module, name)
+        real_types[changed] = getattr(module, name)
         setattr(module, name, changed)
 
 
 def fix_chance(seed: bytes) -> None:
-    """What the system offers as random follows from the seed; `uuid4`, `secrets` and `random` take it from there."""
+    """Derive `os.urandom` from the seed, which `uuid4`, `secrets` and `random` use."""
     import hashlib  # noqa: PLC0415 - after the clock was changed
 
-    counted = iter(range(10**15))
+    counter = iter(range(10**15))
 
-    def bytes_of(size: int) -> bytes:
-        drawn = b""
-        while len(drawn) < size:
-            drawn += hashlib.sha256(seed + str(next(counted)).encode()).digest()
-        return drawn[:size]
+    def seeded_bytes(size: int) -> bytes:
+        content = b""
+        while len(content) < size:
+            content += hashlib.sha256(seed + str(next(counter)).encode()).digest()
+        return content[:size]
 
-    os.urandom = bytes_of
-    import random  # noqa: PLC0415 - it keeps the function that it finds
+    os.urandom = seeded_bytes
+    import random  # noqa: PLC0415 - it binds os.urandom when it is imported
 
     random.seed(seed)
 
 
-class _Listing:
-    """What `os.scandir` gives, in an order of ours."""
+class _SortedScan:
+    """An iterator like that of `os.scandir`, in a given order."""
 
     def __init__(self, entries: list["os.DirEntry[str]"]) -> None:
-        self._left = iter(entries)
+        self._remaining = iter(entries)
 
-    def __iter__(self) -> "_Listing":
+    def __iter__(self) -> "_SortedScan":
         return self
 
     def __next__(self) -> "os.DirEntry[str]":
-        return next(self._left)
+        return next(self._remaining)
 
-    def __enter__(self) -> "_Listing":
+    def __enter__(self) -> "_SortedScan":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        self._left = iter(())
+        self._remaining = iter(())
 
 
 def order_folders(*, backwards: bool) -> None:
+    """Make `os.listdir` and `os.scandir` list names in ascending or descending order."""
     real_listdir, real_scandir = os.listdir, os.scandir
 
     def listdir(path: str = ".") -> list[str]:
         return sorted(real_listdir(path), reverse=backwards)
 
-    def scandir(path: str = ".") -> _Listing:
+    def scandir(path: str = ".") -> _SortedScan:
         with real_scandir(path) as entries:
-            return _Listing(sorted(entries, key=lambda entry: entry.name, reverse=backwards))
+            return _SortedScan(sorted(entries, key=lambda entry: entry.name, reverse=backwards))
 
-    os.listdir = listdir  # type: ignore[assignment]  # a changed world keeps no overloads
+    os.listdir = listdir  # type: ignore[assignment]  # The replacement does not repeat the overloads.
     os.scandir = scandir  # type: ignore[assignment]
 
 
 def watch_environment(read: set[str]) -> None:
-    """Remember the names of the variables that are looked at; their values are nobody's business."""
+    """Record the names of the variables that are read. Values are not recorded: they may be secrets."""
     kind = type(os.environ)
     real = kind.__getitem__
 
-    def looked_up(self: "os._Environ[str]", key: str) -> str:
+    def get_and_record(self: "os._Environ[str]", key: str) -> str:
         read.add(str(key))
         return real(self, key)
 
-    kind.__getitem__ = looked_up  # type: ignore[method-assign]
+    kind.__getitem__ = get_and_record  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

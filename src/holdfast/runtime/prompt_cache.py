@@ -1,6 +1,6 @@
-"""A prompt cache watched from outside of a session: for whoever sends requests by other means.
+"""`PromptCache`: cache statistics and a response cache for programs that send requests without a session.
 
-What is remembered stays in memory, or in a folder of its own; no fault of the disk is ever the caller's.
+Its state is kept in memory or in a folder; errors of the disk are ignored, never raised to the caller.
 """
 
 import os
@@ -28,16 +28,17 @@ from holdfast.ledger.prompt_cache import (
 from holdfast.ledger.stats import CacheBreakEvent, PromptCacheStats, broken
 from holdfast.planning.marks import Profile
 
+# Bounds of what one session keeps on disk or in memory: replies are only useful for seconds.
 COMPLETIONS_MAX = 256
 FILE_BYTES_MAX = 16_000_000
 
 STATS, STATE, COMPLETIONS = "stats.json", "session-state.json", "completions"
 
-_Found = TypeVar("_Found")
+_Decoded = TypeVar("_Decoded")
 
 
 class PromptCacheRecord(msgspec.Struct, frozen=True):
-    """What recording a reply has shown: a break, if it was one, and the counters after it."""
+    """The cache break that a recorded reply revealed, if any, and the counters after it."""
 
     cache_break: CacheBreakEvent | None
     stats: PromptCacheStats
@@ -54,10 +55,10 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class PromptCache:
-    """Gives a reply again to an equal request within seconds, and counts what replies say of the provider's cache.
+    """Repeats a reply to an equal request within seconds, and tracks what replies report about the provider's cache.
 
-    Under `profile="seed"` it does what the seed says, to the letter. Ours gives only whole replies again, and as having
-    taken nothing; and it calls a break unexpected where what was sent before no longer stands at the beginning.
+    `profile="seed"` follows seed 002 to the letter. The default profile repeats only complete replies, with zero usage,
+    and calls a cache break unexpected if the new request does not start with the bytes of the previous one.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class PromptCache:
         clock: Clock = system_clock,
     ) -> None:
         if not config.session_id:
-            raise UserError("a prompt cache needs the id of its session")
+            raise UserError("a prompt cache needs a session_id")
         self._config = config
         self._profile: Profile = profile
         self._clock = clock
         self._files = _Files(folder / folder_name(config.session_id, profile) if folder is not None else None)
         self._lock = threading.Lock()
-        self._stats = _decoded(self._files.read(STATS), PromptCacheStats) or PromptCacheStats()
-        state = _decoded(self._files.read(STATE), _State)
+        self._stats = _decode_file(self._files.read(STATS), PromptCacheStats) or PromptCacheStats()
+        state = _decode_file(self._files.read(STATE), _State)
         self._previous = state.previous if state is not None else None
 
     @property
@@ -85,67 +86,70 @@ class PromptCache:
 
     @property
     def folder(self) -> Path | None:
-        """Where everything about this session is, if it is kept on disk."""
+        """The folder with this session's files; None if its state is in memory."""
         return self._files.folder
 
     def lookup_completion(self, request: Request) -> Reply | None:
-        """The reply to an equal request, if it was recorded in time."""
+        """The reply to an equal request, if it was recorded within `completion_ttl`."""
         key = request_key(request, self._profile)
         with self._lock:
-            found = self._fresh(key)
+            reply = self._fresh_reply(key)
             self._stats = msgspec.structs.replace(
                 self._stats,
-                completion_cache_hits=self._stats.completion_cache_hits + (found is not None),
-                completion_cache_misses=self._stats.completion_cache_misses + (found is None),
+                completion_cache_hits=self._stats.completion_cache_hits + (reply is not None),
+                completion_cache_misses=self._stats.completion_cache_misses + (reply is None),
                 last_completion_cache_key=key,
             )
-            if found is not None and self._profile == "seed":
-                self._count(found.usage, key, "completion-cache")
-                self._previous = tracked(request, found.usage, self._clock(), self._profile)
-            elif found is not None:
+            # The seed counts a repeated reply like a provider's answer; by default it has no usage, because it was
+            # not billed again.
+            if reply is not None and self._profile == "seed":
+                self._count(reply.usage, key, "completion-cache")
+                self._previous = tracked(request, reply.usage, self._clock(), self._profile)
+            elif reply is not None:
                 self._stats = msgspec.structs.replace(self._stats, last_cache_source="completion-cache")
-                found = msgspec.structs.replace(found, usage=Usage())
+                reply = msgspec.structs.replace(reply, usage=Usage())
             self._persist()
-            return found
+            return reply
 
     def record_response(self, request: Request, reply: Reply) -> PromptCacheRecord:
-        """Count a reply, and keep it for equal requests."""
+        """Record a reply, and store it for equal requests."""
         return self._record(request, reply.usage, reply)
 
     def record_usage(self, request: Request, usage: Usage) -> PromptCacheRecord:
-        """Count a reply that was streamed, and keep nothing of it."""
+        """Record the usage of a streamed reply; the reply itself is not stored."""
         return self._record(request, usage, None)
 
     def _record(self, request: Request, usage: Usage, reply: Reply | None) -> PromptCacheRecord:
         key, at = request_key(request, self._profile), self._clock()
         current = tracked(request, usage, at, self._profile)
-        is_kept = reply is not None and (self._profile == "seed" or is_worth_keeping(reply))
+        is_stored = reply is not None and (self._profile == "seed" or is_worth_keeping(reply))
         with self._lock:
-            found = detect_cache_break(self._config, self._previous, current)
+            cache_break = detect_cache_break(self._config, self._previous, current)
             self._count(usage, key, "api-response" if self._profile == "seed" else "provider")
             self._stats = msgspec.structs.replace(
                 self._stats,
                 tracked_requests=self._stats.tracked_requests + 1,
-                completion_cache_writes=self._stats.completion_cache_writes + is_kept,
+                completion_cache_writes=self._stats.completion_cache_writes + is_stored,
             )
-            self._stats = self._stats if found is None else broken(self._stats, found)
+            self._stats = self._stats if cache_break is None else broken(self._stats, cache_break)
             self._previous = current
-            if reply is not None and is_kept:
-                self._files.write(_name(key), msgspec.json.encode(_Completion(at, reply)))
+            if reply is not None and is_stored:
+                self._files.write(_completion_file(key), msgspec.json.encode(_Completion(at, reply)))
                 self._files.trim()
             self._persist()
-            return PromptCacheRecord(found, self._stats)
+            return PromptCacheRecord(cache_break, self._stats)
 
-    def _fresh(self, key: str) -> Reply | None:
-        kept = _decoded(self._files.read(_name(key)), _Completion)
-        if kept is None:
+    def _fresh_reply(self, key: str) -> Reply | None:
+        completion = _decode_file(self._files.read(_completion_file(key)), _Completion)
+        if completion is None:
             return None
-        age_seconds = max(0.0, self._clock() - kept.cached_at)
-        is_late = age_seconds >= self._config.completion_ttl.total_seconds()
-        if is_late or kept.fingerprint_version != FINGERPRINT_VERSION:
-            self._files.drop(_name(key))
+        # If the clock was set back, the difference is negative: the reply counts as new.
+        age_seconds = max(0.0, self._clock() - completion.cached_at)
+        is_expired = age_seconds >= self._config.completion_ttl.total_seconds()
+        if is_expired or completion.fingerprint_version != FINGERPRINT_VERSION:
+            self._files.drop(_completion_file(key))
             return None
-        return kept.reply
+        return completion.reply
 
     def _count(self, usage: Usage, key: str, source: str) -> None:
         before = self._stats
@@ -166,15 +170,15 @@ class PromptCache:
 
 
 class _Files:
-    """Files of one folder by their names, or the same in memory."""
+    """The files of one folder by name, or their contents in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._held: dict[str, bytes] = {}
+        self._in_memory: dict[str, bytes] = {}
 
     def read(self, name: str) -> bytes | None:
         if self.folder is None:
-            return self._held.get(name)
+            return self._in_memory.get(name)
         try:
             with (self.folder / name).open("rb") as file:
                 raw = file.read(FILE_BYTES_MAX + 1)
@@ -184,35 +188,36 @@ class _Files:
 
     def write(self, name: str, raw: bytes) -> None:
         if self.folder is None:
-            self._held.pop(name, None)
-            self._held[name] = raw
+            self._in_memory.pop(name, None)
+            self._in_memory[name] = raw
             return
         path = self.folder / name
-        fresh = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
+        # Written under another name and renamed, so that a reader never sees half a file.
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.write(raw)
-            fresh.replace(path)
+            temporary.replace(path)
         except OSError:
             return
 
     def drop(self, name: str) -> None:
-        self._held.pop(name, None)
+        self._in_memory.pop(name, None)
         if self.folder is not None:
             _unlink(self.folder / name)
 
     def trim(self) -> None:
-        """So many completions are held at most; the oldest go."""
-        for name in [name for name in self._held if name.startswith(COMPLETIONS)][:-COMPLETIONS_MAX]:
-            del self._held[name]
+        """Delete the oldest completions beyond `COMPLETIONS_MAX`."""
+        for name in [name for name in self._in_memory if name.startswith(COMPLETIONS)][:-COMPLETIONS_MAX]:
+            del self._in_memory[name]
         if self.folder is None:
             return
         try:
-            found = sorted((self.folder / COMPLETIONS).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            paths = sorted((self.folder / COMPLETIONS).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         except OSError:
             return
-        for path in found[:-COMPLETIONS_MAX]:
+        for path in paths[:-COMPLETIONS_MAX]:
             _unlink(path)
 
 
@@ -223,12 +228,12 @@ def _unlink(path: Path) -> None:
         return
 
 
-def _name(key: str) -> str:
+def _completion_file(key: str) -> str:
     return f"{COMPLETIONS}/{key}.json"
 
 
-def _decoded(raw: bytes | None, type: type[_Found]) -> _Found | None:
-    """What was written, or nothing where the file is not what we have written."""
+def _decode_file(raw: bytes | None, type: type[_Decoded]) -> _Decoded | None:
+    """The decoded value; None for a missing file, or one that was not written by us."""
     if raw is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What an agent did, as a file holds it: steps, recorded conversations, or transcripts of Claude Code."""
+"""Reads an agent's steps from a file: one step per line, recorded conversations, or Claude Code transcripts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +24,9 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def read_trace(file: Path) -> Trace:
-    """Of one step a line, a line that is none is an error; of conversations it is passed over. Raises UserError."""
+    """Raises UserError for an unreadable file, or an invalid line among steps; in conversations it is skipped."""
     if file.name.endswith(PACKED):
-        return _found(file, transcript=False)
+        return _read_conversations(file, transcript=False)
     try:
         if file.stat().st_size > FILE_BYTES_MAX:
             raise UserError(f"the trace {str(file)!r} is longer than {FILE_BYTES_MAX} bytes; name a part of it")
@@ -38,16 +38,16 @@ def read_trace(file: Path) -> Trace:
                 return read_steps(lines)
     except OSError as error:
         raise UserError(f"the trace {str(file)!r} cannot be read: {error.strerror}; name another file") from error
-    return _found(file, transcript=kind.messages is msgspec.UNSET)
+    return _read_conversations(file, transcript=kind.messages is msgspec.UNSET)
 
 
-def _found(file: Path, *, transcript: bool) -> Trace:
-    found = tuple(_recorded(file, transcript=transcript))
-    if not found:
+def _read_conversations(file: Path, *, transcript: bool) -> Trace:
+    steps = tuple(_recorded_steps(file, transcript=transcript))
+    if not steps:
         raise UserError(
             f"there is no trace in {str(file)!r}; name a file of steps, of recorded conversations, or a transcript"
         )
-    return found
+    return steps
 
 
 def _kind(line: bytes) -> _Line:
@@ -57,14 +57,14 @@ def _kind(line: bytes) -> _Line:
         return _Line()
 
 
-def _recorded(file: Path, *, transcript: bool) -> Iterator[Step]:
+def _recorded_steps(file: Path, *, transcript: bool) -> Iterator[Step]:
     recordings: Iterator[Recording | BrokenLine] = (
-        (one if isinstance(one, BrokenLine) else one.recording for one in read_transcript(file, spelled=True))
+        (entry if isinstance(entry, BrokenLine) else entry.recording for entry in read_transcript(file, spelled=True))
         if transcript
         else read_traces([file])
     )
-    for one in recordings:
-        if isinstance(one, Recording):
+    for recording in recordings:
+        if isinstance(recording, Recording):
             tools: dict[str, str] = {}
-            for call in one.calls:
+            for call in recording.calls:
                 yield from steps_of((*call.added, *([call.reply] if call.reply else [])), tools)

@@ -1,4 +1,4 @@
-"""How a host reports what went wrong and has it mended: the steps it gave, checked by name."""
+"""Connects a session to the recovery recipes, with the step functions that the host passed."""
 
 import asyncio
 import difflib
@@ -14,19 +14,19 @@ from holdfast.recovery.scenarios import FailureScenario, StepName
 from holdfast.runtime.options import Options
 
 
-def recoverer_of(talk: Conversation, steps: Steps, options: Options) -> Recoverer:
-    """What follows recipes for a session; its attempts are events of the session."""
+def recoverer_of(conversation: Conversation, steps: Steps, options: Options) -> Recoverer:
+    """A recoverer that records its attempts as events of the session."""
     return Recoverer(
-        ConversationLedger(talk),
-        {**ContextSteps(talk).steps, **steps},
-        clock=talk.parts.clock,
+        ConversationLedger(conversation),
+        {**ContextSteps(conversation).steps, **steps},
+        clock=conversation.parts.clock,
         sleep=options.get("sleep", asyncio.sleep),
-        rules=rules_of(talk.state.profile),
+        rules=rules_of(conversation.state.profile),
     )
 
 
 def steps_given(options: Options) -> Steps:
-    """The functions by the steps that they do; a name that no recipe has is refused."""
+    """The host's functions by recovery step. Raises UserError for a name that is not a step of any recipe."""
     return {step_named(name): function for name, function in options.get("recovery_steps", {}).items()}
 
 
@@ -45,6 +45,6 @@ def step_named(name: str) -> StepName:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    names = [str(one) for one in known]
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    names = [str(choice) for choice in known]
+    similar = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""The public door: a session that is created or resumed, spoken to, and read."""
+"""`Session`, the public entry point: create or resume a conversation, send messages, and inspect it."""
 
 import asyncio
 import logging
@@ -50,10 +50,10 @@ StreamItem = Delta | Event
 
 
 class Session:
-    """One conversation with a model. Use it as `async with`: what it opened is closed at the end.
+    """One conversation with a model. Use it with `async with`, which closes what the session opened.
 
-    Everything is kept in the store as it happens; `Session.resume(id)` goes on in another process, on another day,
-    with the same bytes in front.
+    Every event is stored as it happens. `Session.resume(id)` continues the conversation in another process, at any
+    later time, with the same prefix bytes.
     """
 
     def __init__(self, options: Options, *, resume: str | None = None) -> None:
@@ -61,8 +61,8 @@ class Session:
         self._resume = resume
         self._state: State | None = None
         self._bus = bus_of(self._options)
-        self._pieces: Pieces | None = None
-        self._talk: Conversation | None = None
+        self._composition: Pieces | None = None
+        self._conversation: Conversation | None = None
         self._turn: asyncio.Task[Answer] | None = None
         self._keeper: Keeper | None = None
         self._tally = Tally()
@@ -70,49 +70,49 @@ class Session:
 
     @classmethod
     def create(cls, **options: Unpack[Options]) -> Self:
-        """A new session; nothing happens before it is entered. See `Options` for what can be given."""
+        """A new session; nothing happens before it is entered. `Options` lists the keyword arguments."""
         return cls(options)
 
     @classmethod
     def resume(cls, session_id: str, **options: Unpack[Options]) -> Self:
-        """Go on with a stored session: its prompt is the stored one, its tools' functions are those given here."""
+        """Continue a stored session. The prompt is read from the store; the functions of its tools are passed here."""
         return cls(options, resume=session_id)
 
     async def __aenter__(self) -> Self:
-        if self._talk is not None:
+        if self._conversation is not None:
             raise UserError("this session is open already")
         if self._state is not None:
             raise not_open(self._state.session_id)
-        log, owned = open_log(self._options)
+        log, owns_log = open_log(self._options)
         try:
             state = self._load(log)
-            pieces = compose(self._options, state, log=log, bus=self._bus, owns_log=owned)
-            talk = Conversation(pieces.parts, state)
+            composition = compose(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
+            conversation = Conversation(composition.parts, state)
             steps = steps_given(self._options)
-            if pieces.delegation is not None:
-                pieces.delegation.work_for(talk)
+            if composition.delegation is not None:
+                composition.delegation.work_for(conversation)
             if self._resume is None:
-                await talk.record("system", *first_events(self._options, pieces))
-            self._recoverer = recoverer_of(talk, steps, self._options)
+                await conversation.record("system", *first_events(self._options, composition))
+            self._recoverer = recoverer_of(conversation, steps, self._options)
         except BaseException:
-            if owned:
+            if owns_log:
                 log.close()
             raise
-        self._pieces, self._talk = pieces, talk
-        if pieces.parts.keep_alive is not None:
-            self._keeper = Keeper(talk, pieces.parts.keep_alive)
+        self._composition, self._conversation = composition, conversation
+        if composition.parts.keep_alive is not None:
+            self._keeper = Keeper(conversation, composition.parts.keep_alive)
         if self._options.get("prewarm"):
             await self._prewarm_or_close()
         return self
 
     async def _prewarm_or_close(self) -> None:
         try:
-            told = await self.prewarm()
+            outcome = await self.prewarm()
         except BaseException:
             await self.aclose()
             raise
-        if not told.sent:
-            logger.warning("the head was not put into the cache: %s", told.reason)
+        if not outcome.sent:
+            logger.warning("the stable prefix was not prewarmed: %s", outcome.reason)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,36 +120,37 @@ class Session:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel a turn that is under way, and close what this session opened."""
+        """Cancel a turn in progress, and close what this session opened."""
         if self._turn is not None:
             await _cancel(self._turn)
         if self._keeper is not None:
             await self._keeper.aclose()
-        pieces = self._pieces
+        composition = self._composition
         try:
-            if self._talk is not None:
-                await let_go(self._talk, "the session is closed")
+            if self._conversation is not None:
+                await let_go(self._conversation, "the session is closed")
                 with suppress(StoreError):
-                    # What is not learned now is learned by another session; it is no reason to fail.
-                    await teach(self._talk)
+                    # Learned parameters only improve later plans; another session will learn them, so do not fail.
+                    await teach(self._conversation)
         finally:
-            self._state = self._talk.state if self._talk is not None else self._state
-            self._talk, self._pieces = None, None
-            if pieces is not None:
-                if pieces.owns_wire:
-                    await pieces.parts.wire.aclose()
-                if pieces.owns_log:
-                    pieces.parts.log.close()
+            self._state = self._conversation.state if self._conversation is not None else self._state
+            self._conversation, self._composition = None, None
+            if composition is not None:
+                if composition.owns_wire:
+                    await composition.parts.wire.aclose()
+                if composition.owns_log:
+                    composition.parts.log.close()
 
     async def send(self, message: str | Block | Sequence[Block]) -> Answer:
-        """Say something; the answer comes when the turn is over, tools and all."""
+        """Send a message and return the answer once the turn is complete, including all tool calls."""
         return await self._begin(message, lambda delta: None)
 
     async def stream(self, message: str | Block | Sequence[Block]) -> AsyncGenerator[StreamItem, None]:
-        """Say something and see it happen: deltas as they arrive, events as they are recorded.
+        """Send a message and yield deltas as they arrive and events as they are recorded.
 
-        Closing the stream cancels the turn: to leave the loop early, use `contextlib.aclosing`.
+        Closing the stream cancels the turn; use `contextlib.aclosing` to leave the loop early.
         """
+        # None marks the end of the turn, after everything it has emitted.
         queue: asyncio.Queue[StreamItem | None] = asyncio.Queue()
         turn = self._begin(message, queue.put_nowait)
         stop = self.subscribe(queue.put_nowait)
@@ -163,97 +164,100 @@ class Session:
             await _cancel(turn)
 
     async def prewarm(self) -> Prewarming:
-        """Put tools and system prompt into the cache now, so that the first message finds them there.
+        """Write tools and system prompt to the provider's cache now, so that the first message reads them from there.
 
-        It costs what writing them costs, and is paid for even if no message follows. What cannot be done is told and
-        not raised.
+        The cache write is billed even if no message follows. If prewarming is not possible, the result says why;
+        nothing is raised.
         """
         if self._turn is not None and not self._turn.done():
-            raise UserError("a turn is under way in this session, which writes the head itself")
-        return await prewarm(self._open)
+            raise UserError("a turn is in progress in this session, and it writes the stable prefix itself")
+        return await prewarm(self._open_conversation)
 
     def next_wake(self) -> NextWake:
-        """When to come back, for an agent that is about to wait: in time or late enough, and the price of each."""
-        return wake_of(self._open)
+        """When an agent that is about to wait should continue: while the cache is warm or after, with both prices."""
+        return wake_of(self._open_conversation)
 
     def cache_state(self) -> CacheState:
-        """What the provider keeps of this session by what it last reported; pings count."""
-        return cached_of(self._open)
+        """What the provider has cached of this session, by the usage it last reported, pings included."""
+        return cached_of(self._open_conversation)
 
     def context_use(self) -> ContextUse:
-        """Which layer takes how many tokens of what would be sent now, and how many the model takes."""
-        return context_use(self._open)
+        """How many tokens each layer would take if a message were sent now, and the model's context window."""
+        return context_use(self._open_conversation)
 
     def cache_stats(self) -> PromptCacheStats:
-        """What the cache did for this session so far: requests, hits, breaks, and what was read and written."""
-        return self._counted().stats
+        """Cache statistics of this session so far: requests, hits, breaks, tokens read and written."""
+        return self._update_tally().stats
 
     def get_token_stats(self) -> dict[str, TokenStats]:
-        """For each provider that was spoken to: tokens sent, tokens of these that its cache had, tokens received."""
-        return dict(self._counted().tokens)
+        """For each provider used: tokens sent, how many of these were read from its cache, and tokens received."""
+        return dict(self._update_tally().tokens)
 
-    def _counted(self) -> Tally:
-        newer = self._open.parts.log.read(self.id, after=self._tally.last_event_id)
-        self._tally = tallied(self._tally, newer, models_of(self._composed.config))
+    def _update_tally(self) -> Tally:
+        newer = self._open_conversation.parts.log.read(self.id, after=self._tally.last_event_id)
+        self._tally = tallied(self._tally, newer, models_of(self._open_composition.config))
         return self._tally
 
     def quote_switch(self, model: str) -> SwitchQuote:
-        """What it would cost to go on with another model; nothing is changed."""
-        return quote(self._composed, self._open, model)
+        """What it would cost to continue with another model; nothing is changed."""
+        return quote(self._open_composition, self._open_conversation, model)
 
-    async def switch_model(self, model: str, *, allow_uncached: bool = False, **reach: Unpack[Reach]) -> SwitchQuote:
-        """Go on with another model, from the next message on; the history goes along as far as it can.
+    async def switch_model(self, model: str, *, allow_uncached: bool = False, **endpoint: Unpack[Reach]) -> SwitchQuote:
+        """Use another model from the next message on; the history is transferred as far as its provider allows.
 
-        A model that does not cache is refused, with its price, unless `allow_uncached`. Another provider is reached
-        as configured, or as `wire`, `base_url` and `api_key` say.
+        Raises UserError, which names the price, for a model without prompt caching unless `allow_uncached`. The
+        endpoint of another provider is the configured one, or that of `wire`, `base_url` and `api_key`.
         """
-        talk = self._open
+        conversation = self._open_conversation
         if self._turn is not None and not self._turn.done():
-            raise UserError("a turn is under way in this session; wait for it before you switch the model")
-        told = self.quote_switch(model)
-        options = checked({**self._given_reach(), **reach})
-        self._pieces = await switch(self._composed, talk, model, options=options, allow_uncached=allow_uncached)
-        return told
+            raise UserError("a turn is in progress in this session; wait for it before you switch the model")
+        quoted = self.quote_switch(model)
+        options = checked({**self._session_endpoint(), **endpoint})
+        self._composition = await switch(
+            self._open_composition, conversation, model, options=options, allow_uncached=allow_uncached
+        )
+        return quoted
 
-    def _given_reach(self) -> Options:
-        """What was said when the session began holds for the provider it was said of; a simulator plays them all."""
-        given = self._options.get("wire")
-        return {"wire": given} if isinstance(given, ProvidesWire) else {}
+    def _session_endpoint(self) -> Options:
+        # `wire`, `base_url` and `api_key` of the session's options are for its first provider, and must not send a
+        # key to another one. A simulator stands in for every provider, so it stays in use.
+        wire = self._options.get("wire")
+        return {"wire": wire} if isinstance(wire, ProvidesWire) else {}
 
     async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
-        """Make the conversation shorter from the next message on: a record stands for all but its newest part.
+        """Replace all but the newest part of the conversation by a summary, from the next message on.
 
-        Nothing on the log changes. What would not help is not done, and the result says why.
+        The event log keeps the full history. A compaction that would not help is not done; the result says why.
         """
-        return await compact_open(self._idle, config)
+        return await compact_open(self._idle_conversation, config)
 
     def hand_off(self) -> str:
-        """What a new session has to be told to go on with this work: a record of all of it, as its first message."""
-        talk = self._idle
-        return hand_off_text(standing_of(talk), talk.parts.compaction)
+        """A summary of this session, as the first message of a new session that continues the work."""
+        conversation = self._idle_conversation
+        return hand_off_text(standing_of(conversation), conversation.parts.compaction)
 
     @property
-    def _idle(self) -> Conversation:
-        """The conversation, if nothing is under way in it."""
+    def _idle_conversation(self) -> Conversation:
+        """The conversation. Raises UserError while a turn is in progress."""
         if self._turn is not None and not self._turn.done():
-            raise UserError("a turn is under way in this session; wait for it before you compact")
-        return self._open
+            raise UserError("a turn is in progress in this session; wait for it before you compact")
+        return self._open_conversation
 
     async def end(self) -> None:
-        """Record that this session is over; it can still be read and resumed."""
-        await let_go(self._open, "the session is over")
-        state, clock = self._open.state, self._open.parts.clock
-        await teach(self._open)
+        """Record the end of this session; it can still be read and resumed."""
+        await let_go(self._open_conversation, "the session is over")
+        state, clock = self._open_conversation.state, self._open_conversation.parts.clock
+        await teach(self._open_conversation)
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
-        await self._open.record("system", ended)
+        await self._open_conversation.record("system", ended)
 
     async def report_failure(self, scenario: str, *, incident: str = "", detail: str = "") -> Reported:
-        """Say that something known went wrong: its recipe is run, waits for a person, or ends the work.
+        """Report a known failure: its recovery recipe runs, waits for a person, or aborts the work.
 
-        What ends the work stops a turn that is under way, and raises `AbortedError`.
+        An abort cancels the turn in progress and raises `AbortedError`.
         """
         try:
-            return await self._recovers.report(scenario_named(scenario), incident=incident, detail=detail)
+            return await self._open_recoverer.report(scenario_named(scenario), incident=incident, detail=detail)
         except AbortedError:
             if self._turn is not None:
                 self._turn.cancel()
@@ -262,91 +266,91 @@ class Session:
     async def recover(
         self, scenario: str, *, incident: str = "", detail: str = "", trigger: Trigger = "automatic"
     ) -> RecoveryOutcome:
-        """Follow the recipe of a known failure, from the first step that remains, if it may be tried once more."""
-        known = scenario_named(scenario)
-        return await self._recovers.attempt(known, incident=incident, detail=detail, trigger=trigger)
+        """Run the recipe of a known failure from its first open step, unless its attempts are used up."""
+        failure = scenario_named(scenario)
+        return await self._open_recoverer.attempt(failure, incident=incident, detail=detail, trigger=trigger)
 
     def plan_recovery(self, scenario: str, *, incident: str = "", trigger: Trigger = "automatic") -> PlannedRecovery:
-        """What `recover` would do now; nothing is done."""
-        return self._recovers.dry_run(scenario_named(scenario), incident=incident, trigger=trigger)
+        """What `recover` would do now; a dry run."""
+        return self._open_recoverer.dry_run(scenario_named(scenario), incident=incident, trigger=trigger)
 
     @property
     def incidents(self) -> tuple[Incident, ...]:
-        """What went wrong in this session and is known, and what was tried about it."""
-        return tuple(self._known.incidents.incidents.values())
+        """The failures reported in this session, with their recovery attempts."""
+        return tuple(self._current_state.incidents.incidents.values())
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear every event of this session once it is on the log; call the result to stop."""
+        """Call `listener` with every event of this session once it is on the log; call the result to unsubscribe."""
         return self._bus.subscribe(listener)
 
     @property
     def id(self) -> str:
-        return self._known.session_id
+        return self._current_state.session_id
 
     @property
     def name(self) -> str | None:
-        return self._known.name
+        return self._current_state.name
 
     @property
     def model(self) -> str:
-        return self._known.model
+        return self._current_state.model
 
     @property
     def history(self) -> tuple[Message, ...]:
         """The conversation as the provider sees it, volatile text included."""
-        return messages_of(self._known.passages)
+        return messages_of(self._current_state.passages)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the model is told of, since the epoch began."""
-        return self._known.tools
+        """The tools in the current epoch's prompt."""
+        return self._current_state.tools
 
     @property
     def turn_count(self) -> int:
-        return self._known.turn_count
+        return self._current_state.turn_count
 
     @property
     def usage(self) -> Usage:
-        return self._known.usage
+        return self._current_state.usage
 
     @property
     def cost(self) -> Decimal:
         """US dollars spent so far, by the catalog's prices."""
-        return self._known.cost_usd
+        return self._current_state.cost_usd
 
     @property
-    def _known(self) -> State:
-        """The state, also once the session is closed."""
-        state = self._talk.state if self._talk is not None else self._state
+    def _current_state(self) -> State:
+        """The state; also available after the session is closed."""
+        state = self._conversation.state if self._conversation is not None else self._state
         if state is None:
             raise UserError("the session was never opened: use it as `async with Session.create(...) as session`")
         return state
 
     @property
-    def _composed(self) -> Pieces:
-        if self._pieces is None:
+    def _open_composition(self) -> Pieces:
+        if self._composition is None:
             raise not_open(self._state.session_id if self._state else None)
-        return self._pieces
+        return self._composition
 
     @property
-    def _open(self) -> Conversation:
-        if self._talk is None:
+    def _open_conversation(self) -> Conversation:
+        if self._conversation is None:
             raise not_open(self._state.session_id if self._state else None)
-        return self._talk
+        return self._conversation
 
     @property
-    def _recovers(self) -> Recoverer:
-        self._composed  # noqa: B018 - raises where the session is not open.
+    def _open_recoverer(self) -> Recoverer:
+        self._open_composition  # noqa: B018 - raises where the session is not open.
         assert self._recoverer is not None
         return self._recoverer
 
     def _begin(self, message: str | Block | Sequence[Block], emit: Callable[[Delta], None]) -> "asyncio.Task[Answer]":
-        talk = self._open
+        conversation = self._open_conversation
         if self._turn is not None and not self._turn.done():
             raise UserError(UNDER_WAY)
         content = content_of(message)
-        self._composed.dimensions.hear(content)
-        self._turn = asyncio.ensure_future(run_turn(talk, content, emit))
+        self._open_composition.dimensions.hear(content)
+        self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
 
     def _load(self, log: Log) -> State:
@@ -358,7 +362,7 @@ class Session:
             raise no_session(log, self._resume)
         if not state.epoch:
             raise UserError(
-                f"session {self._resume!r} has no prompt to go on with: it was recorded from a wrapped client or pruned"
+                f"session {self._resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
             )
         return state
 
@@ -370,7 +374,7 @@ def next_wake(session: Session) -> NextWake:
 
 async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:
     """Compact by the rules of seed 002, whatever the profile: a summary, and the last messages as they are."""
-    return await compact_open(session._idle, config, seed=True)
+    return await compact_open(session._idle_conversation, config, seed=True)
 
 
 def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options]) -> Answer:
@@ -384,17 +388,17 @@ def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options
     else:
         raise UserError("run_sync cannot be used inside a running event loop; use `async with Session.create(...)`")
 
-    async def speak() -> Answer:
+    async def send_all() -> Answer:
         async with Session.create(**options) as session:
             for message in messages[:-1]:
                 await session.send(message)
             return await session.send(messages[-1])
 
-    return asyncio.run(speak())
+    return asyncio.run(send_all())
 
 
 async def _cancel(turn: "asyncio.Task[Answer]") -> None:
     if not turn.done():
         turn.cancel()
-        # The turn's own failure belongs to whoever waits for the turn.
+        # A failure of the turn is raised where the turn itself is awaited.
         await asyncio.gather(turn, return_exceptions=True)

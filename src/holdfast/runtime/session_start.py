@@ -1,4 +1,4 @@
-"""What a runtime is given for the start of a session: the text that stands before all that is said in it."""
+"""The session-start hook: the context text that an agent runtime adds to a conversation when it begins."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from holdfast.runtime.instruction_client import ListedManifest
 
 SESSION_START = "SessionStart"
 EVENT_BYTES_MAX = 1_000_000
+# Claude Code writes a longer context to a file, and shows its model only the beginning.
 CONTEXT_CHARACTERS_WARN = 10_000
-"""What is longer Claude Code puts into a file, and tells its model the start of it."""
 CONTEXT_CHARACTERS_MAX = 400_000
 
 GOING_ON = frozenset({"resume", "fork"})
-"""The conversation is there already, and in it what it was begun with."""
+"""Sources of a conversation that continues, and still contains the text from its start."""
 BEGUN_AGAIN = frozenset({"clear", "compact"})
-"""The session has begun before, and lost what it was begun with."""
+"""Sources of a session that had begun before, and has lost the text from its start."""
 
-_FRONT = "---\n"
+_FRONT_MATTER = "---\n"
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class _Reply(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What there is to tell an agent: its stub as a document, its units, and the texts that its trigger has loaded."""
+    """What an agent's context is made of: its boot stub as a document, its units, and its preloads."""
 
     stub: str
     entries: tuple[Entry, ...]
@@ -49,7 +49,10 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def read_source(raw: bytes) -> str:
-    """By what a session begins; a runtime that says nothing has started it. Raises UserError, and quotes nothing."""
+    """The source of a session start in a hook event; "startup" for empty input.
+
+    Raises UserError, whose message quotes nothing of the input.
+    """
     if len(raw) > EVENT_BYTES_MAX:
         raise UserError(f"the event on standard input has more than {EVENT_BYTES_MAX} bytes")
     if not raw.strip():
@@ -57,20 +60,21 @@ def read_source(raw: bytes) -> str:
     try:
         event = msgspec.json.decode(raw, type=_Event)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise UserError("what is on standard input is no event of a hook: a JSON object with a source") from None
+        raise UserError("standard input is not a hook event, which is a JSON object with a source") from None
     if event.hook_event_name != SESSION_START:
-        raise UserError(f"the event on standard input is not {SESSION_START}: set the hook for that one")
+        raise UserError(f"the event on standard input is not {SESSION_START}; install the hook for that event")
     return event.source
 
 
-def context_of(told: Told, recalling: str) -> str:
-    """The same bytes as long as stub, index and preloads say the same; what differs most stands last.
+def context_of(content: Told, recalling: str) -> str:
+    """The context text: identical bytes for identical stub, index and preloads, with the most volatile part last.
 
-    The front matter of the stub is for programs, and has a time in it.
+    The front matter of the stub is left out: it is for programs, and contains a time.
     """
-    parts = [_body(told.stub), standing_index(told.entries), f"{recalling}\n"]
-    if told.preloads:
-        parts.append(f"## Instructions for this task\n\n{_texts(told.preloads)}")
+    # Most stable first: the text becomes part of the agent's cached prefix.
+    parts = [_without_front_matter(content.stub), standing_index(content.entries), f"{recalling}\n"]
+    if content.preloads:
+        parts.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
     context = "\n".join(parts)
     if len(context) > CONTEXT_CHARACTERS_MAX:
         raise UserError(f"stub and preloads have more than {CONTEXT_CHARACTERS_MAX} characters")
@@ -78,35 +82,40 @@ def context_of(told: Told, recalling: str) -> str:
 
 
 def service_address(url: str) -> str:
-    """Raises UserError for one with more in it than where the service is: it is shown to models and people."""
+    """Raises UserError for an address with credentials or a query, because it is shown to models and people."""
     try:
         parts = urlsplit(url)
     except ValueError:
         raise UserError("the address of the service cannot be read") from None
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise UserError("the address of a service has no user, password or query in it: the key is in HOLDFAST_KEY")
+        raise UserError(
+            "the address of a service must not contain a user, password or query; put the key in HOLDFAST_KEY"
+        )
     return url.rstrip("/")
 
 
 def listed_entries(manifest: ListedManifest) -> tuple[Entry, ...]:
-    """The units that a service lists, with what an index says of them."""
+    """The units of a service's manifest, with the fields that an index shows."""
     return tuple(
         Entry(
-            one.name,
-            one.description,
-            load_triggers=Triggers(one.load_triggers.get("intents", ()), one.load_triggers.get("keywords", ())),
+            unit.name,
+            unit.description,
+            load_triggers=Triggers(unit.load_triggers.get("intents", ()), unit.load_triggers.get("keywords", ())),
         )
-        for one in manifest.entries
+        for unit in manifest.entries
     )
 
 
 def hook_reply(context: str | None) -> bytes:
-    """As Claude Code reads it; an empty object where there is nothing to be told."""
+    """The hook's output for Claude Code; an empty object if there is no context."""
     return b"{}" if context is None else msgspec.json.encode(_Reply(_Output(SESSION_START, context)))
 
 
 def how_to_recall(agent: str, *, db: str | None = None, url: str | None = None) -> str:
-    """For an agent that has our tools, and for one that has a shell. An address with a password in it is never told."""
+    """How an agent recalls instructions, with our tools or with a shell.
+
+    A database URL, which may hold a password, is never included.
+    """
     tool = "`recall_instruction` is a tool of Holdfast's MCP server."
     if url is not None:
         address = f"{service_address(url)}/v1/agents/{quote(agent, safe='')}/recall-instruction"
@@ -119,12 +128,12 @@ def how_to_recall(agent: str, *, db: str | None = None, url: str | None = None) 
     return f"{tool} Where there is no such tool, {otherwise}"
 
 
-def _body(stub: str) -> str:
-    if not stub.startswith(_FRONT):
+def _without_front_matter(stub: str) -> str:
+    if not stub.startswith(_FRONT_MATTER):
         return stub
-    front, _, body = stub.partition(f"\n{_FRONT}")
+    front, _, body = stub.partition(f"\n{_FRONT_MATTER}")
     return body.lstrip("\n") if body else front
 
 
-def _texts(preloads: Sequence[Preload]) -> str:
-    return "\n".join(f"### {one.name}\n\n{one.text.strip()}\n" for one in preloads)
+def _preload_sections(preloads: Sequence[Preload]) -> str:
+    return "\n".join(f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in preloads)

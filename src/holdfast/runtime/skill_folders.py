@@ -1,4 +1,4 @@
-"""Where the usual skills lie: the user's, the workspace's, and those of other programs that were asked for."""
+"""The default skill folders: the user's, the workspace's, and those of other programs that are turned on."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from holdfast.sources.skills.library import skill_roots
 
 
 def usual_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
-    """The folders to read, the one that has the last word last."""
+    """The folders to read; a skill in a later folder overrides one of the same name in an earlier one."""
     also = config.also_skills
     home = user_home(environ) if also else None
     return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also)

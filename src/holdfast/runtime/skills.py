@@ -1,4 +1,4 @@
-"""Which skills a session has, and what its prompt says of them."""
+"""The skills of a session, and their index in its prompt."""
 
 import logging
 import os
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 LAYER = "skills"
 LIBRARIES_MAX = 16
 
+# Skill libraries that this process has read. Reloading one reads only the files whose time or size changed.
 _libraries: dict[tuple[tuple[SkillRoot, ...], SkillMode], SkillLibrary] = {}
-"""What sessions of this process have read before: of an unchanged file, only its time and size are looked at."""
 
 
 class SessionSkills(msgspec.Struct, frozen=True):
-    """`store` is None where skills are not configured; the model is told of the tools where they are `offered`."""
+    """`store` is None if skills are not configured; the skill tools are in the prompt if they are `offered`."""
 
     store: SkillStore | None = None
     offered: bool = False
@@ -46,9 +46,14 @@ class SessionSkills(msgspec.Struct, frozen=True):
 
     @property
     def bodies(self) -> list[tuple[str, str]]:
-        """What may be told from the start. Rules that are enforced bind once a skill is loaded, and not before."""
-        told = (skill for skill in self.skills if skill.body.strip() and not (self.enforced and skill.allowed_tools))
-        return [(skill.name, sendable(skill.body)) for skill in told]
+        """The bodies that may be preloaded as padding.
+
+        A skill whose allowed tools are enforced is left out, because its rules apply only once it is loaded.
+        """
+        preloadable = (
+            skill for skill in self.skills if skill.body.strip() and not (self.enforced and skill.allowed_tools)
+        )
+        return [(skill.name, sendable(skill.body)) for skill in preloadable]
 
     def index(self, preloaded: Collection[str] = ()) -> tuple[LayerText, ...]:
         text = sendable(skill_index(self.skills, preloaded=preloaded).text)
@@ -59,19 +64,19 @@ class SessionSkills(msgspec.Struct, frozen=True):
 
 
 def session_skills(options: Options, config: Config, state: State, *, workspace: Path | None) -> SessionSkills:
-    """What the caller asked for; unasked, a session has skills in the seed profile, or if it had them before."""
-    usual = any(spec.name in NAMES for spec in state.tools) if state.model else config.profile == "seed"
-    chosen = options.get("skills", usual)
-    store = chosen if isinstance(chosen, SkillStore) else _loaded(chosen, options, config, workspace)
+    """The skills of the options; by default a session has them under the seed profile, or if it had them before."""
+    by_default = any(spec.name in NAMES for spec in state.tools) if state.model else config.profile == "seed"
+    chosen = options.get("skills", by_default)
+    store = chosen if isinstance(chosen, SkillStore) else _load_store(chosen, options, config, workspace)
     if store is not None and store.ranking == "lexical":
         store = store.with_ranking(options.get("skill_ranking", config.skill_ranking))
-    if state.model and store is not None and (gone := [name for name in state.skills if name not in store]):
-        logger.warning("skills of this session are not there any more: %s", ", ".join(gone))
+    if state.model and store is not None and (missing := [name for name in state.skills if name not in store]):
+        logger.warning("skills that this session had are missing now: %s", ", ".join(missing))
     limits = ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max)
-    return SessionSkills(store, bool(store) or usual, limits, options.get("enforce_allowed_tools", False))
+    return SessionSkills(store, bool(store) or by_default, limits, options.get("enforce_allowed_tools", False))
 
 
-def _loaded(
+def _load_store(
     chosen: bool | str | Path | Sequence[str | Path], options: Options, config: Config, workspace: Path | None
 ) -> SkillStore | None:
     if chosen is False:
@@ -80,26 +85,28 @@ def _loaded(
     if mode not in SKILL_MODES:
         raise UserError(f"skills_mode must be one of {', '.join(SKILL_MODES)}, not {mode!r}")
     if chosen is True:
-        return _read(usual_roots(config, os.environ, workspace=workspace), mode)
-    named = [_root(Path(folder), workspace) for folder in ([chosen] if isinstance(chosen, str | Path) else chosen)]
-    single = [root for root in named if os.path.lexists(os.path.join(root.path, SKILL_FILE))]
-    store = _read(tuple(root for root in named if root not in single), mode)
-    if not single:
+        return _read_cached(usual_roots(config, os.environ, workspace=workspace), mode)
+    roots = [_root(Path(folder), workspace) for folder in ([chosen] if isinstance(chosen, str | Path) else chosen)]
+    skill_roots = [root for root in roots if os.path.lexists(os.path.join(root.path, SKILL_FILE))]
+    store = _read_cached(tuple(root for root in roots if root not in skill_roots), mode)
+    if not skill_roots:
         return store
-    return SkillStore((*store.list_skills(), *(load_skill(one.path, source=one.source, mode=mode) for one in single)))
+    return SkillStore(
+        (*store.list_skills(), *(load_skill(root.path, source=root.source, mode=mode) for root in skill_roots))
+    )
 
 
-def _read(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:
-    before = _libraries.get((roots, mode))
-    library = before.reloaded() if before is not None else read_library(roots, mode)
-    if before is None and len(_libraries) >= LIBRARIES_MAX:
+def _read_cached(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:
+    cached = _libraries.get((roots, mode))
+    library = cached.reloaded() if cached is not None else read_library(roots, mode)
+    if cached is None and len(_libraries) >= LIBRARIES_MAX:
         _libraries.clear()
     _libraries[roots, mode] = library
     return library.store
 
 
 def _root(folder: Path, workspace: Path | None) -> SkillRoot:
-    """A folder that the caller named: the user's own, or the workspace's, whose links are not followed out of it."""
+    """A folder that the caller named. A workspace is untrusted: links that lead out of it are not followed."""
     if not folder.is_dir():
         raise UserError(f"skills: {str(folder)!r} is not a folder")
     path = os.path.abspath(folder)

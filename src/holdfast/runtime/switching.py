@@ -1,4 +1,4 @@
-"""How a session goes on with another model: quoted, agreed to, recorded."""
+"""Switches an open session to another model: quotes the cost, checks consent, records the switch."""
 
 from typing import TypedDict
 
@@ -25,7 +25,7 @@ from holdfast.runtime.options import Options, ProvidesWire
 
 
 class Reach(TypedDict, total=False):
-    """How the other provider is reached, where that is not configured."""
+    """The endpoint of the other provider, if it is not the configured one."""
 
     wire: Wire | ProvidesWire
     base_url: str
@@ -33,65 +33,73 @@ class Reach(TypedDict, total=False):
 
 
 def target(config: Config, model: str) -> tuple[Model, Provider]:
+    """The catalog row and the provider of a model to switch to. Raises UserError for an unknown model."""
     row = find_model(model, with_overrides(shipped_models(), config.models))
     return row, provider_named(row.provider)
 
 
-def quote(pieces: Pieces, talk: Conversation, model: str) -> SwitchQuote:
-    row, provider = target(pieces.config, model)
-    return quote_switch(talk, row, provider.adapter)
+def quote(composition: Pieces, conversation: Conversation, model: str) -> SwitchQuote:
+    """What it would cost to continue the conversation with the model."""
+    row, provider = target(composition.config, model)
+    return quote_switch(conversation, row, provider.adapter)
 
 
-async def switch(pieces: Pieces, talk: Conversation, model: str, *, options: Options, allow_uncached: bool) -> Pieces:
-    """The pieces to go on with; the wire that is no longer needed is closed."""
-    row, provider = target(pieces.config, model)
-    told = quote_switch(talk, row, provider.adapter)
-    if not told.supports_prompt_caching and not allow_uncached:
-        raise UserError(f"{told}; say allow_uncached=True to switch all the same")
-    before = talk.given
-    parameters = _carried_parameters(before.parameters, pieces.config, before.model, row)
-    # Whatever the provider has no words for is refused now and not in the middle of a turn.
+async def switch(
+    composition: Pieces, conversation: Conversation, model: str, *, options: Options, allow_uncached: bool
+) -> Pieces:
+    """Switch the conversation to the model and return its new composition; a wire no longer needed is closed."""
+    new_model, provider = target(composition.config, model)
+    quoted = quote_switch(conversation, new_model, provider.adapter)
+    if not quoted.supports_prompt_caching and not allow_uncached:
+        raise UserError(f"{quoted}; pass allow_uncached=True to switch anyway")
+    before = conversation.given
+    parameters = _transfer_parameters(before.parameters, composition.config, before.model, new_model)
+    # Raises for parameters that the provider does not support now, and not in the middle of a turn.
     provider.adapter.opening(parameters)
-    wire, owned = _wire(options, pieces, provider)
-    route = route_of(options, pieces.config, provider) if wire else before.scene.route
-    scene = Scene(row.id, route, before.scene.workspace_hash)
-    learned = learned_in(before.log, scene, session_id=talk.state.session_id)
+    wire, owns_wire = _choose_wire(options, composition, provider)
+    route = route_of(options, composition.config, provider) if wire else before.scene.route
+    # What was learned (cache floor, idle times) belongs to a model and route, so it is loaded again.
+    scene = Scene(new_model.id, route, before.scene.workspace_hash)
+    learned = learned_in(before.log, scene, session_id=conversation.state.session_id)
     parts: Parts = msgspec.structs.replace(
         before,
         adapter=provider.adapter,
-        model=with_learned_floor(row, learned),
+        model=with_learned_floor(new_model, learned),
         learned=learned,
         scene=scene,
         parameters=parameters,
         wire=wire or before.wire,
         account=account_of(wire) if wire else before.account,
-        volatile=pieces.volatile_for(row),
+        volatile=composition.volatile_for(new_model),
     )
     switched = ModelSwitched(
         before=before.model.id,
-        after=row.id,
+        after=new_model.id,
         parameters=parameters,
-        prompt_tokens=told.prompt_tokens,
-        cold_cost_usd=told.cold_usd,
-        dropped=told.dropped,
-        reworded_passages=told.reworded,
+        prompt_tokens=quoted.prompt_tokens,
+        cold_cost_usd=quoted.cold_usd,
+        dropped=quoted.dropped,
+        reworded_passages=quoted.reworded,
     )
+    # Everything that can fail comes before the conversation changes: on an error it continues with the old model.
     try:
-        await let_go(talk, f"{row.id} has another cache")
-        await teach(talk)
-        await talk.record("user", switched)
+        await let_go(conversation, f"{new_model.id} has another cache")
+        await teach(conversation)
+        await conversation.record("user", switched)
     except BaseException:
-        if wire is not None and owned:
+        if wire is not None and owns_wire:
             await wire.aclose()
         raise
-    talk.speak_through(parts)
-    if wire is not None and pieces.owns_wire:
+    conversation.speak_through(parts)
+    if wire is not None and composition.owns_wire:
         await before.wire.aclose()
-    return msgspec.structs.replace(pieces, parts=parts, owns_wire=owned if wire is not None else pieces.owns_wire)
+    return msgspec.structs.replace(
+        composition, parts=parts, owns_wire=owns_wire if wire is not None else composition.owns_wire
+    )
 
 
-def _carried_parameters(before: Parameters, config: Config, old: Model, new: Model) -> Parameters:
-    """How to think, and what is in beta, each provider says in words of its own."""
+def _transfer_parameters(before: Parameters, config: Config, old: Model, new: Model) -> Parameters:
+    """The parameters for the new model. Thinking, betas and extra fields are provider-specific and do not transfer."""
     same = old.provider == new.provider
     return msgspec.structs.replace(
         before,
@@ -103,20 +111,20 @@ def _carried_parameters(before: Parameters, config: Config, old: Model, new: Mod
     )
 
 
-def _wire(options: Options, pieces: Pieces, provider: Provider) -> tuple[Wire | None, bool]:
-    """The wire to the other provider, if it takes another one, and whether it is ours to close."""
-    given = options.get("wire")
-    if isinstance(given, ProvidesWire):
-        models = with_overrides(shipped_models(), pieces.config.models)
-        return given.wire(models, provider=provider.adapter.name), True
-    if given is not None:
-        return given, False
-    told = bool(options.get("base_url") or options.get("api_key"))
-    if provider.adapter is pieces.parts.adapter and not told:
+def _choose_wire(options: Options, composition: Pieces, provider: Provider) -> tuple[Wire | None, bool]:
+    """The wire to the other provider, or None to keep the current one; and whether the session has to close it."""
+    wire = options.get("wire")
+    if isinstance(wire, ProvidesWire):
+        models = with_overrides(shipped_models(), composition.config.models)
+        return wire.wire(models, provider=provider.adapter.name), True
+    if wire is not None:
+        return wire, False
+    has_endpoint = bool(options.get("base_url") or options.get("api_key"))
+    if provider.adapter is composition.parts.adapter and not has_endpoint:
         return None, False
-    if not pieces.owns_wire and not told:
+    if not composition.owns_wire and not has_endpoint:
         raise UserError(
-            f"this session was given its wire to {pieces.parts.adapter.name}; give one to "
+            f"this session was created with a wire to {composition.parts.adapter.name}; pass one to "
             f"{provider.adapter.name} too: switch_model(..., wire=...)"
         )
-    return network(options, pieces.config, provider), True
+    return network(options, composition.config, provider), True

@@ -1,4 +1,4 @@
-"""Which tools a session has, who is asked before they run, and what they may reach."""
+"""Builds the toolbox of a session: its tools, their confirmation rules, and the folders they may access."""
 
 import os
 import time
@@ -29,40 +29,40 @@ from holdfast.sources.confined import roots_of
 from holdfast.sources.memory import MemoryFile, user_memory, workspace_memory
 
 CLOSED = (".git", ".holdfast")
-"""Folders of a workspace that built-in tools read and never write."""
+"""Folders of a workspace that built-in tools read but never write."""
 
 TENDED_EVERY_SECONDS = 3_600.0
-"""How often a process looks for outputs that nobody needs any more."""
+"""How often a process deletes old spilled outputs."""
 
-_tended: dict[Path, float] = {}
+_cleaned_at: dict[Path, float] = {}
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Which session it is, where it works, and where Holdfast keeps what is its own."""
+    """The session's id, its workspace, and Holdfast's home folder."""
 
     session_id: str
     workspace: Path | None
     home: Path
 
 
-def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: Sequence[Tool] = ()) -> Toolbox:
-    """The caller's tools and the built-in ones that were asked for, under the caller's rules."""
+def toolbox_of(options: Options, where: Where, *, skills: SessionSkills, extra: Sequence[Tool] = ()) -> Toolbox:
+    """The caller's tools and the requested built-in ones, under the caller's rules."""
     workspace, home = where.workspace, where.home
-    built_in = _built_in(options, workspace)
-    rules = _rules(options, built_in)
-    # Only who can read a file is told that there is one.
-    keeps_outputs = any(one.spec.name == "read_file" for one in built_in)
-    folder = Path(os.path.realpath(home / OUTPUTS / where.session_id)) if keeps_outputs else None
-    if folder is not None:
-        _tend_outputs(home / OUTPUTS, folder, now=time.time())
-    extra = [Path(one) for one in options.get("read_roots", ())]
-    if extra and workspace is None:
-        raise UserError("read_roots are read from within a workspace; give the session one")
-    # What a skill's body refers to lies in its folder, which may be read for that.
-    extra += [skill.skill_dir for skill in skilled.skills]
-    # What is run at a commit, and what says how this agent works, is no place for the agent itself to write to.
-    extra += [workspace / name for name in CLOSED] if workspace else []
-    roots = roots_of(workspace, [*extra, *([folder] if folder else [])]) if workspace else None
+    built_in = _selected_builtins(options, workspace)
+    rules = _confirmation_rules(options, built_in)
+    # A long output is spilled to a file only if the model has a tool to read that file.
+    can_read_files = any(builtin.spec.name == "read_file" for builtin in built_in)
+    output_folder = Path(os.path.realpath(home / OUTPUTS / where.session_id)) if can_read_files else None
+    if output_folder is not None:
+        _clean_outputs(home / OUTPUTS, output_folder, now=time.time())
+    readable = [Path(root) for root in options.get("read_roots", ())]
+    if readable and workspace is None:
+        raise UserError("read_roots need a workspace; pass one to the session")
+    # A skill's body refers to files in its folder.
+    readable += [skill.skill_dir for skill in skills.skills]
+    # Read only: git hooks run at a commit, and .holdfast configures this agent, so the agent must not write there.
+    readable += [workspace / name for name in CLOSED] if workspace else []
+    roots = roots_of(workspace, [*readable, *([output_folder] if output_folder else [])]) if workspace else None
     remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
         (
@@ -70,83 +70,83 @@ def toolbox_of(options: Options, where: Where, *, skilled: SessionSkills, more: 
             *(options["instructions"].tools if "instructions" in options else ()),
             *built_in,
             *remembering,
-            *(skill_tools(skilled.store) if skilled.offered else ()),
-            *more,
+            *(skill_tools(skills.store) if skills.offered else ()),
+            *extra,
         ),
         clock=options.get("clock", system_clock),
         rules=rules,
-        around=Surroundings(
+        environment=Surroundings(
             where.session_id,
             roots,
-            folder,
-            skills=skilled.store,
-            activation_limits=skilled.limits,
-            enforce_allowed_tools=skilled.enforced,
+            output_folder,
+            skills=skills.store,
+            activation_limits=skills.limits,
+            enforce_allowed_tools=skills.enforced,
         ),
     )
 
 
-def _tend_outputs(place: Path, folder: Path, *, now: float) -> None:
-    """What this session has kept is in use from now on; what others have not used for long goes."""
+def _clean_outputs(place: Path, folder: Path, *, now: float) -> None:
+    """Mark this session's outputs as used, and delete outputs that other sessions have not used for long."""
     mark_used(folder)
-    if now - _tended.get(place, 0.0) >= TENDED_EVERY_SECONDS:
-        _tended[place] = now
+    if now - _cleaned_at.get(place, 0.0) >= TENDED_EVERY_SECONDS:
+        _cleaned_at[place] = now
         forget_old(place, now=now)
 
 
 def delegation_of(options: Options) -> Delegation | None:
-    """The way to hand tasks to other sessions, where the caller wants one."""
-    asked = options.get("delegate", False)
-    if asked is False:
+    """The delegation to child sessions, if the caller turned it on."""
+    setting = options.get("delegate", False)
+    if setting is False:
         return None
     depth_max = options.get("delegation_depth_max", DEPTH_MAX)
-    return Delegation(at_once_max=None if asked is True else asked, depth_max=depth_max)
+    return Delegation(at_once_max=None if setting is True else setting, depth_max=depth_max)
 
 
 def memory_files(workspace: Path | None, home: Path) -> tuple[MemoryFile, ...]:
-    """The file of the workspace, if there is one, and that of the user."""
+    """The memory file of the workspace, if there is one, and that of the user."""
     return (*((workspace_memory(workspace),) if workspace else ()), user_memory(home))
 
 
 def missing_tools_hint(missing: Sequence[str]) -> str:
-    """How to give a resumed session the tools whose functions it lacks."""
-    ways = []
+    """How to pass a resumed session the tools whose functions it lacks."""
+    parameters = []
     if any(name in NAMES for name in missing):
-        ways.append("builtin_tools")
+        parameters.append("builtin_tools")
     if any(name in MEMORY_NAMES for name in missing):
-        ways.append("memory=True")
+        parameters.append("memory=True")
     if DELEGATE in missing:
-        ways.append("delegate=True")
+        parameters.append("delegate=True")
     if RECALL_TOOL in missing:
-        ways.append("recall_history=True")
-    if any(name not in (*NAMES, *MEMORY_NAMES, DELEGATE, RECALL_TOOL) for name in missing) or not ways:
-        ways.append("tools")
-    return f"give them as {' and '.join(ways)}"
+        parameters.append("recall_history=True")
+    if any(name not in (*NAMES, *MEMORY_NAMES, DELEGATE, RECALL_TOOL) for name in missing) or not parameters:
+        parameters.append("tools")
+    return f"pass them as {' and '.join(parameters)}"
 
 
-def _built_in(options: Options, workspace: Path | None) -> tuple[Tool, ...]:
-    asked = options.get("builtin_tools", False)
-    names = (NAMES if asked else ()) if isinstance(asked, bool) else tuple(asked)
+def _selected_builtins(options: Options, workspace: Path | None) -> tuple[Tool, ...]:
+    setting = options.get("builtin_tools", False)
+    names = (NAMES if setting else ()) if isinstance(setting, bool) else tuple(setting)
     if names and workspace is None:
-        raise UserError("builtin_tools work in a workspace; give the session one")
+        raise UserError("builtin_tools need a workspace; pass one to the session")
     return builtin_tools(names, environ=os.environ)
 
 
-def _rules(options: Options, built_in: Sequence[Tool]) -> Rules:
+def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> Rules:
     known = get_args(SideEffects)
     confirm_for = frozenset(options.get("confirm_for", CONFIRM_FOR))
-    if strange := sorted(confirm_for.difference(known)):
-        raise UserError(f"unknown side effect {strange[0]!r} in confirm_for; known: {', '.join(known)}")
+    if unknown := sorted(confirm_for.difference(known)):
+        raise UserError(f"unknown side effect {unknown[0]!r} in confirm_for; known: {', '.join(known)}")
     if "confirm" not in options and "confirm_for" not in options:
-        # A caller's own tools are the caller's business; ours do not write or execute unless somebody said so.
-        unasked = [one.spec.name for one in built_in if one.side_effects in CONFIRM_FOR]
-        if unasked:
+        # The caller is responsible for their own tools; ours do not write or execute without explicit consent.
+        unconfirmed = [builtin.spec.name for builtin in built_in if builtin.side_effects in CONFIRM_FOR]
+        if unconfirmed:
             raise UserError(
-                f"{', '.join(unasked)} can change things, and nobody would be asked: give confirm=, or say "
-                "confirm_for=[] to let them run unasked, or name only the tools that read in builtin_tools"
+                f"{', '.join(unconfirmed)} can change things, and would run without confirmation: pass confirm=, or "
+                "confirm_for=[] to allow that, or name only the tools that read in builtin_tools"
             )
     if "confirm" not in options and options.get("confirm_for"):
-        raise UserError("confirm_for needs somebody to ask: give confirm=")
+        raise UserError("confirm_for needs a function to ask; pass confirm=")
     return Rules(
         allowed=options.get("allowed"),
         confirm=options.get("confirm"),

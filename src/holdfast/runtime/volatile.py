@@ -1,4 +1,4 @@
-"""What the volatile layers say now, asked anew before every call."""
+"""Renders the volatile layers of a session, again before every call."""
 
 import asyncio
 import datetime
@@ -26,39 +26,42 @@ _MEMORY_LAYERS = {"USER.md": "user_memory", "MEMORY.md": "memory"}
 
 def volatile_texts(
     options: Options,
-    split_off: str,
+    volatile_prompt: str,
     model: Model,
     *,
     workspace: Path | None,
     home: Path,
     name: str | None = None,
-    chosen: MemoryDimensions | None = None,
+    knowledge: MemoryDimensions | None = None,
 ) -> VolatileTexts:
-    """`split_off` is what stood behind the boundary of the caller's system prompt.
+    """A function that renders the current volatile layers.
 
-    A layer of which nothing was given is left out, and then says neither something new nor that it is empty.
+    `volatile_prompt` is the text after the boundary in the caller's system prompt. A layer without a source is left
+    out, so that it is neither updated nor sent as empty.
     """
     clock = options.get("clock", system_clock)
-    remembered = memory_files(workspace, home) if options.get("memory") else ()
+    memory = memory_files(workspace, home) if options.get("memory") else ()
 
-    async def ask() -> tuple[LayerText, ...]:
+    async def render() -> tuple[LayerText, ...]:
         texts = []
-        if "system_prompt_volatile" in options or split_off:
+        if "system_prompt_volatile" in options or volatile_prompt:
             own = await _own_text(options)
-            texts.append(LayerText("volatile", "\n\n".join(part for part in (split_off, own) if part.strip())))
+            texts.append(LayerText("volatile", "\n\n".join(part for part in (volatile_prompt, own) if part.strip())))
+        # In threads: git and the files may be slow, and other sessions share the event loop.
         if workspace is not None:
             texts += await asyncio.to_thread(_project, model, workspace, clock)
-        if remembered:
-            texts += await asyncio.to_thread(_memory, remembered)
-        if chosen is not None:
-            texts += await asyncio.to_thread(chosen.texts)
+        if memory:
+            texts += await asyncio.to_thread(_memory, memory)
+        if knowledge is not None:
+            texts += await asyncio.to_thread(knowledge.texts)
         own_layers = await _own_layers(options)
-        if name and not any(one.layer == "metadata" for one in own_layers):
+        # The caller's own metadata layer replaces ours.
+        if name and not any(layer.layer == "metadata" for layer in own_layers):
             texts.append(LayerText("metadata", render_session(name)))
         texts += own_layers
-        return tuple(LayerText(one.layer, sendable(one.text), one.ephemeral) for one in texts)
+        return tuple(LayerText(text.layer, sendable(text.text), text.ephemeral) for text in texts)
 
-    return ask
+    return render
 
 
 def _project(model: Model, workspace: Path, clock: Clock) -> list[LayerText]:
@@ -77,24 +80,24 @@ def _memory(files: Sequence[MemoryFile]) -> list[LayerText]:
 
 
 async def _own_text(options: Options) -> str:
-    given = options.get("system_prompt_volatile", "")
-    said = given() if callable(given) else given
-    text: object = await said if isinstance(said, Awaitable) else said
+    option = options.get("system_prompt_volatile", "")
+    value = option() if callable(option) else option
+    text: object = await value if isinstance(value, Awaitable) else value
     if not isinstance(text, str):
-        raise UserError(f"system_prompt_volatile must give text, not {type(text).__name__}")
+        raise UserError(f"system_prompt_volatile must return text, not {type(text).__name__}")
     return text
 
 
 async def _own_layers(options: Options) -> Sequence[LayerText]:
-    given = options.get("volatile", ())
-    said = given() if callable(given) else given
-    layers: object = await said if isinstance(said, Awaitable) else said
-    if not isinstance(layers, Sequence) or not all(isinstance(one, LayerText) for one in layers):
-        raise UserError("volatile must give a list of LayerText")
-    if strange := next((one.layer for one in layers if one.layer not in VOLATILE), None):
-        raise UserError(f"unknown volatile layer {strange!r}; known layers: {', '.join(VOLATILE)}")
+    option = options.get("volatile", ())
+    value = option() if callable(option) else option
+    layers: object = await value if isinstance(value, Awaitable) else value
+    if not isinstance(layers, Sequence) or not all(isinstance(layer, LayerText) for layer in layers):
+        raise UserError("volatile must return a list of LayerText")
+    if unknown := next((layer.layer for layer in layers if layer.layer not in VOLATILE), None):
+        raise UserError(f"unknown volatile layer {unknown!r}; known layers: {', '.join(VOLATILE)}")
     if options.get("memory") and (
-        twice := next((one.layer for one in layers if one.layer in _MEMORY_LAYERS.values()), "")
+        duplicate := next((layer.layer for layer in layers if layer.layer in _MEMORY_LAYERS.values()), "")
     ):
-        raise UserError(f"the layer {twice!r} is that of the memory files; leave it out, or leave out memory=True")
+        raise UserError(f"the layer {duplicate!r} is used by the memory files; leave it out, or leave out memory=True")
     return layers

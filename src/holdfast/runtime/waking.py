@@ -1,4 +1,4 @@
-"""What is in the cache for a session, and when its agent should come back if it is about to wait."""
+"""The cache state of a session, and when an agent that waits should continue so that the cache is still warm."""
 
 import msgspec
 
@@ -9,37 +9,38 @@ from holdfast.engine.sent import SentCall
 from holdfast.engine.switch import first_rate
 from holdfast.providers.capabilities import capabilities_of
 
-_ASKED_LIFETIME = "prompt_cache_retention"
+_RETENTION_FIELD = "prompt_cache_retention"
 
 
 class CacheState(msgspec.Struct, frozen=True):
-    """What the last call left in the cache: how many tokens, for how long since they were last used, until when."""
+    """What the last call left in the cache: its tokens, their TTL since the last use, and when they expire."""
 
     tokens: int
     lifetime_seconds: float
     expires_at: float
 
 
-def cached_of(talk: Conversation) -> CacheState:
-    """No tokens where nothing was sent yet, or where the model keeps nothing."""
-    state, model, now = talk.state, talk.parts.model, talk.parts.clock()
+def cached_of(conversation: Conversation) -> CacheState:
+    """Zero tokens if nothing was sent yet, or if the model does not cache."""
+    state, model, now = conversation.state, conversation.parts.model, conversation.parts.clock()
     last = state.last_call or SentCall(now, None)
-    lifetime = _lifetime_seconds(talk, last)
-    cached, expires_at = kept_tokens(last.usage, model.cache), last.at + lifetime
+    ttl_seconds = _ttl_seconds(conversation, last)
+    tokens, expires_at = kept_tokens(last.usage, model.cache), last.at + ttl_seconds
     if state.kept is not None and state.kept.expires_at > now:
-        cached, expires_at = state.kept.tokens, state.kept.expires_at
+        # An explicit cache has an expiry of its own, which a call does not extend.
+        tokens, expires_at = state.kept.tokens, state.kept.expires_at
     if not capabilities_of(model).supports_prompt_caching:
-        cached = 0
-    return CacheState(cached, lifetime, expires_at)
+        tokens = 0
+    return CacheState(tokens, ttl_seconds, expires_at)
 
 
-def wake_of(talk: Conversation) -> NextWake:
-    """The two times to come back at, by what the last call left in the cache."""
-    state, model, now = talk.state, talk.parts.model, talk.parts.clock()
+def wake_of(conversation: Conversation) -> NextWake:
+    """The two times to continue at, from what the last call left in the cache."""
+    state, model, now = conversation.state, conversation.parts.model, conversation.parts.clock()
     last = state.last_call or SentCall(now, None)
     prompt_tokens = last.usage.tokens_sent + last.usage.output
-    price = talk.price(prompt_tokens)
-    cached = cached_of(talk)
+    price = conversation.price(prompt_tokens)
+    cached = cached_of(conversation)
     return plan_wake(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached.tokens,
@@ -49,9 +50,9 @@ def wake_of(talk: Conversation) -> NextWake:
     )
 
 
-def _lifetime_seconds(talk: Conversation, last: SentCall) -> float:
-    """That of the last mark, else the one that the session asks for, else the provider's own."""
-    lifetimes = talk.parts.model.cache.ttls_seconds
-    asked = dict(talk.parameters.extra).get(_ASKED_LIFETIME, "").strip('"')
-    name = last.ttl or asked or next(iter(lifetimes), "")
-    return lifetimes.get(name, 0)
+def _ttl_seconds(conversation: Conversation, last: SentCall) -> float:
+    """The TTL of the last breakpoint, else the one in the session's requests, else the provider's default."""
+    ttls = conversation.parts.model.cache.ttls_seconds
+    requested = dict(conversation.parameters.extra).get(_RETENTION_FIELD, "").strip('"')
+    name = last.ttl or requested or next(iter(ttls), "")
+    return ttls.get(name, 0)

@@ -1,4 +1,4 @@
-"""In which worlds a prompt is built again to see what it depends on: each differs from the first in one thing."""
+"""The perturbations under which a prompt is built again to see what it depends on; each changes one thing."""
 
 from typing import Literal
 
@@ -10,25 +10,29 @@ Cause = Literal[
 ]  # fmt: skip
 
 ADVICE: dict[Cause, str] = {
-    "clock": "the time is in it; give it as an argument, behind what is stable",
-    "random": "a uuid or another random value is in it; make it once per session",
-    "set order": "a set, or what hashing orders, is written out; sort it",
-    "unsorted JSON keys": "an object's members come in another order each time; sort the keys",
-    "environment": "an environment variable is in it",
-    "directory order": "files come in the order in which the disk lists them; sort them",
-    "locale": "the locale is in it",
-    "time zone": "the time zone is in it",
-    "working folder": "the folder it was started in is in it",
-    "object address": "the address of an object is in it, as by repr(); write out its fields",
-    "something else": "two equal runs differ: a process id, a stopwatch, a thread, or something from outside",
+    "clock": "it contains the time; pass the time as an argument and put it after the stable part",
+    "random": "it contains a uuid or another random value; create it once per session",
+    "set order": "it writes out a set, or something else in hash order; sort it",
+    "unsorted JSON keys": "it writes the members of an object in a different order each time; sort the keys",
+    "environment": "it contains an environment variable",
+    "directory order": "it lists files in the order of the file system; sort them",
+    "locale": "it depends on the locale",
+    "time zone": "it depends on the time zone",
+    "working folder": "it contains the folder it was started in",
+    "object address": "it contains the address of an object, as repr() shows it; write out the object's fields",
+    "something else": "two equal runs differ: a process id, a timer, a thread, or an outside source",
 }
 
+# Two fixed moments that differ in every component, so that a prompt with any part of the time in it changes.
 NOON = 1_790_000_000.25
 ANOTHER_DAY = NOON + 400 * 86_400 + 19_427.5
 
 
 class World(msgspec.Struct, frozen=True):
-    """`clock` and `chance` are None where they are the real ones. `changed` is what differs from the first world."""
+    """One environment to run in; `changed` names its difference from the first one.
+
+    `clock` and `chance` (the seed of random values) are None to use the real ones.
+    """
 
     changed: str = "nothing"
     clock: float | None = NOON
@@ -45,22 +49,22 @@ FIRST = World()
 
 
 def worlds(runs: int, first: World = FIRST) -> tuple[World, ...]:
-    """The worlds beside the first, the plain repetitions in front; chances are tried `runs` times."""
+    """All perturbations of the first environment, unchanged repetitions first; hash seeds are tried `runs` times."""
 
-    def but(**changes: object) -> World:
+    def with_changes(**changes: object) -> World:
         return msgspec.structs.replace(first, **changes)
 
-    repeated = [but(changed="nothing") for _ in range(max(1, runs - 1))]
-    hashed = [but(changed="set order", hash_seed=seed) for seed in range(1, runs + 1)]
-    drawn = [but(changed="random", chance="second")] if first.chance is not None else []
-    clock = [but(changed="clock", clock=ANOTHER_DAY)] if first.clock is not None else []
+    repetitions = [with_changes(changed="nothing") for _ in range(max(1, runs - 1))]
+    hash_seeds = [with_changes(changed="set order", hash_seed=seed) for seed in range(1, runs + 1)]
+    random = [with_changes(changed="random", chance="second")] if first.chance is not None else []
+    clock = [with_changes(changed="clock", clock=ANOTHER_DAY)] if first.clock is not None else []
     return (
-        *repeated,
+        *repetitions,
         *clock,
-        *drawn,
-        *hashed,
-        but(changed="directory order", folders="backwards"),
-        but(changed="time zone", time_zone="JST-9"),
-        but(changed="locale", locale="de_DE.UTF-8"),
-        but(changed="working folder", elsewhere=True),
+        *random,
+        *hash_seeds,
+        with_changes(changed="directory order", folders="backwards"),
+        with_changes(changed="time zone", time_zone="JST-9"),
+        with_changes(changed="locale", locale="de_DE.UTF-8"),
+        with_changes(changed="working folder", elsewhere=True),
     )

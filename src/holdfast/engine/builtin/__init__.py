@@ -1,1 +1,1 @@
-"""Tools that come with Holdfast: files of a workspace, commands in it, and what is remembered."""
+"""The built-in tools: files and commands of a workspace, memory files, skills and recalled history."""

@@ -1,4 +1,4 @@
-"""Which built-in tools there are, and which of them a session gets."""
+"""The registry of the built-in workspace tools."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,17 @@ from holdfast.errors import UserError
 
 NAMES = ("edit_file", "grep_files", "list_dir", "read_file", "run_command", "write_file")
 
+# The tool's timeout is this much longer than a command's own limit, because a command that runs out of time gets
+# a grace period to end before it is killed.
 _MARGIN_SECONDS = 15
-"""What a command may take beyond its own limit: it is asked to end before it is killed."""
 
 
 def builtin_tools(names: Sequence[str] = NAMES, *, environ: Mapping[str, str] = os.environ) -> tuple[Tool, ...]:
-    """The tools of these names; commands see this environment, without what is named like a secret."""
-    if strange := next((name for name in names if name not in NAMES), None):
-        raise UserError(f"there is no built-in tool {strange!r}; there are {', '.join(NAMES)}")
+    """The tools of these names. Commands run with this environment, without variables that look like secrets."""
+    if unknown := next((name for name in names if name not in NAMES), None):
+        raise UserError(f"there is no built-in tool {unknown!r}; there are {', '.join(NAMES)}")
     write_file, edit_file = editing_tools()
-    made = (
+    tools = (
         tool(edit_file, side_effects="write", paths=("path",)),
         tool(searching_tool(without_secrets(environ)), side_effects="read", paths=("path",)),
         tool(list_dir, side_effects="read", paths=("path",)),
@@ -28,4 +29,4 @@ def builtin_tools(names: Sequence[str] = NAMES, *, environ: Mapping[str, str] = 
         tool(command_tool(environ), side_effects="execute", timeout_seconds=COMMAND_SECONDS_MAX + _MARGIN_SECONDS),
         tool(write_file, side_effects="write", paths=("path",)),
     )
-    return tuple(one for one in made if one.spec.name in names)
+    return tuple(builtin for builtin in tools if builtin.spec.name in names)

@@ -1,4 +1,7 @@
-"""The tool that runs a command in the workspace: bounded in time and output, and ended with all it started."""
+"""The tool that runs a shell command in the workspace, with limits on time and output.
+
+A command runs in a process group of its own, which is killed as a whole when the command ends.
+"""
 
 import asyncio
 import contextlib
@@ -32,24 +35,28 @@ HEAD_BYTES_MAX = 20_000
 TAIL_BYTES_MAX = 10_000
 
 _POLL_SECONDS = 0.02
+# After the command has exited, its pipe is read until it is silent for _QUIET_SECONDS, for _DRAIN_SECONDS_MAX at
+# most: a process that escaped the group may hold the pipe open forever.
 _QUIET_SECONDS = 0.2
-_REST_SECONDS_MAX = 1.0
-_SECRET = re.compile(r"API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_DRAIN_SECONDS_MAX = 1.0
+_SECRET_NAME = re.compile(r"API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 Ended = Literal["exited", "timed_out", "stopped"]
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is named like a key, a token, a secret or a password, or is a URL with one in it."""
+    """The environment without variables that are named like a secret, or whose value is a URL with a password."""
     return {
-        name: value for name, value in environ.items() if not (_SECRET.search(name) or _URL_WITH_PASSWORD.search(value))
+        name: value
+        for name, value in environ.items()
+        if not (_SECRET_NAME.search(name) or _URL_WITH_PASSWORD.search(value))
     }
 
 
 def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SECONDS) -> Callable[..., Awaitable[str]]:
-    """`run_command`; a command that is told to end has so many seconds to do so."""
-    shown = without_secrets(environ)
+    """`run_command`; a command that is asked to end has `grace_seconds` before it is killed."""
+    visible_environ = without_secrets(environ)
 
     async def run_command(
         command: Annotated[str, "A command line for sh."],
@@ -63,28 +70,30 @@ def command_tool(environ: Mapping[str, str], *, grace_seconds: float = GRACE_SEC
         if "\0" in command or not command.strip():
             raise ToolError("The command is empty or holds a NUL character.")
         context.command_executed = command
-        # Else it would be enough to read the environment of the parent.
+        # Otherwise the command could read the secrets from this process's environment in /proc.
         hide_from_other_processes()
         captured = Captured(context.output_folder, context.tool_use_id)
-        order = Order(command, roots_of_call(context).workspace, shown, seconds_max, grace_seconds)
+        order = Order(command, roots_of_call(context).workspace, visible_environ, seconds_max, grace_seconds)
         running = asyncio.ensure_future(
-            in_own_thread(run_order, {"order": order, "into": captured, "stop": context.stopped})
+            in_own_thread(run_order, {"order": order, "captured": captured, "stop": context.stopped})
         )
         try:
             ended = await asyncio.shield(running)
         except asyncio.CancelledError:
-            # The call is over only when the command is.
+            # The call ends only after its command has ended.
             context.stopped.set()
             await asyncio.wait([running])
-            # Asked for, so that Python does not report as unheard what failed while it was being stopped.
+            # Retrieved so that asyncio does not log an exception that was never retrieved.
             running.exception()
             raise
-        return _told(ended, captured, context)
+        return _result_text(ended, captured, context)
 
     return run_command
 
 
 class Order(msgspec.Struct, frozen=True):
+    """A command to run; `grace_seconds` pass between SIGTERM and SIGKILL when it has to be stopped."""
+
     command: str
     folder: Path
     environ: Mapping[str, str]
@@ -100,7 +109,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Captured:
-    """What a command prints: its head and tail in memory, all of it in a file once it is long."""
+    """The output of a command: head and tail in memory, and all of it in a file once it is long."""
 
     def __init__(self, folder: Path | None, tool_use_id: str) -> None:
         self._folder = folder
@@ -131,6 +140,7 @@ class Captured:
         if self.size <= HEAD_BYTES_MAX + TAIL_BYTES_MAX:
             return read_text(bytes(self._start))
         head = read_text(bytes(self._start[:HEAD_BYTES_MAX]), whole=False)
+        # The tail may start within a UTF-8 sequence: drop its continuation bytes.
         tail = read_text(bytes(self._tail).lstrip(bytes(range(0x80, 0xC0))))
         cut = self.size > OUTPUT_FILE_BYTES_MAX
         where = where_kept(self._path, self.size, cut=cut) if self._path else f"there were {self.size} bytes"
@@ -149,13 +159,13 @@ class Captured:
             while printed:
                 printed = printed[os.write(self._file, printed) :]
         except OSError:
-            # A full disk ends the file, not the command.
+            # A full disk must not fail the command; its output is then only shown in part.
             self.close()
             self._path = None
 
 
-def run_order(order: Order, into: Captured, stop: Event) -> Exit:
-    """Run a command to its end, or to the end of its time; whatever it started and left behind is killed."""
+def run_order(order: Order, captured: Captured, stop: Event) -> Exit:
+    """Run a command until it ends or times out; then kill every process that it started and left behind."""
     child = subprocess.Popen(
         ("/bin/sh", "-c", order.command),
         cwd=order.folder,
@@ -167,29 +177,29 @@ def run_order(order: Order, into: Captured, stop: Event) -> Exit:
     )
     assert child.stdout is not None
     with child.stdout as pipe:
-        reading = _Reading(child.pid, pipe.fileno(), into)
+        reader = _PipeReader(child.pid, pipe.fileno(), captured)
         try:
-            ended = reading.until_exit(time.monotonic() + order.seconds_max, stop)
+            ended = reader.until_exit(time.monotonic() + order.seconds_max, stop)
             if ended != "exited":
                 _signal_group(child.pid, signal.SIGTERM)
-                reading.until_exit(time.monotonic() + order.grace_seconds, Event())
+                reader.until_exit(time.monotonic() + order.grace_seconds, Event())
         finally:
-            # Not yet waited for, so the number of the group is still its own.
+            # The child is not reaped yet, so its process group id cannot belong to another group.
             _signal_group(child.pid, signal.SIGKILL)
-            reading.rest()
-            reading.close()
+            reader.drain()
+            reader.close()
             child.wait()
-            into.close()
+            captured.close()
     return Exit(ended, child.returncode)
 
 
-class _Reading:
+class _PipeReader:
     """Reads what a process group prints until its leader has ended."""
 
-    def __init__(self, pid: int, pipe: int, into: Captured) -> None:
+    def __init__(self, pid: int, pipe: int, captured: Captured) -> None:
         self._pid = pid
         self._pipe = pipe
-        self._into = into
+        self._captured = captured
         self._selector = selectors.DefaultSelector()
         self._selector.register(pipe, selectors.EVENT_READ)
         self._at_end = False
@@ -206,14 +216,14 @@ class _Reading:
             self._read(_POLL_SECONDS)
         return "exited"
 
-    def rest(self) -> None:
-        """What was printed before the end and is still in the pipe; nobody is waited for who holds it open."""
-        deadline = time.monotonic() + _REST_SECONDS_MAX
+    def drain(self) -> None:
+        """Read what is left in the pipe, without waiting for processes that hold it open."""
+        deadline = time.monotonic() + _DRAIN_SECONDS_MAX
         while self._read(_QUIET_SECONDS) and time.monotonic() < deadline:
             pass
 
     def _read(self, seconds: float) -> bool:
-        """Whether something was there to be read within the time."""
+        """Read a chunk; return whether there was one within the time."""
         if self._at_end:
             time.sleep(_POLL_SECONDS / 4)
             return False
@@ -224,16 +234,16 @@ class _Reading:
             self._at_end = True
             self._selector.unregister(self._pipe)
             return False
-        self._into.take(chunk)
+        self._captured.take(chunk)
         return True
 
 
 def _has_ended(pid: int) -> bool:
-    # Looked at but not reaped: until it is, no other process can have its number.
+    # WNOWAIT leaves the child unreaped: until it is reaped, no other process can get its id.
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        # The program around us lets the system reap its children.
+        # The host program ignores SIGCHLD, so that the system reaps its children.
         return True
 
 
@@ -242,7 +252,7 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _told(ended: object, captured: Captured, context: ToolContext) -> str:
+def _result_text(ended: object, captured: Captured, context: ToolContext) -> str:
     assert isinstance(ended, Exit)
     printed = captured.text()
     if ended.ended != "exited":

@@ -1,4 +1,4 @@
-"""Tools that read, write, edit and list files of a workspace."""
+"""The tools that read, write, edit and list files of a workspace."""
 
 import itertools
 import os
@@ -31,8 +31,8 @@ def read_file(
     """Read a text file. Long files are shown in part; the last line then says how to go on."""
     if offset < 1 or limit < 1:
         raise ToolError("offset and limit are counted from 1.")
-    found = _read(context, path)
-    text = found.text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    file = _read(context, path)
+    text = file.text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     lines = as_lf(text).split("\n")
     if not lines[-1]:
         lines.pop()
@@ -43,8 +43,9 @@ def read_file(
     shown: list[str] = []
     characters = 0
     for line in itertools.islice(lines, offset - 1, offset - 1 + limit):
-        line = _bounded_line(line)
+        line = _limit_line(line)
         characters += len(line) + 1
+        # At least one line is shown, so that reading always makes progress.
         if shown and characters > SHOWN_CHARACTERS_MAX:
             break
         shown.append(line)
@@ -57,9 +58,9 @@ def read_file(
 def list_dir(context: ToolContext, path: Annotated[str, "The folder, relative to the workspace."] = ".") -> str:
     """List a folder by name. Folders end in a slash; links show where they lead."""
     with placed(context, path) as (folder, name), opened_folder(folder, name) as opened:
-        with os.scandir(opened) as found:
-            entries = list(itertools.islice(found, ENTRIES_READ_MAX + 1))
-        # By raw bytes: the order must not depend on the locale nor on the file system.
+        with os.scandir(opened) as scan:
+            entries = list(itertools.islice(scan, ENTRIES_READ_MAX + 1))
+        # Sorted by raw bytes, so that the order depends neither on the locale nor on the file system.
         entries.sort(key=lambda entry: os.fsencode(entry.name))
         lines = [_entry_line(entry, opened) for entry in entries[:ENTRIES_SHOWN_MAX]]
     left_out = len(entries) - len(lines)
@@ -70,7 +71,7 @@ def list_dir(context: ToolContext, path: Annotated[str, "The folder, relative to
 
 
 def editing_tools() -> tuple[Callable[..., str], Callable[..., str]]:
-    """`write_file` and `edit_file`, which wait for each other: two edits of one file at once must both survive."""
+    """`write_file` and `edit_file`, which share a lock: of two concurrent edits of one file none may be lost."""
     lock = threading.Lock()
 
     def write_file(
@@ -81,7 +82,8 @@ def editing_tools() -> tuple[Callable[..., str], Callable[..., str]]:
         """Write a file, or replace what is in it. To change a part of a file use edit_file."""
         content = mend_surrogates(content)
         with lock, placed(context, path, writing=True, make_folders=True) as (folder, name):
-            before = _text_there(folder, name)
+            before = _existing_text(folder, name)
+            # Models write LF; a file with CRLF line endings keeps them.
             if before is not None and before.has_crlf:
                 content = as_crlf(content)
             _check_not_stopped(context)
@@ -98,10 +100,10 @@ def editing_tools() -> tuple[Callable[..., str], Callable[..., str]]:
     ) -> str:
         """Replace one passage of a text file. Give enough of its surroundings that it occurs only once."""
         with lock, placed(context, path, writing=True) as (folder, name):
-            found = _checked_text(read_regular(folder, name, FILE_BYTES_MAX + 1), path)
-            text, line = _replaced(found, old_text, mend_surrogates(new_text), path_text(path))
+            file = _checked_text(read_regular(folder, name, FILE_BYTES_MAX + 1), path)
+            text, line = _replace_once(file, old_text, mend_surrogates(new_text), path_text(path))
             _check_not_stopped(context)
-            write_atomically(folder, name, found.with_text(text))
+            write_atomically(folder, name, file.with_text(text))
         context.files_modified.append(path_text(path))
         return f"Replaced the passage at line {line} of {path_text(path)}."
 
@@ -117,45 +119,49 @@ def _read(context: ToolContext, path: str) -> FileText:
 def _checked_text(raw: bytes, path: str) -> FileText:
     if len(raw) > FILE_BYTES_MAX:
         raise ToolError(f"{path_text(path)!r} has more than {FILE_BYTES_MAX} bytes, too many for this tool.")
-    found = file_text(raw)
-    if found is None:
+    file = file_text(raw)
+    if file is None:
         raise ToolError(f"{path_text(path)!r} is not a text file.")
-    return found
+    return file
 
 
-def _text_there(folder: int, name: str) -> FileText | None:
-    """What a file holds that is about to be replaced; a new file's text where there is none, or none to heed."""
+def _existing_text(folder: int, name: str) -> FileText | None:
+    """The text of a file that is about to be replaced, for its encoding and line endings.
+
+    None if there is no file; an empty text if it is too large or not text.
+    """
     try:
         raw = read_regular(folder, name, FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         return None
-    found = file_text(raw) if len(raw) <= FILE_BYTES_MAX else None
-    return found or FileText("")
+    file = file_text(raw) if len(raw) <= FILE_BYTES_MAX else None
+    return file or FileText("")
 
 
-def _replaced(found: FileText, old: str, new: str, shown: str) -> tuple[str, int]:
-    """The text with one passage replaced, and the line it begins on."""
+def _replace_once(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
+    """The text with one passage replaced, and the line on which it begins."""
     if not old:
         raise ToolError("old_text is empty; to fill a file use write_file.")
-    if found.has_crlf:
+    # The model saw the file with LF line endings, so its texts are converted before they are compared.
+    if file.has_crlf:
         old, new = as_crlf(old), as_crlf(new)
     if old == new:
         raise ToolError("old_text and new_text are the same; nothing would change.")
-    at = found.text.find(old)
-    if at < 0:
-        raise ToolError(f"old_text does not occur in {shown!r}; read the file and give it exactly as it stands there.")
-    if found.text.find(old, at + 1) >= 0:
-        raise ToolError(f"old_text occurs more than once in {shown!r}; give more of what surrounds it.")
-    return found.text[:at] + new + found.text[at + len(old) :], found.text.count("\n", 0, at) + 1
+    start = file.text.find(old)
+    if start < 0:
+        raise ToolError(f"old_text does not occur in {path!r}; read the file and give it exactly as it stands there.")
+    if file.text.find(old, start + 1) >= 0:
+        raise ToolError(f"old_text occurs more than once in {path!r}; give more of what surrounds it.")
+    return file.text[:start] + new + file.text[start + len(old) :], file.text.count("\n", 0, start) + 1
 
 
 def _check_not_stopped(context: ToolContext) -> None:
-    # Whoever asked was told that the call is over: nothing may change behind their back.
+    # The model has already got a timeout or a cancellation as the result, so the file must not change any more.
     if context.stopped.is_set():
         raise ToolError("The call was stopped before anything was written.", kind="cancelled")
 
 
-def _bounded_line(line: str) -> str:
+def _limit_line(line: str) -> str:
     if len(line) <= LINE_CHARACTERS_MAX:
         return line
     return f"{line[:LINE_CHARACTERS_MAX]} [... {len(line) - LINE_CHARACTERS_MAX} characters of this line left out ...]"

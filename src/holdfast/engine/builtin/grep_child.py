@@ -1,8 +1,8 @@
-"""A program that searches texts for a pattern, so that a pattern that takes forever can be killed.
+"""The worker process of `grep_files`: it matches a pattern, and can be killed if the pattern takes forever.
 
-On standard input: a line of JSON with pattern, limit and seconds; then, for each text, a line `number size` and it.
-On standard output: a line `[number, line, text]` for each match up to the limit, and at last one with the counts.
-Only the standard library is used: it is run by its path, without the package.
+Standard input: a JSON line with pattern, ignore_case, limit and seconds; then, for each text, a line `number size`
+and the text. Standard output: a line `[number, line, text]` for each match up to the limit, then one with the counts.
+It is run by its path, without the package, so it uses only the standard library.
 """
 
 import json
@@ -13,30 +13,30 @@ SNIPPET_CHARACTERS_MAX = 300
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.buffer.readline())
-    _bound_time(asked["seconds"])
+    request = json.loads(sys.stdin.buffer.readline())
+    _limit_cpu_time(request["seconds"])
     try:
-        pattern = re.compile(asked["pattern"], re.IGNORECASE if asked["ignore_case"] else 0)
+        pattern = re.compile(request["pattern"], re.IGNORECASE if request["ignore_case"] else 0)
     except (re.error, RecursionError, OverflowError, MemoryError) as error:
-        _tell({"type": "bad", "error": f"{error}"})
+        _print_json({"type": "bad", "error": f"{error}"})
         return
     matches = files = searched = 0
     while header := sys.stdin.buffer.readline():
         number, size = map(int, header.split())
-        found = 0
-        for at, line in enumerate(_lines(sys.stdin.buffer.read(size)), start=1):
+        file_matches = 0
+        for line_number, line in enumerate(_lines(sys.stdin.buffer.read(size)), start=1):
             match = pattern.search(line)
             if match is None:
                 continue
-            found += 1
-            if matches + found <= asked["limit"]:
-                _tell([number, at, snippet(line, match.start())])
-        matches, files, searched = matches + found, files + (found > 0), searched + 1
-    _tell({"type": "counts", "matches": matches, "files": files, "searched": searched})
+            file_matches += 1
+            if matches + file_matches <= request["limit"]:
+                _print_json([number, line_number, snippet(line, match.start())])
+        matches, files, searched = matches + file_matches, files + (file_matches > 0), searched + 1
+    _print_json({"type": "counts", "matches": matches, "files": files, "searched": searched})
 
 
 def snippet(line: str, at: int) -> str:
-    """The line, or what of a long one surrounds the match."""
+    """The line, or of a long one the part around the match."""
     if len(line) <= SNIPPET_CHARACTERS_MAX:
         return line
     start = max(0, min(at - SNIPPET_CHARACTERS_MAX // 3, len(line) - SNIPPET_CHARACTERS_MAX))
@@ -49,15 +49,15 @@ def _lines(raw: bytes) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _tell(value: object) -> None:
+def _print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
-def _bound_time(seconds: int) -> None:
-    """Whoever started this may be gone before the time is up."""
+def _limit_cpu_time(seconds: int) -> None:
+    """End this process even if its parent, which enforces the timeout, is gone."""
     try:
-        import resource  # noqa: PLC0415 - not there on every system
+        import resource  # noqa: PLC0415 - does not exist on Windows
     except ImportError:
         return
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -1,4 +1,4 @@
-"""Where the built-in tools read and write: below the roots of a call, and nowhere else."""
+"""Confines the built-in tools to the folders that a call may access."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from holdfast.sources.confined import EscapeError, PathError, Roots, locate, ope
 
 
 def roots_of_call(context: ToolContext) -> Roots:
+    """The folders that a call may access. Raises ToolError for a session without a workspace."""
     if context.roots is None:
         raise ToolError("This session has no workspace.", kind="permission_denied")
     return context.roots
@@ -18,7 +19,7 @@ def roots_of_call(context: ToolContext) -> Roots:
 def placed(
     context: ToolContext, path: str, *, writing: bool = False, make_folders: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """The open folder and the name in it that a path stands for; what is wrong with it is told to the model."""
+    """The open folder of a path and the name in it. Raises ToolError, whose message the model reads."""
     try:
         located = locate(roots_of_call(context), path, writing=writing)
         with opened_place(located, make_folders=make_folders) as place:

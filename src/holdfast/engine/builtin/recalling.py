@@ -1,4 +1,4 @@
-"""The tool by which a model reads what a compaction has covered."""
+"""The tool with which a model reads messages that a compaction replaced by a summary."""
 
 import re
 
@@ -17,16 +17,16 @@ _RANGE = re.compile(r"m?(\d{1,9})(?:\s*(?:-|to|\u2013)\s*m?(\d{1,9}))?")
 
 
 def numbers_in(text: str) -> tuple[int, int] | None:
-    """The first and last message that a range names: `m12`, `12-20`, `m12 to m20`; None for what is none."""
-    found = _RANGE.fullmatch(text.strip())
-    if found is None:
+    """The first and last message of a range: `m12`, `12-20`, `m12 to m20`; None for any other text."""
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
         return None
-    first = int(found.group(1))
-    return first, max(first, int(found.group(2) or first))
+    first = int(match.group(1))
+    return first, max(first, int(match.group(2) or first))
 
 
 def recall_tool(log: Log) -> Tool:
-    """For any session on this log: which one is told by the call."""
+    """A tool for any session on this log; the session id comes from the context of the call."""
 
     def recall_history(source: str, context: ToolContext) -> str:
         """Show in full what a line of the conversation's record is taken from.
@@ -38,12 +38,12 @@ def recall_tool(log: Log) -> Tool:
         if numbers is None:
             raise ToolError(f"{source!r} is no id such as m12, and no range such as m12-m20", kind="validation_error")
         first, last = numbers
-        passages = logged(log.read(context.session_id))
-        groups = groups_behind(passages, first, min(last, first + MESSAGES_MAX - 1))
+        entries = logged(log.read(context.session_id))
+        groups = groups_behind(entries, first, min(last, first + MESSAGES_MAX - 1))
         if not groups:
             raise ToolError(f"there is no message {source} in this session", kind="not_found")
-        return told(passage for group in groups for passage in group if not passage.injected)
+        return told(entry for group in groups for entry in group if not entry.injected)
 
-    # Nobody is asked: it shows nothing but what was in the conversation already.
-    made = tool(recall_history, name=RECALL_TOOL)
-    return msgspec.structs.replace(made, asks=False, output_characters_max=OUTPUT_CHARACTERS_MAX)
+    # No confirmation: it shows only what was in the conversation before.
+    recall = tool(recall_history, name=RECALL_TOOL)
+    return msgspec.structs.replace(recall, asks=False, output_characters_max=OUTPUT_CHARACTERS_MAX)

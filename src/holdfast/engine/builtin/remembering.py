@@ -1,4 +1,4 @@
-"""Tools with which a model keeps its memory files: add a line, replace a passage, write one anew."""
+"""The tools with which a model edits its memory files: add a line, replace a passage, rewrite the file."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -15,17 +15,19 @@ NAMES = ("memory_add", "memory_consolidate", "memory_replace")
 
 
 def memory_tools(files: Sequence[MemoryFile]) -> tuple[Tool, ...]:
-    """The tools that edit these files, the first of them unless the model says otherwise."""
-    known = {file.name: file for file in files}
+    """The tools that edit these files; the first one is the default."""
+    by_name = {file.name: file for file in files}
 
     def memory_add(text: str, context: ToolContext, file: str = files[0].name) -> str:
-        return _told(known[file], context, lambda: add_entry(known[file], _plain(text)))
+        return _apply_edit(by_name[file], context, lambda: add_entry(by_name[file], _normalize(text)))
 
     def memory_replace(old_text: str, new_text: str, context: ToolContext, file: str = files[0].name) -> str:
-        return _told(known[file], context, lambda: replace_entry(known[file], _plain(old_text), _plain(new_text)))
+        return _apply_edit(
+            by_name[file], context, lambda: replace_entry(by_name[file], _normalize(old_text), _normalize(new_text))
+        )
 
     def memory_consolidate(text: str, context: ToolContext, file: str = files[0].name) -> str:
-        return _told(known[file], context, lambda: consolidate(known[file], _plain(text)))
+        return _apply_edit(by_name[file], context, lambda: consolidate(by_name[file], _normalize(text)))
 
     about = "; ".join(_purpose(file) for file in files)
     return (
@@ -69,27 +71,28 @@ def _schema(files: Sequence[MemoryFile], **texts: str) -> dict[str, Json]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return mend_surrogates(text).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
 
-def _told(file: MemoryFile, context: ToolContext, edit: Callable[[], Edit]) -> str:
-    """What became of an edit, with the reason if nothing did; recorded if something changed."""
+def _apply_edit(file: MemoryFile, context: ToolContext, edit: Callable[[], Edit]) -> str:
+    """Apply an edit, record it if it changed something, and describe the outcome for the model."""
     if context.stopped.is_set():
         raise ToolError("The call was stopped before anything was written.", kind="cancelled")
     try:
-        done = edit()
+        result = edit()
     except UserError as error:
         text = str(error)
         raise ToolError(f"{text[0].upper()}{text[1:]}.") from None
-    before, after = len(done.before), len(done.after)
-    if done.before == done.after:
+    before, after = len(result.before), len(result.after)
+    # No event: MemoryUpdated records a change of bytes.
+    if result.before == result.after:
         return f"{file.name} says so already; nothing was changed."
-    context.note(MemoryUpdated(file.name, done.operation, digest(done.before), digest(done.after), before, after))
-    if done.operation == "consolidate" and done.entries_evicted:
+    context.note(MemoryUpdated(file.name, result.operation, digest(result.before), digest(result.after), before, after))
+    if result.operation == "consolidate" and result.entries_evicted:
         too_large = before > file.soft_bytes_max
         trigger: Literal["size_cap_exceeded", "manual"] = "size_cap_exceeded" if too_large else "manual"
-        context.note(MemoryEviction(file.name, trigger, done.entries_evicted, before, after))
+        context.note(MemoryEviction(file.name, trigger, result.entries_evicted, before, after))
     context.files_modified.append(file.located.shown)
     hint = ""
     if after > file.soft_bytes_max:

@@ -1,4 +1,4 @@
-"""The tool that searches the files of a workspace, in a fixed order and within a fixed time."""
+"""The tool that searches the files of a workspace, in a fixed order and with a time limit."""
 
 import contextlib
 import json
@@ -25,9 +25,10 @@ PATTERN_CHARACTERS_MAX = 1_000
 SEARCHED_FILE_BYTES_MAX = 5_000_000
 SEARCH_SECONDS_MAX = 10
 DEPTH_MAX = 50
+# Folders with generated or third-party files, which would drown the matches in the project's own.
 SKIPPED_FOLDERS = (".git", "node_modules", "__pycache__", ".venv")
 
-_CHILD = Path(__file__).with_name("grep_child.py")
+_WORKER = Path(__file__).with_name("grep_child.py")
 _PRINTED_BYTES_MAX = 2_000_000
 _BINARY_SAMPLE_BYTES = 8_192
 
@@ -38,16 +39,16 @@ class _Counts(msgspec.Struct, frozen=True, tag="counts"):
     searched: int
 
 
-class _Bad(msgspec.Struct, frozen=True, tag="bad"):
+class _InvalidPattern(msgspec.Struct, frozen=True, tag="bad"):
     error: str
 
 
-_Line = tuple[int, int, str] | _Counts | _Bad
+_Line = tuple[int, int, str] | _Counts | _InvalidPattern
 _lines: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 class _Search:
-    """One search: the files that were given to it, by number, and what was passed over."""
+    """One search: the files sent to the worker, by number, and the counts of files that were skipped."""
 
     def __init__(self, context: ToolContext) -> None:
         self.context = context
@@ -56,13 +57,13 @@ class _Search:
         self.too_large = 0
         self.unreadable = 0
 
-    def frames(self, path: str, asked: Mapping[str, object]) -> Iterator[bytes]:
-        yield json.dumps(asked).encode() + b"\n"
-        # It was there a moment ago; if it is not any more, there is nothing to search.
+    def frames(self, path: str, request: Mapping[str, object]) -> Iterator[bytes]:
+        yield json.dumps(request).encode() + b"\n"
+        # The path existed a moment ago; if it was deleted since, there is nothing to search.
         with contextlib.suppress(ToolError), placed(self.context, path) as (folder, name):
-            yield from self._below(folder, name, Path(path), 0)
+            yield from self._walk(folder, name, Path(path), 0)
 
-    def _below(self, folder: int, name: str, shown: Path, depth: int) -> Iterator[bytes]:
+    def _walk(self, folder: int, name: str, shown: Path, depth: int) -> Iterator[bytes]:
         if self.context.stopped.is_set() or self.over.is_set():
             return
         try:
@@ -78,7 +79,7 @@ class _Search:
         with opened_folder(folder, name) as opened:
             for inner in sorted(os.listdir(opened), key=os.fsencode):
                 if inner not in SKIPPED_FOLDERS:
-                    yield from self._below(opened, inner, shown / inner, depth + 1)
+                    yield from self._walk(opened, inner, shown / inner, depth + 1)
 
     def _file(self, folder: int, name: str, shown: Path) -> Iterator[bytes]:
         raw = read_regular(folder, name, SEARCHED_FILE_BYTES_MAX + 1)
@@ -91,7 +92,7 @@ class _Search:
 
 
 def searching_tool(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SECONDS_MAX) -> Callable[..., str]:
-    """`grep_files`; the environment is that of the program that searches."""
+    """`grep_files`; `environ` is the environment of the worker process."""
 
     def grep_files(
         pattern: Annotated[str, "A regular expression of Python, matched against each line."],
@@ -109,9 +110,10 @@ def searching_tool(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SECO
         with placed(context, path) as (folder, name):
             os.stat(name, dir_fd=folder, follow_symlinks=False)
         search = _Search(context)
-        # Matching cannot be interrupted within a process, and some patterns never end: another process does it.
+        # A match cannot be interrupted within a process, and some patterns backtrack forever: a worker process can be
+        # killed.
         printed = run_bounded(
-            (sys.executable, "-I", "-S", str(_CHILD)),
+            (sys.executable, "-I", "-S", str(_WORKER)),
             Path(os.sep),
             environ,
             seconds_max=seconds_max,
@@ -122,21 +124,21 @@ def searching_tool(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SECO
             ),
         )
         search.over.set()
-        return _told(printed, search, seconds_max)
+        return _result_text(printed, search, seconds_max)
 
     return grep_files
 
 
-def _told(printed: Printed, search: _Search, seconds_max: int) -> str:
+def _result_text(printed: Printed, search: _Search, seconds_max: int) -> str:
     lines: list[str] = []
     counts: _Counts | None = None
     for line in printed.output.splitlines():
-        match _read_line(line):
-            case (number, at, text):
-                lines.append(f"{search.names[number]}:{at}: {text}")
+        match _decode_line(line):
+            case (number, line_number, text):
+                lines.append(f"{search.names[number]}:{line_number}: {text}")
             case _Counts() as counts:
                 pass
-            case _Bad(error):
+            case _InvalidPattern(error):
                 raise ToolError(f"The pattern is not valid: {error}.")
             case None:
                 pass
@@ -161,8 +163,8 @@ def _notes(shown: int, counts: _Counts | None, search: _Search) -> list[str]:
     return notes
 
 
-def _read_line(line: bytes) -> _Line | None:
-    """A line of what the search printed; None for the half of one that a stopped search leaves."""
+def _decode_line(line: bytes) -> _Line | None:
+    """Decode a line of the worker's output; None for an incomplete line of a stopped search."""
     try:
         return _lines.decode(line)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Tools with which a model finds a skill and loads its body."""
+"""The tools with which a model finds a skill and loads its body."""
 
 import asyncio
 import difflib
@@ -15,8 +15,8 @@ from holdfast.sources.text import path_text
 
 NAMES = ("skill_load", "skill_search")
 SEARCH_LIMIT_MAX = 50
+# Larger than any skill file may be: a body is never cut, because the rest could not be loaded afterwards.
 BODY_CHARACTERS_MAX = 4_000_000
-"""More than a file of skills may hold: a body is never cut, or what was cut could not be loaded any more."""
 
 _PRELOADED = """\
 This skill's body is already loaded in the system prompt (pre-activated
@@ -30,7 +30,10 @@ with "# Skill: {name}" for its operating instructions."""
 
 
 def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
-    """Both only read, and nobody is ever asked before they do. A name that a lenient reader took can be said."""
+    """`skill_load` and `skill_search`. Both only read, so they run without confirmation.
+
+    The maximum length of a name is that of the longest skill, because a lenient parser accepts longer names.
+    """
     longest = max((len(skill.name) for skill in store.list_skills()), default=0) if store is not None else 0
     load = tool(
         skill_load,
@@ -63,24 +66,24 @@ def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
 async def skill_search(query: str, context: ToolContext, limit: int = SEARCH_LIMIT) -> str:
     store = _store(context)
     if store.ranking == "semantic":
-        # The first search reads all skills; other sessions of this loop need not wait for that.
-        found = await asyncio.to_thread(store.search, query, limit=limit)
+        # The first search encodes all skills: in a thread, so that it does not block the event loop.
+        matches = await asyncio.to_thread(store.search, query, limit=limit)
     else:
-        found = store.search(query, limit=limit)
-    names: list[Json] = [skill.name for skill in found]
-    context.metadata |= {"query": query, "result_count": len(found), "result_names": names}
-    if not found:
+        matches = store.search(query, limit=limit)
+    names: list[Json] = [skill.name for skill in matches]
+    context.metadata |= {"query": query, "result_count": len(matches), "result_names": names}
+    if not matches:
         return f"No skills matched {query!r}."
-    lines = (f"- {neutral(skill.name)} [{skill.source}] — {neutral(skill.description)}" for skill in found)
-    return "\n".join((f"Skills matching {query!r} ({len(found)}):", *lines))
+    lines = (f"- {neutral(skill.name)} [{skill.source}] — {neutral(skill.description)}" for skill in matches)
+    return "\n".join((f"Skills matching {query!r} ({len(matches)}):", *lines))
 
 
-# Not a plain function: that would run in a thread, and two loads at once could both see the last free place.
+# Not a plain function: that would run in a thread, and two concurrent loads could both take the last free slot.
 async def skill_load(name: str, context: ToolContext) -> list[Text]:
     store = _store(context)
     skill = store.get(name)
     if skill is None:
-        raise ToolError(f"no skill registered with name {name!r}{_near(name, store)}")
+        raise ToolError(f"no skill registered with name {name!r}{_similar_names(name, store)}")
     context.metadata |= {
         "skill_id": skill.name,
         "skill_version": skill.version,
@@ -90,17 +93,17 @@ async def skill_load(name: str, context: ToolContext) -> list[Text]:
     registry = context.skill_activations
     if skill.name in registry.active.preloaded:
         context.metadata["already_preloaded"] = True
-        return [_headed(skill, _PRELOADED.format(name=skill.name))]
+        return [_with_heading(skill, _PRELOADED.format(name=skill.name))]
     if skill.name in registry.active.names:
         context.metadata["already_loaded"] = True
-        return [_headed(skill, _LOADED.format(name=skill.name))]
+        return [_with_heading(skill, _LOADED.format(name=skill.name))]
     if reason := registry.reason_against(skill):
         raise ToolError(reason)
     context.note(registry.take(skill, context.tool_use_id))
-    return [_headed(skill, skill.body), Text(f"The files of this skill are in {path_text(skill.skill_dir)}")]
+    return [_with_heading(skill, skill.body), Text(f"The files of this skill are in {path_text(skill.skill_dir)}")]
 
 
-def _headed(skill: Skill, text: str) -> Text:
+def _with_heading(skill: Skill, text: str) -> Text:
     return Text(f"# Skill: {skill.name} (source: {skill.source})\n\n{text}")
 
 
@@ -110,9 +113,9 @@ def _store(context: ToolContext) -> SkillStore:
     return context.skills
 
 
-def _near(name: str, store: SkillStore) -> str:
-    near = difflib.get_close_matches(name, [skill.name for skill in store.list_skills()], n=3)
-    return f"; near matches: {', '.join(near)}" if near else ""
+def _similar_names(name: str, store: SkillStore) -> str:
+    similar = difflib.get_close_matches(name, [skill.name for skill in store.list_skills()], n=3)
+    return f"; near matches: {', '.join(similar)}" if similar else ""
 
 
 def _schema(required: str, properties: dict[str, Json]) -> dict[str, Json]:

@@ -1,14 +1,14 @@
-"""A file's text with what has to survive an edit: its encoding, its byte order mark, its line ends."""
+"""The text of a file with what an edit has to preserve: encoding, byte order mark and line endings."""
 
 import codecs
 
 import msgspec
 
-_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
 class FileText(msgspec.Struct, frozen=True):
-    """Bytes that are no UTF-8 are in the text as lone surrogates, and become the same bytes again."""
+    """Bytes that are not valid UTF-8 are lone surrogates in the text, and are encoded to the same bytes again."""
 
     text: str
     encoding: str = "utf-8"
@@ -20,19 +20,20 @@ class FileText(msgspec.Struct, frozen=True):
         return 0 < self.text.count("\n") == self.text.count("\r\n")
 
     def with_text(self, text: str) -> bytes:
-        """Another text in the same encoding, with the same mark."""
+        """Encode another text with the same encoding and byte order mark."""
         errors = "surrogateescape" if self.encoding == "utf-8" else "strict"
         return self.mark + text.encode(self.encoding, errors)
 
 
 def file_text(raw: bytes) -> FileText | None:
-    """None for what is not text."""
-    mark, encoding = next(((mark, name) for mark, name in _MARKS if raw.startswith(mark)), (b"", "utf-8"))
+    """Decode a file; None if it is not text."""
+    mark, encoding = next(((mark, name) for mark, name in _BYTE_ORDER_MARKS if raw.startswith(mark)), (b"", "utf-8"))
     errors = "surrogateescape" if encoding == "utf-8" else "strict"
     try:
         text = raw[len(mark) :].decode(encoding, errors)
     except UnicodeDecodeError:
         return None
+    # Text files have no NUL characters; binary files nearly always do.
     return None if "\0" in text else FileText(text, encoding, mark)
 
 
