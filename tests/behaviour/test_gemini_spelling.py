@@ -272,7 +272,7 @@ def test_a_content_whose_start_is_left_out_is_opened_again() -> None:
 def test_parts_out_of_order_are_refused_by_layer() -> None:
     late = Piece("role", "system", Stability.EPOCH, b"{}", markable=False)
     early = Piece("history", "messages", Stability.GROWING, b"{}", markable=False, role="user", opens=b"[")
-    with pytest.raises(OrderError, match=r"layer 'role' \(system\) stands behind layer 'history' \(messages\)"):
+    with pytest.raises(OrderError, match=r"layer 'role' \(system\) comes after layer 'history' \(messages\)"):
         gemini.lead(early, late)
 
 

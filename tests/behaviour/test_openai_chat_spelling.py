@@ -218,7 +218,7 @@ def test_a_lifetime_of_another_provider_is_refused() -> None:
 
 def test_a_layer_in_the_wrong_place_is_refused() -> None:
     system = Segment("system", Stability.EPOCH, "system", system=(Text("a"),))
-    with pytest.raises(OrderError, match=r"layer 'system' .system. stands behind layer 'history' .messages."):
+    with pytest.raises(OrderError, match=r"layer 'system' .system. comes after layer 'history' .messages."):
         written(history(said("user", Text("a"))), system)
 
 

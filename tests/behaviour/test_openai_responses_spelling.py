@@ -126,7 +126,7 @@ def test_a_request_without_messages_has_an_empty_list() -> None:
 
 def test_a_system_prompt_behind_messages_is_refused() -> None:
     system = Segment("role", Stability.EPOCH, "system", system=(Text("s"),))
-    with pytest.raises(OrderError, match=r"layer 'role' \(system\) stands behind layer 'history' \(messages\)"):
+    with pytest.raises(OrderError, match=r"layer 'role' \(system\) comes after layer 'history' \(messages\)"):
         body_of(history(said("user", Text("a"))), system)
 
 

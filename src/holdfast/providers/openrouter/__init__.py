@@ -1,4 +1,4 @@
-"""How OpenRouter spells a request and a reply: chat completions, with additions."""
+"""OpenRouter's variant of Chat Completions."""
 
 from holdfast.catalog.rows import Model
 from holdfast.providers.members import quoted
@@ -11,7 +11,9 @@ SESSION_ID_CHARS_MAX = 256
 
 
 def _session_fields(model: Model, session_id: str) -> Fields:
-    """A session stays with the provider that has its cache, from its first call on."""
+    """`session_id` routes a session to the same upstream provider from its first call on.
+
+    Without it sticky routing starts only after a cached request. At most 256 characters (OpenRouter, "Prompt Caching")."""
     if not model.supports_prompt_caching:
         return ()
     return (("session_id", quoted(fitting_key(session_id, SESSION_ID_CHARS_MAX)).decode()),)
