@@ -126,7 +126,7 @@ def test_a_prompt_whose_system_text_changes_has_no_cache(head: tuple[Segment, ..
 def test_a_tool_choice_beside_a_cache_is_refused() -> None:
     referring = caches.refer_to(Parameters(MODEL, 1), NAME)
     for choice, extra in (('{"type":"any"}', ()), (None, (("toolConfig", "{}"),))):
-        with pytest.raises(UserError, match="a tool choice cannot stand beside a cache"):
+        with pytest.raises(UserError, match="a tool choice cannot be combined with a cache"):
             gemini.opening(Parameters(MODEL, 1, tool_choice_json=choice, extra=(*referring.extra, *extra)))
 
 

@@ -212,7 +212,7 @@ def test_only_parts_of_content_can_be_marked() -> None:
 
 
 def test_a_lifetime_of_another_provider_is_refused() -> None:
-    with pytest.raises(UserError, match="OpenAI keeps a prefix for 30m or 12h, not for 5m"):
+    with pytest.raises(UserError, match="OpenAI's cache TTL is 30m or 12h, not 5m"):
         openai_chat.mark("5m")
 
 

@@ -1,4 +1,4 @@
-"""In what the providers that speak chat completions differ."""
+"""How the providers of Chat Completions differ."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -17,7 +17,7 @@ class WriteError(Protocol):
 
 
 class Flavour(msgspec.Struct, frozen=True):
-    """`marks` are the values of the member `mark_name`; `writes_for_5m` says which models' writes last that long."""
+    """`marks` are the values of the breakpoint member `mark_name`; `writes_for_5m`: the model writes with TTL 5m."""
 
     name: str
     vendor: str

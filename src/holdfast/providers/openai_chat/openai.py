@@ -1,4 +1,4 @@
-"""What OpenAI itself makes of chat completions."""
+"""OpenAI's own variant of Chat Completions."""
 
 from holdfast.providers.openai_chat.flavour import Flavour
 from holdfast.providers.openai_errors import write_error
