@@ -281,13 +281,13 @@ def _only(code: int) -> Ranges:
 
 def _complement(ranges: Ranges) -> Ranges:
     """All characters outside these ranges."""
-    rest: list[tuple[int, int]] = []
+    complement: list[tuple[int, int]] = []
     start = 0
     for low, high in sorted(ranges):
         if start < low:
-            rest.append((start, low - 1))
+            complement.append((start, low - 1))
         start = max(start, high + 1)
-    return (*rest, (start, _CODE_MAX)) if start <= _CODE_MAX else tuple(rest)
+    return (*complement, (start, _CODE_MAX)) if start <= _CODE_MAX else tuple(complement)
 
 
 def _size(node: _Node) -> int:

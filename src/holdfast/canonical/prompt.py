@@ -43,12 +43,12 @@ class Passage(msgspec.Struct, frozen=True):
         return self.layer != "history"
 
 
-def without_thinking(passage: Passage) -> Passage | None:
+def without_thinking(entry: Passage) -> Passage | None:
     """The entry without its thinking blocks: the same object if it has none, None if it has nothing else."""
-    content = tuple(block for block in passage.content if not is_thinking(block))
-    if len(content) == len(passage.content):
-        return passage
-    return msgspec.structs.replace(passage, content=content) if content else None
+    content = tuple(block for block in entry.content if not is_thinking(block))
+    if len(content) == len(entry.content):
+        return entry
+    return msgspec.structs.replace(entry, content=content) if content else None
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -73,12 +73,12 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        passages: tuple[Passage, ...] = ()
+        entries: tuple[Passage, ...] = ()
         for segment in self.segments:
             if segment.passages:
                 # The history is by far the longest and comes first, so that it is copied at most once.
-                passages += segment.passages
-        return passages
+                entries += segment.passages
+        return entries
 
 
 Ttl = Literal["5m", "1h", "30m", "12h"]

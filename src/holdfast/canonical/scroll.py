@@ -67,10 +67,10 @@ class Scroll:
         """Length in cacheable bytes of the layers that do not change within an epoch."""
         return self.links[self.stable_count - 1].end if self.stable_count else 0
 
-    def render(self, opening: bytes, marks: Sequence[Mark] = (), *, start: int = 0) -> bytes:
-        """The whole body: `opening` is the request's JSON object up to the prompt, without the closing brace.
+    def render(self, request_head: bytes, breakpoints: Sequence[Mark] = (), *, start: int = 0) -> bytes:
+        """The whole body: `request_head` is the request's JSON object up to the prompt, without the closing brace.
 
-        Blocks before `start` are left out: they are in an explicit cache that `opening` refers to. Such a cache holds
+        Blocks before `start` are left out: they are in an explicit cache that `request_head` refers to. Such a cache holds
         all tools and all system text, so only messages may follow.
         """
         if start and start < len(self.pieces) and self.pieces[start].place != "messages":
@@ -80,14 +80,14 @@ class Scroll:
             )
         # Everything that can raise comes before the memoryview: one that outlives an exception would lock the
         # bytearray, and the next `extend` would fail with BufferError.
-        ordered = sorted((point for point in marks if point.piece >= start), key=lambda point: point.piece)
+        ordered = sorted((point for point in breakpoints if point.piece >= start), key=lambda point: point.piece)
         # A block is a JSON object, so the breakpoint goes before its closing brace and becomes its last member.
         splices = [(self.links[point.piece].end - 1, self._encoder.mark(point.ttl)) for point in ordered]
         last = self.pieces[-1] if len(self.pieces) > start else None
         suffix = self._encoder.close(last)
         separator = self._encoder.lead(None, self.pieces[start]) if start and last else b""
         done = self._start_of(start) if start else 0
-        parts: list[bytes | memoryview] = [opening, separator]
+        parts: list[bytes | memoryview] = [request_head, separator]
         with memoryview(self._bytes) as buffer:
             for position, encoded_breakpoint in splices:
                 parts += [buffer[done:position], encoded_breakpoint]

@@ -58,15 +58,15 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
-def messages_of(passages: Iterable[Passage]) -> tuple[Message, ...]:
+def messages_of(entries: Iterable[Passage]) -> tuple[Message, ...]:
     """Merge adjacent entries of one role into messages, as on the wire; entries without blocks are skipped."""
     runs: list[tuple[Role, list[Block]]] = []
-    for passage in passages:
-        if not passage.content:
+    for entry in entries:
+        if not entry.content:
             continue
-        if not runs or runs[-1][0] != passage.role:
-            runs.append((passage.role, []))
-        runs[-1][1].extend(passage.content)
+        if not runs or runs[-1][0] != entry.role:
+            runs.append((entry.role, []))
+        runs[-1][1].extend(entry.content)
     return tuple(Message(role, tuple(content)) for role, content in runs)
 
 

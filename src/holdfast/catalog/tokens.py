@@ -79,7 +79,7 @@ class Calibration(msgspec.Struct, frozen=True):
         ratio = min(max(ratio, 1 / FACTOR_MAX), FACTOR_MAX)
         sample_weight = min(float(estimated), SAMPLE_TOKENS_MAX)
         total = self.weight_tokens + sample_weight
-        # Average of the old factor and the new ratio, weighted by the tokens behind each.
+        # Average of the old factor and the new ratio, weighted by the tokens that each is based on.
         factor = (self.factor * self.weight_tokens + ratio * sample_weight) / total
         return Calibration(factor, min(total, MEMORY_TOKENS_MAX))
 

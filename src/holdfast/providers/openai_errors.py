@@ -12,7 +12,7 @@ from holdfast.providers.failures import STATUS_OF_KIND, kind_of, one_line, retry
 _OVERFLOW = "context_length_exceeded"
 _QUOTA = "insufficient_quota"
 
-# Inside a stream there is no HTTP status; the error's type or code stands for it.
+# Inside a stream there is no HTTP status; the error's type or code replaces it.
 _STATUSES = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,

@@ -19,11 +19,11 @@ def refuse_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
         raise ProviderError("invalid_request", f"the request has more than {bytes_max} bytes; send less", status=413)
 
 
-def prompt_of(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], passages: tuple[Passage, ...]) -> Prompt:
+def prompt_of(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], entries: tuple[Passage, ...]) -> Prompt:
     segments = (
         Segment("tools", Stability.FROZEN, "tools", tools=tools),
         Segment("system", Stability.EPOCH, "system", system=system),
-        Segment("history", Stability.GROWING, "messages", passages=passages),
+        Segment("history", Stability.GROWING, "messages", passages=entries),
     )
     return Prompt(tuple(segment for segment in segments if segment.tools or segment.system or segment.passages))
 

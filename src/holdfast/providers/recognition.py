@@ -23,15 +23,15 @@ class Recognised(msgspec.Struct, frozen=True):
     because: str
 
 
-def recognise(body: Mapping[str, object], *, told: str | None = None, models: Models | None = None) -> Recognised:
+def recognise(body: Mapping[str, object], *, model: str | None = None, models: Models | None = None) -> Recognised:
     """An explicit `provider:name` beats detection; a model named in the body is kept."""
-    own = body.get("model")
-    name = own.removeprefix("models/") if isinstance(own, str) else ""
-    if told is not None:
-        provider, colon, default_name = told.partition(":")
+    body_model = body.get("model")
+    name = body_model.removeprefix("models/") if isinstance(body_model, str) else ""
+    if model is not None:
+        provider, colon, default_name = model.partition(":")
         if not (colon and default_name) or provider not in PROVIDERS or PROVIDERS[provider].is_command:
-            names = ", ".join(known.name for known in PROVIDERS.values() if not known.is_command)
-            raise UserError(f"model {told[:120]!r} names no provider; write provider:name with one of {names}")
+            names = ", ".join(option.name for option in PROVIDERS.values() if not option.is_command)
+            raise UserError(f"model {model[:120]!r} names no provider; write provider:name with one of {names}")
         return Recognised(provider, name or default_name, "as specified")
     if "contents" in body:
         return Recognised("gemini", name, "it has `contents`")

@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 def split_command(command: str) -> tuple[str, ...]:
     """The program and its arguments, split like a shell does; no shell is started."""
     try:
-        words = tuple(shlex.split(command))
+        arguments = tuple(shlex.split(command))
     except ValueError as error:
         raise UserError(f"the command cannot be parsed: {error}; check its quotes") from error
-    if not words:
+    if not arguments:
         raise UserError("the command is empty; name a program, such as: claude -p --output-format stream-json")
-    return words
+    return arguments
 
 
 class CommandWire:
@@ -63,12 +63,12 @@ class CommandWire:
         request = self._adapter.read_request(body, {})
         if request.prompt.tools:
             raise UserError(f"{self._adapter.name} runs its own tools and cannot call yours; give the session none")
-        words = [word.replace("{model}", request.parameters.model) for word in self._command]
+        arguments = [argument.replace("{model}", request.parameters.model) for argument in self._command]
         address = _QUEUE_SCHEME + self._adapter.name
         host = take_host(address)
         try:
             async with host.lane.place(self._requests_max):
-                process = await _start(words)
+                process = await _start(arguments)
                 try:
                     async with aclosing(self._output(process, told(request).encode())) as chunks:
                         async for chunk in chunks:
@@ -132,16 +132,16 @@ def _message_text(message: Message) -> str:
     return "\n\n".join(texts)
 
 
-async def _start(words: Sequence[str]) -> asyncio.subprocess.Process:
+async def _start(arguments: Sequence[str]) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     try:
         # In a process group of its own, so that killing the group also ends its children.
         return await asyncio.create_subprocess_exec(
-            *words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            *arguments, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"command {words[0]!r} cannot be run: {reason}; set claude_code_command") from error
+        raise UserError(f"command {arguments[0]!r} cannot be run: {reason}; set claude_code_command") from error
 
 
 async def _write(stdin: asyncio.StreamWriter, prompt: bytes) -> None:

@@ -135,7 +135,6 @@ def refer_to(parameters: Parameters, name: str) -> Parameters:
 
 
 def is_lost(error: ProviderError) -> bool:
-    """Whether a request failed because its cache has expired or was deleted.
-
-    Gemini answers 403 PERMISSION_DENIED with "CachedContent not found"."""
+    """Whether a request failed because its cache has expired or was deleted."""
+    # Gemini answers 403 PERMISSION_DENIED with "CachedContent not found".
     return error.status in (403, 404) and _LOST.search(str(error)) is not None

@@ -73,9 +73,9 @@ def _lower_image(image: Image) -> Image:
 def _lower_result(result: ToolResult) -> ToolResult:
     """One text, or a response carried as its bytes, followed by images and other parts."""
     texts = [part.text for part in result.content if isinstance(part, Text)]
-    rest = [part for part in result.content if not isinstance(part, Text)]
-    media = tuple(_lower_image(part) if isinstance(part, Image) else part for part in rest)
-    is_carried = not texts and rest and isinstance(rest[0], Opaque) and rest[0].kind == RESPONSE
+    others = [part for part in result.content if not isinstance(part, Text)]
+    media = tuple(_lower_image(part) if isinstance(part, Image) else part for part in others)
+    is_carried = not texts and others and isinstance(others[0], Opaque) and others[0].kind == RESPONSE
     return ToolResult(
         result.tool_use_id,
         media if is_carried else (Text("\n\n".join(texts)), *media),

@@ -79,21 +79,21 @@ def _decode_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
 
 
 def _decode_tool(raw: bytes) -> ToolSpec:
-    """A tool that is not just a function with name, description and parameters is kept as it came."""
+    """A tool that is not a plain function with name, description and parameters is carried as its bytes."""
     members = take_apart(raw)
     kind = read_string(members, "type")
-    # What a tool says of itself stands under the name of its type, or beside it.
-    said = take_apart(members[kind]) if members.get(kind, b"").startswith(b"{") else members
-    schema = said.get("parameters", b"{}").decode()
-    if members.keys() == {"type", "function"} and said.keys() == {"name", "description", "parameters"}:
-        return ToolSpec(read_string(said, "name"), read_string(said, "description"), schema)
-    name = read_string(said, "name" if "name" in said else "type")
-    description = msgspec.json.decode(said.get("description", b'""'), type=str | None) or ""
+    # Name and description are in a member named like the tool's type, or on the top level.
+    definition = take_apart(members[kind]) if members.get(kind, b"").startswith(b"{") else members
+    schema = definition.get("parameters", b"{}").decode()
+    if members.keys() == {"type", "function"} and definition.keys() == {"name", "description", "parameters"}:
+        return ToolSpec(read_string(definition, "name"), read_string(definition, "description"), schema)
+    name = read_string(definition, "name" if "name" in definition else "type")
+    description = msgspec.json.decode(definition.get("description", b'""'), type=str | None) or ""
     return ToolSpec(name, description, schema, wire_json=raw.decode())
 
 
-def _decode_message(raw: bytes, place: str, flavour: Flavour) -> tuple[Role, list[_DecodedBlock]]:
-    with _readable(place):
+def _decode_message(raw: bytes, path: str, flavour: Flavour) -> tuple[Role, list[_DecodedBlock]]:
+    with _readable(path):
         members = take_apart(raw)
         present = {
             name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
