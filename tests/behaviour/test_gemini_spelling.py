@@ -305,7 +305,7 @@ def test_a_model_that_does_not_belong_in_a_path_is_refused(model: str) -> None:
 
 
 def test_betas_are_refused() -> None:
-    with pytest.raises(UserError, match="Gemini has no betas, but 'b-1'"):
+    with pytest.raises(UserError, match="Gemini has no betas, but the request names 'b-1'"):
         gemini.endpoint(Parameters(MODEL, 1, betas=("b-1",)))
 
 

@@ -70,8 +70,8 @@ class Scroll:
     def render(self, request_head: bytes, breakpoints: Sequence[Mark] = (), *, start: int = 0) -> bytes:
         """The whole body: `request_head` is the request's JSON object up to the prompt, without the closing brace.
 
-        Blocks before `start` are left out: they are in an explicit cache that `request_head` refers to. Such a cache holds
-        all tools and all system text, so only messages may follow.
+        Blocks before `start` are left out: they are in an explicit cache that `request_head` refers to. Such a cache
+        holds all tools and all system text, so only messages may follow.
         """
         if start and start < len(self.pieces) and self.pieces[start].place != "messages":
             raise OrderError(
