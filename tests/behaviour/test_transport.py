@@ -337,7 +337,7 @@ async def test_a_reply_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch
         assert await whole(wire) == b"four"
         failed = await failure_of(wire)
         assert failed.kind == "server_error"
-        assert "a reply of over 4 bytes" in str(failed)
+        assert "a response of over 4 bytes" in str(failed)
 
 
 async def test_nothing_is_sent_after_the_end() -> None:

@@ -27,4 +27,5 @@ def digest(data: bytes) -> str:
 
 def chain(previous: str, data: bytes) -> str:
     """The digest of a prefix extended by `data`; `previous` is the digest of the prefix, empty at the start."""
+    # h[i] = sha256(h[i-1] + bytes[i]), with h[i-1] in hexadecimal.
     return hashlib.sha256(previous.encode() + data).hexdigest()

@@ -13,14 +13,15 @@ import msgspec
 from holdfast.errors import UserError
 
 PATTERN_CHARS_MAX = 500
-PATTERN_DEPTH_MAX = 20
-PATTERN_STATES_MAX = 1_000
+PATTERN_DEPTH_MAX = 20  # The parser recurses once per group.
+PATTERN_STATES_MAX = 1_000  # Repeats multiply: `(a{100}){100}` alone has 10,000.
 
 Ranges = tuple[tuple[int, int], ...]
 
 _CODE_MAX = 0x10FFFF
 _DIGITS: Ranges = ((48, 57),)
 _WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
+# Like JavaScript's \s, without the rarer Unicode spaces.
 _SPACE: Ranges = ((9, 13), (32, 32), (160, 160), (0x2028, 0x2029), (0xFEFF, 0xFEFF))
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
@@ -302,10 +303,13 @@ def _size(node: _Node) -> int:
         case _Choice((only,)):
             return _size(only)
         case _Choice(options):
+            # A fork to all options, and after each option a jump to the end.
             return 1 + sum(1 + _size(option) for option in options)
         case _Repeat(part, minimum, maximum):
             if maximum is None:
+                # `minimum` copies, then the loop: one more copy between a fork and a jump back.
                 return (minimum + 1) * _size(part) + 2
+            # `maximum` copies, with a fork before each of the optional ones.
             return max(1, maximum * _size(part) + maximum - minimum)
 
 
@@ -324,6 +328,7 @@ def _steps_of(node: _Node, at: int) -> list[_Step]:
             for _ in range(minimum):
                 steps += _steps_of(part, at + len(steps))
             if maximum is None:
+                # fork(body, end), body, jump(fork): the end is two steps after the body's last.
                 start = at + len(steps)
                 loop = _steps_of(part, start + 1)
                 steps += [_Fork((start + 1, start + len(loop) + 2)), *loop, _Fork((start,))]
@@ -349,6 +354,7 @@ def _choice_steps(options: tuple[_Node, ...], at: int) -> list[_Step]:
 
 
 def _optional_steps(part: _Node, times: int, at: int) -> list[_Step]:
+    # Each optional copy is preceded by a fork that can skip to the end, so the end is found first.
     bodies: list[list[_Step]] = []
     starts = []
     end = at

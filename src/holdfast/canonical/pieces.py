@@ -14,10 +14,10 @@ from holdfast.canonical.prompt import Place, Stability
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One block in a provider's encoding. `markable`: the provider accepts a cache breakpoint on it.
+    """One block in a provider's encoding. `accepts_breakpoint`: a cache breakpoint is allowed on it.
 
-    `opens` are the bytes before `data` that start a new container, such as a message. A block without them continues
-    the container of the previous block.
+    `container_start` are the bytes before `data` that start a new container, such as a message. A block without them
+    continues the container of the previous block.
     """
 
     layer: str
@@ -64,6 +64,7 @@ def common_length(old: bytes, new: bytes, start: int = 0) -> int:
     low, high = start, min(len(old), len(new))
     while low < high:
         middle = (low + high + 1) // 2
+        # Only the undecided part is compared, so that the total work is linear.
         low, high = (middle, high) if old[low:middle] == new[low:middle] else (low, middle - 1)
     return low
 

@@ -18,6 +18,7 @@ _FORMATS = (
     r"(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}",
     r"(?<=://)[^\s/:@]{1,200}:[^\s/@]{1,200}(?=@)",
 )
+# A secret of any format, if it is assigned to a telling name.
 _ASSIGNMENT = re.compile(
     r"""(?ix) ( (?:password|passwd|secret|api[_-]?key|access[_-]?token) [\w-]{0,40}
     ["']? \s{0,3} [=:] \s{0,3} )

@@ -13,7 +13,7 @@ ReplySource = Literal["provider", "completion-cache", "summary"]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`compacting` is the part of `usage` that the provider spent on compacting the conversation first."""
+    """`compaction_usage` is the part of `usage` that the provider spent on compacting the conversation first."""
 
     content: tuple[Block, ...]
     stop_reason: StopReason

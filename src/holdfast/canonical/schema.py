@@ -17,7 +17,7 @@ from holdfast.errors import UserError
 SCHEMA_BYTES_MAX = 65_536
 SCHEMA_DEPTH_MAX = 32
 SCHEMA_VALUES_MAX = 10_000
-MATCHING_STEPS_MAX = 250_000
+MATCHING_STEPS_MAX = 250_000  # For all patterns of one call together.
 
 Schema = dict[str, Json]
 
@@ -41,7 +41,7 @@ def checked_schema(schema: Mapping[str, object]) -> Schema:
 
 
 def misfits(schema: Schema, value: Json) -> Iterator[str]:
-    """What is wrong with a value, as `$.path: reason`. The schema must have passed `checked_schema`."""
+    """What is wrong with a value, as `$.path: reason`. The schema must have passed `validate_schema`."""
     return _violations(schema, value, "$", Allowance(MATCHING_STEPS_MAX))
 
 

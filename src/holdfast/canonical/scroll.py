@@ -47,6 +47,7 @@ class Scroll:
             if block.stability <= Stability.EPOCH and self.stable_count == len(self.pieces):
                 self.stable_count += 1
             self.pieces.append(block)
+            # Without the separator, whose brackets and commas are not part of the block.
             self.tokens.append(self._count(block.opens + block.data))
             self.tokens_total += self.tokens[-1]
 

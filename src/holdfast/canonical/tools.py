@@ -19,6 +19,7 @@ DESCRIPTION_CHARS_MAX = 16_384
 ARGUMENTS_CHARS_MAX = 8_388_608
 FINDINGS_MAX = 20
 
+# The narrowest of the providers' rules.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _JSON_TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _LITERALS = (str, int, float, bool, types.NoneType)
@@ -65,8 +66,8 @@ def sorted_tools(specs: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
 def check_arguments(spec: ToolSpec, arguments_json: str) -> tuple[str, ...]:
     """What is wrong with a call's arguments, as `$.path: reason`; empty if the tool can be called.
 
-    For a tool with a schema that `tool_spec` would refuse, such as one decoded from a request, the only check is that
-    the arguments are a JSON object.
+    For a tool with a schema that `build_tool_spec` would refuse, such as one decoded from a request, the only check is
+    that the arguments are a JSON object.
     """
     if len(arguments_json) > ARGUMENTS_CHARS_MAX:
         return (f"$: longer than {ARGUMENTS_CHARS_MAX} characters",)

@@ -41,9 +41,10 @@ class TranscriptRules(msgspec.Struct, frozen=True):
 
     roles_alternate: bool = True
     first_role_user: bool = True
-    ends_on_user: bool = False
-    results_first: bool = True
+    ends_on_user: bool = False  # Claude Opus 4.6 and later refuse prefill.
+    results_first: bool = True  # Anthropic wants tool results before a message's other content.
     takes_blank_text: bool = False
+    # Anthropic, "Mid-conversation system messages": after a user message, last or followed by the assistant's.
     system_messages: SystemMessages = "refused"
 
 
@@ -211,11 +212,11 @@ def call_id(block: Block) -> str | None:
         return None
     ids = _ids_in(block)
     match block.kind:
-        case "tool_use":
+        case "tool_use":  # Anthropic
             return ids.id
-        case "function_call":
+        case "function_call":  # OpenAI Responses
             return ids.call_id
-        case "functionCall":
+        case "functionCall":  # Gemini
             return ids.function_call.id if ids.function_call else None
         case _:
             return None

@@ -25,6 +25,7 @@ _SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
 _EXTERNALLY_CACHED = ("claude-code",)
 """Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
 
+# Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
@@ -76,6 +77,7 @@ def price_at(model: Model, on: datetime.date, prompt_tokens: int) -> Price:
         rows = tuple(row for row in rows if row.valid_from == start)
     if len(rows) == 1:
         return rows[0]
+    # The tier of the prompt's size applies to the whole request, as in genai-prices (Haiku 5.5, GPT, Gemini).
     tiers = [row for row in rows if prompt_tokens > row.prompt_tokens_over]
     return max(tiers, key=_tokens_over) if tiers else min(rows, key=_tokens_over)
 

@@ -13,7 +13,9 @@ Limit = Annotated[int, msgspec.Meta(ge=1)]
 Factor = Annotated[float, msgspec.Meta(ge=0.1, le=10)]
 
 LookbackCounting = Literal["blocks", "positions"]
-"""`blocks`: every block counts. `positions`: a run of tool calls, or of tool results, counts as one."""
+"""`blocks`: every block counts. `positions`: a run of tool calls, or of tool results, counts as one.
+
+Unsettled for Anthropic: pydantic-ai issue 9404 reports `positions` on the Claude API and `blocks` on Bedrock."""
 
 CacheKind = Literal["marks", "implicit", "breakpoints", "none"]
 """`marks`: written only at breakpoints in the request (Anthropic). `implicit`: the provider matches prefixes on its own
@@ -28,24 +30,28 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: CacheKind
-    tokens_min: Count
+    tokens_min: Count  # A shorter prefix is silently not cached.
     ttls_seconds: dict[str, Limit] = {}
     marks_max: Count = 0
+    # Anthropic checks the breakpoint's hash and then walks back, 20 positions in all (Anthropic, "Prompt caching").
     lookback_positions: Count = 0
     lookback_counting: LookbackCounting = "blocks"
-    ttl_upgrade: bool = True
+    ttl_upgrade: bool = True  # Whether a breakpoint with a longer TTL also extends the entries before it.
+    # Thinking is signed over everything before it, and refused after an edit (Anthropic, "Preserved thinking").
     binds_thinking: bool = False
+    # Older models drop earlier thinking when the user speaks, which changes the cached messages.
     strips_old_thinking: bool = False
-    refuses_prefill: bool = False
-    refuses_forced_tool_choice: bool = False
+    refuses_prefill: bool = False  # Opus 4.6 and later refuse a request that ends on an assistant message.
+    refuses_forced_tool_choice: bool = False  # `any` and `tool` are answered with 400.
     effort_breaks_messages: bool = False
-    takes_system_messages: bool = False
-    rounds_reads_to: Limit = 1
+    takes_system_messages: bool = False  # `{"role": "system"}` among the messages.
+    rounds_reads_to: Limit = 1  # OpenAI before GPT-5.6 reports reads rounded down to a multiple of 128.
     invalidates: dict[str, Place] = {}
     binding_sees_marks: bool = False  # Whether a moved breakpoint counts as a changed prefix for signed thinking.
     takes_automatic_mark: bool = False  # Whether the provider places the rolling breakpoint itself on request.
     explicit_tokens_min: Count = 0  # Minimum size of an explicit cache; 0 if there are none.
     diagnoses_misses: bool = False  # Whether the provider reports on request why a prefix was not read.
+    # OpenAI's guide says the first 2 and the latest 50; its SDK says the latest 80.
     lookup_first_marks: Count = 0  # The lookup considers this many of the first explicit breakpoints,
     lookup_latest_marks: Count = 0  # and this many of the latest.
 

@@ -13,6 +13,7 @@ from splintr import AnyTokenizer, Tokenizer
 
 from holdfast.canonical.blocks import mend_surrogates
 
+# Longer texts are sampled, which bounds the time that one count takes.
 COUNTED_CHARACTERS_MAX = 131_072
 SAMPLES = 16
 
@@ -30,6 +31,7 @@ PICTURE_TOKENS = 1_600
 """About what providers count for an image of the largest size that they do not scale down."""
 
 PICTURE_BYTES_MIN = 512
+# An image in Anthropic's encoding: `"type":"base64"` and a long `data` member.
 _PICTURE = re.compile(rb'"data":"[A-Za-z0-9+/=_-]{256,}"')
 
 
@@ -70,7 +72,7 @@ class Calibration(msgspec.Struct, frozen=True):
     def learn(self, estimated: int, reported: int) -> "Calibration":
         """Add a sample: the uncorrected estimate of a prompt, and the prompt tokens that the provider reported.
 
-        An outlier counts as one that is `STEP_MAX` times off, so a single one can do little harm.
+        An outlier counts as one that is `SAMPLE_RATIO_MAX` times off, so a single one can do little harm.
         """
         if estimated <= 0 or reported <= 0:
             return self

@@ -72,9 +72,9 @@ class Adapter(Spelling, Protocol):
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
-        """The inverse of `write_request`; `ProviderError("invalid_request")` if the body cannot be decoded.
+        """The inverse of `encode_request`; `ProviderError("invalid_request")` if the body cannot be decoded.
 
-        `headers` include the request's path under `PATH`, because Gemini names the model in the path.
+        `headers` include the request's path under `PATH_HEADER`, because Gemini names the model in the path.
         """
 
     def write_reply(self, reply: Reply) -> bytes: ...

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.canonical.encoding import plain_json
 
+# One limit for all, because the depth at which decoding fails differs by Python version.
 NESTING_MAX = 100
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -24,7 +25,7 @@ def legal_arguments(text: str) -> str:
 
 
 def _is_deeper(text: str, depth_max: int) -> bool:
-    """Whether the JSON nests deeper. Counted here because the depth at which parsers fail differs by Python version."""
+    """Whether the JSON nests deeper. Brackets inside strings do not count."""
     if text.count("{") + text.count("[") <= depth_max:
         return False
     depth = 0

@@ -15,7 +15,7 @@ _KIND_OF_STATUS: dict[int, FailureKind] = {
     401: "auth",
     403: "auth",
     408: "network",
-    413: "context_overflow",
+    413: "context_overflow",  # A body that is too large is handled like a prompt that is too long.
     429: "rate_limit",
     529: "rate_limit",  # Anthropic's "overloaded".
 }
@@ -32,6 +32,7 @@ STATUS_OF_KIND: dict[FailureKind, int] = {
 }
 """The HTTP status with which a provider reports such a failure."""
 
+# The wordings of Anthropic, OpenAI and Gemini; only OpenAI also sends a code.
 _OVERFLOW = re.compile(
     r"prompt is too long|exceeds? (the )?context (limit|window)|maximum context length|context_length_exceeded"
     r"|input token count .{0,40}exceeds",
@@ -77,7 +78,7 @@ def readable(kind: FailureKind, subject: str, *, status: int | None = None) -> I
     try:
         yield
     except msgspec.MsgspecError as error:
-        # `one_line` because a field name can have any length; msgspec reports half a surrogate pair as a truncation.
+        # Sanitized because a field name can have any length; msgspec reports half a surrogate pair as a truncation.
         reason = one_line(str(error)).replace("was truncated", "was truncated, or holds half a surrogate pair")
     except UnicodeError:
         reason = "it is not UTF-8"
@@ -90,6 +91,7 @@ def readable(kind: FailureKind, subject: str, *, status: int | None = None) -> I
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """The delay in seconds. A `retry-after` with a date is ignored, because it would need a clock."""
+    # `retry-after-ms` first, in the order of Anthropic's and OpenAI's SDKs.
     in_milliseconds = _seconds(header(headers, "retry-after-ms"))
     return _seconds(header(headers, "retry-after")) if in_milliseconds is None else in_milliseconds / 1000
 

@@ -8,7 +8,7 @@ from holdfast.canonical.blocks import Block, ToolResult, ToolUse
 from holdfast.canonical.encoding import digest
 from holdfast.canonical.prompt import Passage
 
-_DIGEST_CHARS = 24
+_DIGEST_CHARS = 24  # 96 bits: no two calls of a conversation share an id by chance.
 
 
 def fitting_id(id: str, legal: re.Pattern[str]) -> str:

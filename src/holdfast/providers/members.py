@@ -8,6 +8,7 @@ import msgspec
 from holdfast.canonical.blocks import mend_surrogates
 from holdfast.canonical.encoding import plain_json
 
+# Strings and structural characters; everything between them belongs to a value.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
 
 _decode_string = msgspec.json.Decoder(str).decode

@@ -13,6 +13,7 @@ from holdfast.providers.members import quoted, spliced
 CHOICE = "tool_choice"
 PARALLEL = "parallel_tool_calls"
 
+# Our values are Anthropic's; OpenAI calls `any` `required`.
 _OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
 

@@ -12,6 +12,7 @@ def inclusive_buckets(
     written_other: int | None = None,
 ) -> Usage:
     """Buckets that add up to the total. Reads and writes that exceed it together are cut off."""
+    # input = total - read - written. Anthropic's counters are disjoint already and do not need this.
     uncached = counted(total)
     cached: list[int] = []
     for reported in (read, written_5m, written_other):

@@ -30,6 +30,7 @@ class Lane:
             self._admit()
 
     async def _enter(self, requests_max: int) -> None:
+        # Waiting requests go first: a new one must not overtake them.
         if self.under_way < requests_max and not self._waiting:
             self.under_way += 1
             return
@@ -82,7 +83,7 @@ _hosts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Host]] = WeakKeyD
 
 
 def take_host(url: str) -> Host:
-    """The host of this URL, shared by all transports of the running loop. Each call needs a `give_back_host`."""
+    """The host of this URL, shared by all transports of the running loop. Each call needs a `release_host`."""
     host = _hosts.setdefault(asyncio.get_running_loop(), {}).setdefault(_origin(url), Host())
     host.wires += 1
     return host

@@ -8,6 +8,7 @@ from holdfast.catalog.lookup import Models, find_model
 from holdfast.errors import UserError
 from holdfast.providers.registry import PROVIDERS
 
+# Fields and roles that only this API has.
 _ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
 _CHAT_FIELDS = frozenset(
     {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
@@ -16,7 +17,7 @@ _CHAT_ROLES = frozenset({"system", "developer", "tool"})
 
 
 class Recognised(msgspec.Struct, frozen=True):
-    """`model` is the bare name, empty if the body has none; `because` says what identified the provider."""
+    """`model` is the bare name, empty if the body has none; `reason` says what identified the provider."""
 
     provider: str
     model: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Provider(msgspec.Struct, frozen=True):
     """The environment variables are those of the provider's own SDK; `base_url` is what that SDK appends paths to.
 
-    `home` names the package under `holdfast.providers`, and the adapter instance in it.
+    `package` names the package under `holdfast.providers`, and the adapter instance in it.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Provider(msgspec.Struct, frozen=True):
 
 _OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
 
+# Anthropic's and Gemini's SDKs put the version into each path, OpenAI's and OpenRouter's into the base URL.
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -77,6 +78,7 @@ def adapter_for(provider: str) -> Adapter:
     return provider_named(provider).adapter
 
 
+# Imported on first use: a process that talks to one provider should not pay for the import of all.
 @functools.cache
 def _adapter_in(home: str) -> Adapter:
     adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)

@@ -2,10 +2,11 @@
 
 from holdfast.errors import ProviderError
 
+# Status 408, 429, 5xx and connection errors, like Anthropic's and OpenAI's SDKs, which also retry 409.
 RETRIED_KINDS = frozenset({"rate_limit", "server_error", "network"})
 RETRY_SECONDS_FIRST = 1.0
 RETRY_SECONDS_MAX = 30.0
-RETRY_AFTER_SECONDS_MAX = 60.0
+RETRY_AFTER_SECONDS_MAX = 60.0  # A provider cannot make a caller wait longer than this.
 JITTER = 0.25
 ATTEMPTS_MAX = 3
 
@@ -21,5 +22,5 @@ def retry_delay(attempt: int, error: ProviderError, chance: float, *, attempts_m
         return min(error.retry_after_seconds, RETRY_AFTER_SECONDS_MAX)
     # The exponent is capped to keep the power finite; RETRY_SECONDS_MAX is reached long before.
     doubled = RETRY_SECONDS_FIRST * 2.0 ** min(attempt - 1, 16)
-    # Uniform in doubled * [1 - JITTER, 1 + JITTER].
+    # Uniform in doubled * [1 - j, 1 + j], with the jitter j.
     return min(doubled * (1 - JITTER + 2 * JITTER * chance), RETRY_SECONDS_MAX)

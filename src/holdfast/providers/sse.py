@@ -43,6 +43,7 @@ class SseReader:
                 self._reset_event()
 
     def _next_line(self) -> bytes | None:
+        # Searching continues where the last chunk ended: a long event in many chunks is scanned only once.
         end = self._unread.find(b"\n", self._searched)
         if end < 0:
             self._searched = len(self._unread)

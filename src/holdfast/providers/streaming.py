@@ -10,7 +10,7 @@ from holdfast.errors import ProviderError
 from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent, SseReader
 
 REPLY_BYTES_MAX = 64 * 1024 * 1024
-DELTA_CHARS_MAX = 64
+DELTA_CHARS_MAX = 64  # For streams that we encode: a delta of a provider has a few words.
 
 
 class EventFold(Protocol):
@@ -24,7 +24,7 @@ class EventFold(Protocol):
         """The deltas of this event; `ProviderError` if it is unreadable or reports a failure."""
 
     def partial(self) -> Reply | None:
-        """See `StreamReader.partial`."""
+        """See `StreamDecoder.partial`."""
 
 
 class _Type(msgspec.Struct, frozen=True):

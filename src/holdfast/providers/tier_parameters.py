@@ -15,7 +15,7 @@ from holdfast.providers.gemini.opening import TOOL_CONFIG
 
 
 def anthropic_parameters(blocks: Iterable[Block | ToolSpec], parameters: Parameters) -> TierParameters:
-    """From the table "What invalidates the cache" of Anthropic's "Prompt caching" page."""
+    """The parameters that invalidate a cached prefix when they change (Anthropic, "Prompt caching")."""
     content = tuple(blocks)
     speed = extra_field(parameters, "speed")
     effort = field_of(extra_field(parameters, "output_config"), "effort")
@@ -26,7 +26,9 @@ def anthropic_parameters(blocks: Iterable[Block | ToolSpec], parameters: Paramet
         citations=any(_has_citations(block) for block in content),
         tool_choice=same_spelling(parameters.tool_choice_json),
         thinking=same_spelling(parameters.thinking_json),
+        # Adding or removing an image anywhere invalidates all messages.
         images=any(_has_image(block) for block in content),
+        # No source settles whether effort invalidates: the model's `effort_breaks_messages` decides.
         effort=effort if isinstance(effort, str) else None,
     )
 

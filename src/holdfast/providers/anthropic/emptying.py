@@ -14,6 +14,7 @@ def conflict_with_empty(parameters: Parameters) -> str | None:
     """The first parameter that the provider refuses together with `max_tokens` 0, named as in its documentation."""
     thinking_type = field_of(decoded(parameters.thinking_json), "type")
     choice_type = field_of(decoded(parameters.tool_choice_json), "type")
+    # Each of these is answered with 400; so is `max_tokens` 0 in a batch, which we never send.
     conflicts = {
         "stream: true": parameters.stream,
         'thinking.type "enabled"': thinking_type == "enabled",

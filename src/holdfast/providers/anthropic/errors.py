@@ -9,6 +9,7 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.failures import STATUS_OF_KIND, kind_of, one_line, retry_after
 
+# HTTP status and error type (Anthropic, "Errors").
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

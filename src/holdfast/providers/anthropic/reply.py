@@ -78,6 +78,7 @@ def _split_block(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
             return spell_block(block), []
 
 
+# Anthropic's SDK needs the `event:` line: without it its stream helper fails.
 def _event(name: str, members: bytes) -> bytes:
     body = b'{"type":"%b"%b}' % (name.encode(), b"," + members if members else b"")
     return written_event(body, name)

@@ -16,6 +16,7 @@ from holdfast.providers.ids import with_fitting_ids
 from holdfast.providers.members import quoted, spliced
 from holdfast.providers.places import check_order
 
+# The version that Anthropic's SDK sends from 2.0.0 on; older SDKs send 2023-06-01.
 API_VERSION = "2026-10-21"
 PATH = "/v1/messages"
 BETA_HEADER = "anthropic-beta"
@@ -27,6 +28,7 @@ PROMPT_NAMES = frozenset({"tools", "system", "messages"})
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _BETA = re.compile(r"[A-Za-z0-9._:-]+")
+# 5m is the API's default and needs no `ttl`.
 _BREAKPOINTS: dict[Ttl, bytes] = {
     "5m": b',"cache_control":{"type":"ephemeral"}',
     "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
@@ -77,6 +79,7 @@ def _encode_entry(entry: Passage) -> tuple[Piece, ...]:
 
 def lead(before: Piece | None, block: Piece) -> bytes:
     if before is not None and before.place == block.place:
+        # Adjacent entries of one role share a message: Anthropic's roles have to alternate.
         if before.role == block.role:
             return b","
         return b"]}," + _message_start(block)

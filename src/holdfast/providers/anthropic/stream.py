@@ -38,6 +38,7 @@ STOP_REASONS: dict[str | None, StopReason] = {
     "model_context_window_exceeded": "max_tokens",
 }
 
+# Other events, such as `ping`, are ignored.
 _EVENTS = frozenset(
     {
         "message_start",
@@ -137,6 +138,7 @@ class ReplyFold:
         if self._started is not None:
             raise msgspec.ValidationError("a second `message_start`")
         self._started = message
+        # `message_start` has the input and cache counters, `message_delta` the final output counter.
         self._usage = message.usage or WireUsage()
         self._diagnosis = read_diagnosis(bytes(message.diagnostics))
         return (ReplyStarted(message.id, message.model, self.usage),)

@@ -35,7 +35,7 @@ def updated(before: WireUsage, later: WireUsage) -> WireUsage:
 
 
 def buckets(wire: WireUsage) -> Usage:
-    """The top-level counters do not include the tokens of a server-side compaction, so those are added."""
+    # The top-level counters leave out a server-side compaction; `usage.iterations` lists it (Anthropic, "Compaction").
     response, compaction = _buckets(wire), compacting(wire)
     return response if compaction is msgspec.UNSET else response + compaction
 

@@ -92,6 +92,7 @@ class CommandWire:
                     raise ProviderError("server_error", f"the command printed more than {REPLY_BYTES_MAX} bytes")
                 yield chunk
                 seconds = self._timeouts.idle_seconds
+            # Standard output is closed; a command that does not exit then counts as silent.
             status = await _within(seconds, process.wait())
             if status != 0:
                 reason = one_line((await _within(seconds, stderr)).decode(errors="replace"))

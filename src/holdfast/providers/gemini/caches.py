@@ -26,6 +26,7 @@ from holdfast.providers.gemini.opening import (
 from holdfast.providers.keeping import NamedCache
 from holdfast.providers.members import closed, quoted, spliced
 
+# Our own limit, against typing errors: Gemini documents no bounds.
 TTL_SECONDS_MAX = 366 * 24 * 3600
 
 _COLLECTION = f"/{API_VERSION}/cachedContents"

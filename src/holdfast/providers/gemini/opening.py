@@ -10,6 +10,7 @@ from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.members import quoted, spliced
 
+# google-genai 3.x calls /v1; older SDKs called /v1beta.
 API_VERSION = "v1"
 JSON_HEADERS = (("content-type", "application/json"),)
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")

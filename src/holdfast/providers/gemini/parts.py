@@ -32,6 +32,7 @@ FILES = "https://generativelanguage.googleapis.com/v1beta/files/"
 
 _CALL_MEMBERS = frozenset({"id", "name", "args"})
 _RESULT_MEMBERS = frozenset({"id", "name", "response", "parts"})
+# Parts that can carry the signature of the thinking before them.
 _SIGNED_KINDS = (Text, Image, ToolUse)
 
 _decode_optional_string = msgspec.json.Decoder(str | None).decode

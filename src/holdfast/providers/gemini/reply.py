@@ -59,6 +59,7 @@ def _split(content: tuple[Block, ...]) -> Iterator[Block]:
 def _chunk(reply: Reply, parts: bytes, *, last: bool) -> bytes:
     reason = _REASONS.get(reply.stop_reason) if last else None
     finish = b"" if reason is None else b',"finishReason":"%b"' % reason
+    # In a stream Gemini sends the usage in the last chunk.
     usage = b'"usageMetadata":%b,' % plain_json(wire_usage(reply.usage)) if last else b""
     return (
         b'{"candidates":[{"content":{"role":"model","parts":[%b]}%b,"index":0}],%b"modelVersion":%b,"responseId":%b}'

@@ -173,6 +173,7 @@ class ReplyFold:
         if self.finished:
             return self.reply()
         content = [block for block in self._content() if not isinstance(block, Text) or block.text.strip()]
+        # Thinking without the output it led to cannot be sent back.
         while content and isinstance(content[-1], THINKING_KINDS):
             content.pop()
         return self._reply(tuple(content), "cancelled")

@@ -17,6 +17,7 @@ class WireUsage(msgspec.Struct, frozen=True, rename="camel"):
 
 def buckets(wire: WireUsage) -> Usage:
     prompt = counted(wire.prompt_token_count)
+    # Thoughts count as output; tool results that Gemini inserted itself count as input.
     cached = min(counted(wire.cached_content_token_count), prompt)
     return Usage(
         input=prompt - cached + counted(wire.tool_use_prompt_token_count),

@@ -27,6 +27,7 @@ CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 ERROR = Text("Error:")
 IMAGE = Text("[image]")
 
+# The order of a message's members; encoding must not depend on the order in which blocks arrived.
 _MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
 
 
@@ -84,7 +85,7 @@ def _lower_block(block: Block, role: Role, flavour: Flavour) -> Block | None:
 
 
 def _lower_result(result: ToolResult) -> ToolResult:
-    """A result holds text only, so that a failed call is marked by a leading `ERROR` text."""
+    """A result holds text only, so that a failed call is marked by a leading error text."""
     content = tuple(IMAGE if isinstance(part, Image) else part for part in result.content)
     if result.is_error and content[:1] != (ERROR,):
         content = (ERROR, *content)

@@ -126,6 +126,7 @@ def lead(before: Piece | None, block: Piece) -> bytes:
 def _between(before: Piece, block: Piece) -> bytes:
     """A block starts a message, or an array in one, or continues where the previous one is."""
     if block.opens.startswith(b"{"):
+        # A new message, even after one of the same role: GPT-5.6 and later look up prefixes at message ends.
         return _end_of_member(before) + b"},"
     if block.opens:
         return _end_of_member(before) + b","

@@ -127,11 +127,13 @@ class ChatFold:
         for choice in chunk.choices or ():
             if _is_present(choice.error):
                 raise read_stream_error(bytes(choice.error))
+            # Only the first choice: others would be alternative responses, which we never request.
             if not choice.index:
                 self.has_answer = True
                 deltas += self._grow(choice.message or choice.delta or _Message())
                 self._finish_reason = choice.finish_reason or self._finish_reason
         self._usage = chunk.usage or self._usage
+        # The chunk with the usage is the last with content; some providers send no [DONE] after it.
         if chunk.usage is not None and self._finish_reason is not None:
             deltas += self._end()
         return tuple(deltas)

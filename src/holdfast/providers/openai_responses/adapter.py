@@ -40,8 +40,8 @@ class OpenAIResponsesAdapter:
         return spell_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """A model without reasoning refuses `include: ["reasoning.encrypted_content"]`, so the list is emptied."""
         fields = session_fields(model, session_id)
+        # A model without reasoning refuses `include: ["reasoning.encrypted_content"]`, so the list is emptied.
         return fields if model.reasons else (*fields, ("include", "[]"))
 
     def lead(self, before: Piece | None, block: Piece) -> bytes:

@@ -36,13 +36,14 @@ ALONE = b"{"
 WIRE_ROLES: dict[Role, str] = {"user": "user", "assistant": "assistant", "system": "developer"}
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
+# Items that a caller sends. Any other unknown item is output of the model, unless it ends in `_output`.
 _USER_ITEM_KINDS = frozenset(
     {"message", "mcp_approval_response", "item_reference", "additional_tools", "configuration_update"}
 )
 
 
 class ReadItem(msgspec.Struct, frozen=True):
-    """`lifetimes` holds the TTL of each block's breakpoint, or None."""
+    """`ttls` holds the TTL of each block's breakpoint, or None."""
 
     role: Role
     blocks: tuple[Block, ...]

@@ -12,7 +12,7 @@ from holdfast.providers.openai_responses.reasoning import SEPARATOR, read_reason
 
 
 class Output(msgspec.Struct, frozen=True):
-    """`refused`: a part is the model's refusal."""
+    """`is_refusal`: a part is the model's refusal."""
 
     blocks: tuple[Block, ...]
     refused: bool = False

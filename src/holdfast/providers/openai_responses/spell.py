@@ -37,6 +37,7 @@ ERROR = Text("Error:")
 
 _IMAGE_TEXT = Text("[image]")
 _DEVELOPER = message_start("developer")
+# 30m is the API's default and needs no `ttl`.
 _BREAKPOINTS: dict[Ttl, bytes] = {
     "30m": b',"prompt_cache_breakpoint":{"mode":"explicit"}',
     "12h": b',"prompt_cache_breakpoint":{"mode":"explicit","ttl":"12h"}',

@@ -26,6 +26,7 @@ from holdfast.providers.streaming import event_name
 
 _INCOMPLETE_REASONS: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 
+# The other events repeat what these contain, or announce it.
 _EVENTS = frozenset(
     {
         "response.created",
@@ -234,6 +235,7 @@ class ResponseFold:
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Response()
+        # A stream has its usage in `response.completed` or `response.incomplete`.
         usage = buckets(self._ended.usage or started.usage)
         return Reply(
             content,
