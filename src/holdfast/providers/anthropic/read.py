@@ -113,7 +113,7 @@ def _decode_system(system: str | Sequence[msgspec.Raw]) -> tuple[tuple[Text, ...
         with _readable(f"system.{index}"):
             block, ttl = read_block(bytes(raw))
             if not isinstance(block, Text):
-                raise msgspec.ValidationError("only text, without further fields, can stand here")
+                raise msgspec.ValidationError("only text without further fields is allowed here")
             texts.append(block)
             ttls.append(ttl)
     return tuple(texts), ttls

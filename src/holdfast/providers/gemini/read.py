@@ -166,7 +166,7 @@ def _decode_system(instruction: _Content | None) -> tuple[Text, ...]:
         with _readable(f"systemInstruction.parts.{index}"):
             block, signature = read_part(bytes(raw))
             if not isinstance(block, Text) or signature is not None:
-                raise msgspec.ValidationError("only text, without further fields, can stand here")
+                raise msgspec.ValidationError("only text without further fields is allowed here")
             texts.append(block)
     return tuple(texts)
 

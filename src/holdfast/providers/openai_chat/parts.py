@@ -94,7 +94,7 @@ def read_part(raw: bytes, flavour: Flavour) -> tuple[Part, Ttl | None]:
     members = take_apart(raw)
     kind = read_string(members, "type")
     if kind.startswith(BESIDE_CONTENT):
-        raise msgspec.ValidationError("a part of this type cannot stand in content - at `$.type`")
+        raise msgspec.ValidationError("a part of this type is not allowed in content - at `$.type`")
     raw_breakpoint = members.pop(flavour.mark_name, None)
     ttl = None if raw_breakpoint is None else _breakpoint_ttl(raw_breakpoint, flavour)
     # Every known type has one member, with the name of the type.

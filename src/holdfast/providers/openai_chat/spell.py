@@ -55,33 +55,35 @@ def _encode_entry(entry: Passage, flavour: Flavour) -> Iterator[Piece]:
             yield _encoded_block(entry, *_encode_result(block, flavour))
             container = None
             continue
-        member_start, data, markable = _encode_block(block, flavour)
+        member_start, data, accepts_breakpoint = _encode_block(block, flavour)
         start = b'{"role":"%b",' % entry.role.encode() if container is None else b""
-        yield _encoded_block(entry, start + (member_start if member_start != container else b""), data, markable)
+        yield _encoded_block(
+            entry, start + (member_start if member_start != container else b""), data, accepts_breakpoint
+        )
         container = member_start
 
 
-def _encoded_block(entry: Passage, opens: bytes, data: bytes, markable: bool) -> Piece:
+def _encoded_block(entry: Passage, container_start: bytes, data: bytes, accepts_breakpoint: bool) -> Piece:
     return Piece(
         entry.layer,
         "messages",
         entry.stability,
         data,
-        markable=markable,
+        markable=accepts_breakpoint,
         role=entry.role,
         ephemeral=entry.ephemeral,
-        opens=opens,
+        opens=container_start,
     )
 
 
 def _encode_result(result: ToolResult, flavour: Flavour) -> tuple[bytes, bytes, bool]:
     """A breakpoint goes on the last part, so the parts before it belong to the bytes that start the message."""
     *earlier, last = result.content
-    opens = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
+    container_start = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
         quoted(result.tool_use_id),
         b"".join(spell_part(part) + b"," for part in earlier),
     )
-    return opens, spell_part(last), is_markable(last, flavour)
+    return container_start, spell_part(last), is_markable(last, flavour)
 
 
 def _encode_block(block: _MessageBlock, flavour: Flavour) -> tuple[bytes, bytes, bool]:

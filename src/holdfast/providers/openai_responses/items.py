@@ -61,29 +61,29 @@ def spell_passage(entry: Passage) -> Iterator[Piece]:
     for block in entry.content:
         match block:
             case ToolResult():
-                opens, data, markable = _encode_result(block)
+                container_start, data, accepts_breakpoint = _encode_result(block)
                 in_message = False
             case RedactedThinking():
                 continue
             case ToolUse() | Thinking():
-                opens, data, markable = ALONE, _encode_item(block).removeprefix(ALONE), False
+                container_start, data, accepts_breakpoint = ALONE, _encode_item(block).removeprefix(ALONE), False
                 in_message = False
             case Opaque(kind=kind, raw=raw) if is_item(entry.role, kind):
-                opens, data, markable = ALONE, raw.strip().removeprefix(ALONE), False
+                container_start, data, accepts_breakpoint = ALONE, raw.strip().removeprefix(ALONE), False
                 in_message = False
             case Text() | Image() | Opaque():
-                opens = b"" if in_message else start
-                data, markable = _encode_part(entry.role, block)
+                container_start = b"" if in_message else start
+                data, accepts_breakpoint = _encode_part(entry.role, block)
                 in_message = True
         yield Piece(
             entry.layer,
             "messages",
             entry.stability,
             data,
-            markable=markable,
+            markable=accepts_breakpoint,
             role=entry.role,
             ephemeral=entry.ephemeral,
-            opens=opens,
+            opens=container_start,
         )
 
 
@@ -103,8 +103,8 @@ def _encode_result(result: ToolResult) -> tuple[bytes, bytes, bool]:
     if not result.content:
         return ALONE, start.removeprefix(ALONE) + b'""}', False
     *earlier, last = result.content
-    opens = start + b"[" + b"".join(spell_input(part) + b"," for part in earlier)
-    return opens, spell_input(last), is_markable(last)
+    container_start = start + b"[" + b"".join(spell_input(part) + b"," for part in earlier)
+    return container_start, spell_input(last), is_markable(last)
 
 
 def _encode_part(role: Role, part: Text | Image | Opaque) -> tuple[bytes, bool]:
