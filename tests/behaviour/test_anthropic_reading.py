@@ -244,7 +244,7 @@ def test_a_count_keeps_the_limit_it_is_given() -> None:
         (b'{"model":"m","max_tokens":1,"messages":[],"system":[{"type":"image"}]}', "system.0 cannot be"),
         (
             b'{"model":"m","max_tokens":1,"messages":[],"system":[{"type":"text","text":"x","new":1}]}',
-            "system.0 cannot be read: only text, without further fields, can stand here",
+            "system.0 cannot be read: only text without further fields is allowed here",
         ),
         (b'{"model":"m","max_tokens":1,"messages":[],"tools":[{}]}', "tools.0 cannot be read: Object missing"),
         (

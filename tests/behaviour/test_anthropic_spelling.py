@@ -148,25 +148,25 @@ def test_the_key_is_a_bearer_token() -> None:
 
 @pytest.mark.parametrize("beta", ["a,b", "a\r\nx-evil: 1", "", "ä"])
 def test_a_beta_that_no_header_can_carry_is_refused(beta: str) -> None:
-    with pytest.raises(UserError, match="cannot stand in a header"):
+    with pytest.raises(UserError, match="is not valid in a header"):
         anthropic.endpoint(Parameters("m", 1, betas=(beta,)))
 
 
 def test_a_part_behind_its_place_is_refused_with_both_layers() -> None:
     history = Segment("history", Stability.GROWING, "messages", passages=(Passage("user", (Text("a"),)),))
     persona = Segment("persona", Stability.EPOCH, "system", system=(Text("b"),))
-    with pytest.raises(OrderError, match=r"'persona' \(system\) stands behind layer 'history' \(messages\)"):
+    with pytest.raises(OrderError, match=r"'persona' \(system\) comes after layer 'history' \(messages\)"):
         anthropic.write_request(Prompt((history, persona)), Plan(), MODEL)
 
 
 @pytest.mark.parametrize("piece", [-1, 1, 7])
 def test_a_mark_outside_of_the_prompt_is_refused(piece: int) -> None:
     history = Segment("history", Stability.GROWING, "messages", passages=(Passage("user", (Text("a"),)),))
-    with pytest.raises(UserError, match=f"mark on piece {piece}, but the prompt has 1 pieces"):
+    with pytest.raises(UserError, match=f"breakpoint on block {piece}, but the prompt has 1 blocks"):
         anthropic.write_request(Prompt((history,)), Plan((Mark(piece),)), MODEL)
 
 
 def test_two_marks_on_one_piece_are_refused() -> None:
     history = Segment("history", Stability.GROWING, "messages", passages=(Passage("user", (Text("a"),)),))
-    with pytest.raises(UserError, match="two cache marks on one piece"):
+    with pytest.raises(UserError, match="two cache breakpoints on one block"):
         anthropic.write_request(Prompt((history,)), Plan((Mark(0), Mark(0, "1h"))), MODEL)

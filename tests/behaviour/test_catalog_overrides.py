@@ -129,7 +129,7 @@ def test_a_table_must_be_named_provider_and_name(name: str) -> None:
 @pytest.mark.parametrize("field", ["provider", "name"])
 def test_provider_and_name_are_not_said_twice(field: str) -> None:
     assert refused(f'[models."a:b"]\n{field} = "x"') == (
-        f"model 'a:b' in the configuration: field {field!r} is told by the name of the table; remove it"
+        f"model 'a:b' in the configuration: field {field!r} is given by the name of the table; remove it"
     )
 
 

@@ -137,7 +137,7 @@ async def test_a_command_that_says_nothing_is_an_error(tmp_path: Path) -> None:
 async def test_a_silent_command_is_stopped(tmp_path: Path) -> None:
     slow = "import time, os, sys; open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(60)"
     failed = await failure_of(wire(tmp_path, slow, first_byte_seconds=1.0))
-    assert (failed.kind, str(failed)) == ("network", "the command was silent for too long")
+    assert (failed.kind, str(failed)) == ("network", "the command printed nothing for too long")
     assert await is_gone(int((tmp_path / "asked.txt").read_text()))
 
 

@@ -195,19 +195,19 @@ def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> Non
         (RESPONSES, "openai", "it has `input`"),
         (changed(ANTHROPIC, "model", to="mine"), "anthropic", "it has `system`"),
         (changed(CHAT, "model", to="mine"), "openai-chat", "it has messages of the role system"),
-        (changed(CHAT, "model", to="mistral/large"), "openrouter", "the model's name has a vendor in front"),
+        (changed(CHAT, "model", to="mistral/large"), "openrouter", "the model's name starts with a vendor"),
         ({"model": "claude-9", "messages": []}, "anthropic", "the model is called claude"),
         (
             {"model": "mine", "messages": [], "max_completion_tokens": 9},
             "openai-chat",
             "it has `max_completion_tokens`",
         ),
-        ({"model": "mine", "messages": []}, "openai-chat", "it has `messages`, and nothing of another provider's"),
+        ({"model": "mine", "messages": []}, "openai-chat", "it has `messages`, and no field of another provider"),
         ({"model": "mine", "instructions": "Hi."}, "openai", "it has `instructions`"),
         (
             {"model": "mine", "messages": [], "max_tokens": 1},
             "anthropic",
-            "it has `max_tokens`, and nothing of another provider's",
+            "it has `max_tokens`, and no field of another provider",
         ),
     ],
 )
@@ -218,7 +218,7 @@ def test_the_provider_is_told_by_the_body(tmp_path: Path, body: object, provider
 
 def test_what_is_told_beats_what_is_seen(tmp_path: Path) -> None:
     found = explain(tmp_path, changed(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
-    assert (found["model"], found["told_by"], found["cache"]) == ("openrouter:mine", "as told", "implicit")
+    assert (found["model"], found["told_by"], found["cache"]) == ("openrouter:mine", "as specified", "implicit")
 
 
 def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:
         (b'{"model": "\xff"}', None),
         (b'{"a":' * 100_000, None),
         (b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 50_000, None),
-        (b'{"model": "claude-sonnet-5-5"}', "no prompt is in it: a request has `messages`, `input` or `contents`"),
+        (b'{"model": "claude-sonnet-5-5"}', "the body has no prompt: a request has `messages`, `input` or `contents`"),
         (b'{"model": 3, "messages": []}', None),
         (
             b'{"model": "claude-sonnet-5-5", "messages": [{"role": "user", "\\u001b[31m\\u009b": 1, "content": ""}]}',

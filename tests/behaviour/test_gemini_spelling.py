@@ -272,13 +272,13 @@ def test_a_content_whose_start_is_left_out_is_opened_again() -> None:
 def test_parts_out_of_order_are_refused_by_layer() -> None:
     late = Piece("role", "system", Stability.EPOCH, b"{}", markable=False)
     early = Piece("history", "messages", Stability.GROWING, b"{}", markable=False, role="user", opens=b"[")
-    with pytest.raises(OrderError, match=r"layer 'role' \(system\) stands behind layer 'history' \(messages\)"):
+    with pytest.raises(OrderError, match=r"layer 'role' \(system\) comes after layer 'history' \(messages\)"):
         gemini.lead(early, late)
 
 
 def test_a_cache_mark_is_refused() -> None:
     prompt = Prompt((Segment("tools", Stability.FROZEN, "tools", tools=(READ,)),))
-    with pytest.raises(UserError, match="Gemini takes no cache marks"):
+    with pytest.raises(UserError, match="Gemini accepts no cache breakpoints"):
         gemini.write_request(prompt, Plan((Mark(0),)), Parameters(MODEL, 1))
 
 
@@ -299,13 +299,13 @@ def test_model_and_streaming_are_told_in_the_path(model: str, stream: bool, path
     "model", ["", "a/b", "models/models/a", "a:b", "a?b", "a%2f", "..", ".a", "ä", "a\n", "x" * 200]
 )
 def test_a_model_that_does_not_belong_in_a_path_is_refused(model: str) -> None:
-    with pytest.raises(UserError, match="cannot stand in a path") as refused:
+    with pytest.raises(UserError, match="is not valid in a path") as refused:
         gemini.endpoint(Parameters(model, 1))
     assert len(str(refused.value)) < 200
 
 
 def test_betas_are_refused() -> None:
-    with pytest.raises(UserError, match="Gemini has no betas, but 'b-1'"):
+    with pytest.raises(UserError, match="Gemini has no betas, but the request names 'b-1'"):
         gemini.endpoint(Parameters(MODEL, 1, betas=("b-1",)))
 
 
@@ -327,7 +327,7 @@ def test_a_tool_choice_is_a_mode(choice: str, config: object) -> None:
     ['{"type":"tool"}', '{"type":"any","name":"x"}', '{"type":"all"}', "null", "{", '{"type":"any","x":1}', "[" * 9999],
 )
 def test_a_tool_choice_that_gemini_has_no_word_for_is_refused(choice: str) -> None:
-    with pytest.raises(UserError, match="the tool choice cannot be told to Gemini"):
+    with pytest.raises(UserError, match="the tool choice cannot be encoded for Gemini"):
         gemini.opening(Parameters(MODEL, 1, tool_choice_json=choice))
 
 

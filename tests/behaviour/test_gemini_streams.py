@@ -232,7 +232,7 @@ def test_bytes_that_are_no_reply_are_refused_in_one_line(body: bytes) -> None:
 
 def test_a_stream_without_end_is_cut() -> None:
     reader = EventStreamReader(ReplyFold(), reply_bytes_max=10)
-    with pytest.raises(ProviderError, match="more than 10 bytes in one reply"):
+    with pytest.raises(ProviderError, match="more than 10 bytes in one response"):
         reader.feed(b"x" * 11)
     with pytest.raises(ProviderError, match="an event of more than 10 bytes"):
         list(EventStreamReader(ReplyFold(), event_bytes_max=10).feed(b"x" * 11))

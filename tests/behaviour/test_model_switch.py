@@ -1,5 +1,6 @@
 """A session that goes on with another model: quoted, agreed to, recorded, resumed."""
 
+import asyncio
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import ProviderError, StoreError, UserError
 from holdfast.events.payloads import LlmCallCompleted, ModelSwitched
 from holdfast.ledger.calls import calls
-from holdfast.providers.pool import hosts_in_use
+from holdfast.providers import pool
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.http import serve
@@ -298,7 +299,7 @@ async def test_a_switch_that_cannot_be_recorded_closes_the_wire_it_opened(
             assert session.model == SONNET
     finally:
         await server.aclose()
-    assert hosts_in_use() == 0
+    assert not pool._hosts.get(asyncio.get_running_loop())
 
 
 async def test_ephemeral_text_of_the_last_turn_still_leaves_after_a_switch(options: Options) -> None:

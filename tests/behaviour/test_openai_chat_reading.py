@@ -244,7 +244,7 @@ def test_options_of_the_stream_are_kept_unless_they_are_our_own() -> None:
         ({"content": "x"}, "missing required field `role`"),
         ({"role": "tool", "content": "x"}, "missing required field `tool_call_id`"),
         ({"role": "tool", "tool_call_id": "c", "content": "x", "status": "failed"}, "unknown field `status`"),
-        ({"role": "user", "content": [{"type": "message.role"}]}, "a part of this type cannot stand in content"),
+        ({"role": "user", "content": [{"type": "message.role"}]}, "a part of this type is not allowed in content"),
         ({"role": "user", "content": [{"text": "a"}]}, "missing required field `type`"),
         ({"role": "user", "content": 5}, "Expected `str | array | null`"),
         ({"role": "assistant", "tool_calls": [{"id": 5}]}, "missing required field `type`"),

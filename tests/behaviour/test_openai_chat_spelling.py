@@ -212,13 +212,13 @@ def test_only_parts_of_content_can_be_marked() -> None:
 
 
 def test_a_lifetime_of_another_provider_is_refused() -> None:
-    with pytest.raises(UserError, match="OpenAI keeps a prefix for 30m or 12h, not for 5m"):
+    with pytest.raises(UserError, match="OpenAI's cache TTL is 30m or 12h, not 5m"):
         openai_chat.mark("5m")
 
 
 def test_a_layer_in_the_wrong_place_is_refused() -> None:
     system = Segment("system", Stability.EPOCH, "system", system=(Text("a"),))
-    with pytest.raises(OrderError, match=r"layer 'system' .system. stands behind layer 'history' .messages."):
+    with pytest.raises(OrderError, match=r"layer 'system' .system. comes after layer 'history' .messages."):
         written(history(said("user", Text("a"))), system)
 
 

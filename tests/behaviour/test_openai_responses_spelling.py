@@ -126,7 +126,7 @@ def test_a_request_without_messages_has_an_empty_list() -> None:
 
 def test_a_system_prompt_behind_messages_is_refused() -> None:
     system = Segment("role", Stability.EPOCH, "system", system=(Text("s"),))
-    with pytest.raises(OrderError, match=r"layer 'role' \(system\) stands behind layer 'history' \(messages\)"):
+    with pytest.raises(OrderError, match=r"layer 'role' \(system\) comes after layer 'history' \(messages\)"):
         body_of(history(said("user", Text("a"))), system)
 
 
@@ -265,7 +265,7 @@ def test_a_mark_may_stand_on_the_system_prompt_and_not_on_tools() -> None:
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
 def test_a_lifetime_of_another_provider_is_refused(ttl: Ttl) -> None:
-    with pytest.raises(UserError, match=f"OpenAI keeps a prefix for 30m or 12h, not for {ttl}"):
+    with pytest.raises(UserError, match=f"OpenAI's cache TTL is 30m or 12h, not {ttl}"):
         openai_responses.mark(ttl)
 
 

@@ -65,7 +65,7 @@ def test_marks_are_those_of_anthropic_and_stand_on_text_alone() -> None:
     assert openrouter.read_request(body).plan == Plan((Mark(0, "1h"), Mark(2, "5m")))
     history = Segment("history", Stability.GROWING, "messages", passages=(passage,))
     assert [piece.markable for piece in openrouter.spell(history)] == [True, False, True]
-    with pytest.raises(UserError, match="OpenRouter keeps a prefix for 5m or 1h, not for 12h"):
+    with pytest.raises(UserError, match="OpenRouter's cache TTL is 5m or 1h, not 12h"):
         openrouter.mark("12h")
 
 

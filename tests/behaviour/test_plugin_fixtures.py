@@ -185,7 +185,7 @@ def test_addresses_are_those_that_the_clients_take(simulated_provider: ServedPro
     assert simulated_provider.base_url("openrouter") == f"{url}/api/v1"
     with pytest.raises(UserError, match="'claude-code' is a command on this machine and has no address"):
         simulated_provider.base_url("claude-code")
-    with pytest.raises(UserError, match="provider 'nobody' cannot be spoken to"):
+    with pytest.raises(UserError, match="unknown provider 'nobody'"):
         simulated_provider.base_url("nobody")
 
 

@@ -193,7 +193,7 @@ def test_a_model_of_every_kind_of_cache_says_whether_nothing_can_be_asked_of_it(
     [
         (ProviderError("server_error", "the harbour is closed"), "the harbour is closed"),
         (b"<html>", ""),
-        (b" " * (ANSWER_BYTES_MAX + 1), f"the provider sent an answer of over {ANSWER_BYTES_MAX} bytes"),
+        (b" " * (ANSWER_BYTES_MAX + 1), f"the provider sent a response of over {ANSWER_BYTES_MAX} bytes"),
     ],
 )
 async def test_a_prewarming_that_fails_is_no_failure_of_the_session(

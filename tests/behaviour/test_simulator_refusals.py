@@ -50,7 +50,7 @@ INVALID: dict[str, tuple[Wire | bytes, str]] = {
         request(HELLO, assistant(CALL), user(RESULT), assistant(CALL), user(RESULT)),
         "call id 't1' was used before",
     ),
-    "text before a result": (request(HELLO, assistant(CALL), user("So:", RESULT)), "stands behind other content"),
+    "text before a result": (request(HELLO, assistant(CALL), user("So:", RESULT)), "comes after other content"),
     "a call by the user": (request(user(CALL)), "tool_use in a user message"),
     "a system message after the assistant": (
         request(HELLO, assistant("Hi."), SYSTEM_MESSAGE),

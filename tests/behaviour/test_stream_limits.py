@@ -28,7 +28,7 @@ def test_the_limit_is_for_each_event_and_not_for_their_sum() -> None:
 def test_a_reply_over_the_limit_is_refused() -> None:
     reader = AnthropicStreamReader(reply_bytes_max=10)
     list(reader.feed(b": 23456789"))
-    with pytest.raises(ProviderError, match="more than 10 bytes in one reply") as raised:
+    with pytest.raises(ProviderError, match="more than 10 bytes in one response") as raised:
         reader.feed(b"\n")
     assert raised.value.kind == "server_error"
 

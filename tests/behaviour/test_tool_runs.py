@@ -485,7 +485,7 @@ async def test_a_callable_object_is_a_tool_under_the_name_of_its_class() -> None
 
 
 def test_a_partial_whose_parameters_cannot_be_read_is_refused() -> None:
-    with pytest.raises(UserError, match="a partial has no name to be a tool under"):
+    with pytest.raises(UserError, match="a partial has no name that the tool could have"):
         tool(functools.partial(max))
 
 

@@ -343,7 +343,7 @@ def test_annotations_that_cannot_be_resolved_are_refused() -> None:
 
 
 def test_what_has_no_name_cannot_be_a_tool() -> None:
-    with pytest.raises(UserError, match="a partial has no name to be a tool under; pass a function"):
+    with pytest.raises(UserError, match="a partial has no name that the tool could have; pass a function"):
         spec_from_function(functools.partial(print))
 
 

@@ -233,5 +233,5 @@ def test_the_key_travels_in_the_credentials_and_nowhere_else(adapter: Adapter) -
 
 
 def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="provider 'nobody' cannot be spoken to; these can: anthropic"):
+    with pytest.raises(UserError, match="unknown provider 'nobody'; known providers: anthropic"):
         adapter_for("nobody")

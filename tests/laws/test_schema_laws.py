@@ -163,7 +163,9 @@ def test_a_schema_is_a_json_object() -> None:
 )
 def test_a_value_that_json_cannot_keep_is_refused_by_path(value: object, kind: str) -> None:
     schema = {"type": "object", "properties": {"x": {"enum": [1, value]}}}
-    with pytest.raises(UserError, match=re.escape(f"$.properties.x.enum[1]: holds a {kind} that JSON cannot keep")):
+    with pytest.raises(
+        UserError, match=re.escape(f"$.properties.x.enum[1]: holds a {kind} that JSON cannot represent")
+    ):
         checked_schema(schema)
 
 

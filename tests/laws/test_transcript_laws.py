@@ -159,7 +159,7 @@ def test_a_request_may_have_to_end_on_the_user() -> None:
 
 def test_results_stand_first_in_their_message_unless_the_provider_does_not_mind() -> None:
     messages = [user("hi"), assistant(call("a"), call("b")), user(result("a"), "text", result("b"))]
-    text = "block 2: a tool result stands behind other content"
+    text = "block 2: a tool result comes after other content"
     assert validate(messages) == (Finding(2, "result_not_first", text),)
     assert rules_broken(messages, results_first=False) == []
 
@@ -190,7 +190,7 @@ def test_the_assistant_gives_no_results() -> None:
 
 def test_system_messages_are_refused_unless_the_provider_takes_them() -> None:
     messages = [user("hi"), system("be brief"), assistant("ho")]
-    text = "system messages are not taken among the messages"
+    text = "system messages are not accepted among the messages"
     assert validate(messages) == (Finding(1, "system_message", text),)
     assert rules_broken(messages, system_messages="after_user") == []
     assert rules_broken(messages, system_messages="anywhere") == []

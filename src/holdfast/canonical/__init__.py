@@ -1,1 +1,1 @@
-"""The values everything else speaks of: blocks, messages, prompts, replies, usage, and their bytes."""
+"""Values shared by every package: blocks, messages, prompts, replies, usage, and their encoded bytes."""

@@ -1,6 +1,6 @@
-"""What a message is made of: blocks, the same for every provider.
+"""Content blocks of a message, the same for every provider.
 
-A block that we do not know in full, be it by its type or by a field, is kept as the bytes it came in.
+A block whose type or one of whose fields we do not know is carried as the bytes it arrived in.
 """
 
 from typing import Literal
@@ -34,7 +34,7 @@ class Image(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
 class ToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
-    arguments_json: str  # Kept as sent: re-serialising would change the cached bytes.
+    arguments_json: str  # Kept as received: re-serialising would change the cached bytes.
 
 
 class Thinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
@@ -47,7 +47,7 @@ class RedactedThinking(msgspec.Struct, frozen=True, tag_field="type", tag="redac
 
 
 class Opaque(msgspec.Struct, frozen=True, tag_field="type", tag="opaque"):
-    """A block of a type or with a field that we do not know, byte for byte as it was received."""
+    """A block with a type or a field that we do not know, byte for byte as received."""
 
     kind: str
     raw: bytes
@@ -57,7 +57,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result
     tool_use_id: str
     content: tuple[Text | Image | Opaque, ...]
     is_error: bool = False
-    name: str = ""  # Of the tool, for providers that match results by it; empty where it is not known.
+    name: str = ""  # The tool's name: Gemini matches results to calls by it. Empty if unknown.
 
 
 Block = Text | Image | ToolUse | ToolResult | Thinking | RedactedThinking | Opaque
@@ -67,11 +67,12 @@ Role = Literal["user", "assistant", "system"]
 THINKING_KINDS = (Thinking, RedactedThinking)
 
 
+# "reasoning" is an item of OpenAI's Responses API; "reasoning_details.*" are OpenRouter's.
 _THINKING_NAMES = ("thinking", "redacted_thinking", "reasoning", "reasoning_details")
 
 
 def is_thinking(block: Block) -> bool:
-    """Whether a model thought this for itself, also where it is kept as a provider's own bytes."""
+    """Whether the block is the model's reasoning, including reasoning carried as a provider's own bytes."""
     if isinstance(block, Opaque):
         return block.kind.partition(".")[0] in _THINKING_NAMES
     return isinstance(block, THINKING_KINDS)
@@ -91,12 +92,12 @@ def assistant(*content: Block | str) -> Message:
 
 
 def text_of(content: tuple[Block, ...]) -> str:
-    """The plain text of some blocks, one paragraph a block; everything else is left out."""
+    """The text blocks joined as paragraphs; other blocks are left out."""
     return "\n\n".join(block.text for block in content if isinstance(block, Text))
 
 
 def mend_surrogates(text: str) -> str:
-    """The text with lone surrogates, which no JSON encoder can spell, replaced by U+FFFD."""
+    """The text with lone surrogates, which have no UTF-8 encoding, replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What a provider itself says of its cache: whether it held against an earlier request, and if not, why."""
+"""The provider's own diagnosis of a cache miss, relative to an earlier request."""
 
 from typing import Literal
 
@@ -9,13 +9,13 @@ from holdfast.canonical.usage import counted
 REASON_CHARS_MAX = 80
 
 DiagnosisOutcome = Literal["hit", "miss", "pending", "not_found", "unavailable"]
-"""`pending`: the comparison was still going on. `not_found`: the provider no longer knows what to compare with."""
+"""`pending`: the provider had not finished comparing. `not_found`: it no longer has the earlier request."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`reason` is the provider's own word for a miss, `missed_tokens` what would have been read without it.
+    """`reason` is the provider's own word for a miss, `missed_tokens` the tokens that a hit would have read.
 
-    A hit means that nothing in front differs; what has lapsed by then is not read all the same.
+    A hit means that the prefix did not change. An entry whose TTL has expired is still not read.
     """
 
     outcome: DiagnosisOutcome
@@ -24,5 +24,5 @@ class Diagnosis(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def missed(reason: str, tokens: int | None) -> Diagnosis:
-    """A miss in a provider's words, however long they are, and whatever it has counted."""
+    """A miss as the provider reported it, with its reason cut to length and its count clamped."""
     return Diagnosis("miss", reason[:REASON_CHARS_MAX], counted(tokens))

@@ -1,14 +1,14 @@
-"""One spelling of JSON, pinned: same value, same bytes, in every process and for every version we release."""
+"""The pinned JSON encoding: the same value gives the same bytes in every process and every release."""
 
 import hashlib
 
 import msgspec
 
 ENCODING = "msgspec-sorted/1"
-"""The name of the spelling; stored beside digests so that a later change of it is seen and not guessed."""
+"""Stored next to digests, so that a later change of the encoding is detected instead of guessed."""
 
 _sorted = msgspec.json.Encoder(order="sorted")
-_as_given = msgspec.json.Encoder()
+_in_field_order = msgspec.json.Encoder()
 
 
 def canonical_json(value: object) -> bytes:
@@ -17,8 +17,8 @@ def canonical_json(value: object) -> bytes:
 
 
 def plain_json(value: object) -> bytes:
-    """Compact JSON with keys in the order given; for wire objects whose order we fix ourselves."""
-    return _as_given.encode(value)
+    """Compact JSON with keys in the order of the value; for wire objects whose order our own code fixes."""
+    return _in_field_order.encode(value)
 
 
 def digest(data: bytes) -> str:
@@ -26,5 +26,6 @@ def digest(data: bytes) -> str:
 
 
 def chain(previous: str, data: bytes) -> str:
-    """The digest of everything up to and including `data`, given the digest of everything before it."""
+    """The digest of a prefix extended by `data`; `previous` is the digest of the prefix, empty at the start."""
+    # h[i] = sha256(h[i-1] + bytes[i]), with h[i-1] in hexadecimal.
     return hashlib.sha256(previous.encode() + data).hexdigest()

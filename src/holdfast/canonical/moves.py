@@ -1,4 +1,4 @@
-"""Where a prompt leaves the one before, and what that looks like, without a word of what it says."""
+"""Where a prompt starts to differ from the previous one, described without quoting its content."""
 
 from typing import Literal
 
@@ -7,13 +7,13 @@ import msgspec
 from holdfast.canonical.prompt import Place
 
 MoveCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
-"""What most likely made the bytes others: `path` is one of a temporary folder, `removed` is history that is gone."""
+"""The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
 
 
 class Move(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first cacheable byte that differs, the part of the prompt it stands in, and the likely cause.
+    """The first cacheable byte that differs, the section of the prompt it is in, and the likely cause.
 
-    `diff` shows the lines around it with every letter as x and every digit as 0.
+    `diff` shows the surrounding lines with every letter replaced by x and every digit by 0.
     """
 
     byte: int

@@ -1,7 +1,7 @@
-"""The prompt as bytes: one piece per block, and the chain of digests over them.
+"""The prompt as encoded blocks, and the chain of prefix digests over them.
 
-Cacheable bytes are the wire bytes from the first tool to the last message block, with cache marks removed. A
-mark therefore can move without changing a byte or a digest here.
+Cacheable bytes are the wire bytes from the first tool to the last message block, without cache breakpoints. A
+breakpoint can therefore move without changing a byte or a digest here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ from holdfast.canonical.prompt import Place, Stability
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One block in a provider's spelling. `markable` says whether the provider takes a mark on it.
+    """One block in a provider's encoding. `accepts_breakpoint`: a cache breakpoint is allowed on it.
 
-    `opens` are the bytes that start a container of the piece's own, such as a message, in front of `data`; a piece
-    without them goes on in the container of the piece before.
+    `container_start` are the bytes before `data` that start a new container, such as a message. A block without them
+    continues the container of the previous block.
     """
 
     layer: str
@@ -31,7 +31,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
-    """One step of the digest chain: which layer's bytes [start, end) brought it to this digest."""
+    """One step of the digest chain: the digest of all bytes up to `end`, of which [start, end) belong to `layer`."""
 
     layer: str
     start: int
@@ -47,7 +47,7 @@ def link_up(previous: Link | None, layer: str, data: bytes) -> Link:
 def shared_links(before: Sequence[Link], after: Sequence[Link]) -> int:
     """How many leading blocks two prompts have in common, byte for byte.
 
-    Chained digests make this a binary search: once two chains differ they never agree again.
+    A binary search, because each digest covers everything before it: once two chains differ they never agree again.
     """
     low, high = 0, min(len(before), len(after))
     while low < high:
@@ -60,19 +60,20 @@ def shared_links(before: Sequence[Link], after: Sequence[Link]) -> int:
 
 
 def common_length(old: bytes, new: bytes, start: int = 0) -> int:
-    """Up to which byte the two are the same, given that they are up to `start`."""
+    """Length of the common prefix of both; the caller knows that the first `start` bytes agree."""
     low, high = start, min(len(old), len(new))
     while low < high:
         middle = (low + high + 1) // 2
+        # Only the undecided part is compared, so that the total work is linear.
         low, high = (middle, high) if old[low:middle] == new[low:middle] else (low, middle - 1)
     return low
 
 
-def stable_count(pieces: Iterable[Piece]) -> int:
-    """How many leading pieces belong to layers that do not change within an epoch."""
+def stable_count(blocks: Iterable[Piece]) -> int:
+    """How many leading blocks belong to layers that do not change within an epoch."""
     count = 0
-    for piece in pieces:
-        if piece.stability > Stability.EPOCH:
+    for block in blocks:
+        if block.stability > Stability.EPOCH:
             break
         count += 1
     return count

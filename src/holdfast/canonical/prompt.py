@@ -1,4 +1,4 @@
-"""What goes to a provider, before it is spelled: segments in wire order, marks, and parameters."""
+"""The prompt before it is encoded for a provider: segments in wire order, cache breakpoints, and parameters."""
 
 import enum
 from decimal import Decimal
@@ -11,7 +11,7 @@ from holdfast.canonical.tools import ToolSpec
 
 
 class Stability(enum.IntEnum):
-    """How often the bytes of a part change; the prompt is ordered by it."""
+    """How often the bytes of a part change. The prompt is ordered by it: a change invalidates only what comes after."""
 
     FROZEN = 0  # with a release
     EPOCH = 1  # at the start of a session or at a compaction, never between
@@ -23,11 +23,11 @@ Place = Literal["tools", "system", "messages"]
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """Blocks that entered the conversation together.
+    """Blocks that were added to the conversation together.
 
-    Neighbouring passages of one role are one message on the wire, so that a passage can be appended to a
-    message that was already sent without moving a byte of it. `number` says which message of the session's log it
-    is, counted from 1; 0 is none of them.
+    Adjacent entries of one role form one message on the wire, so that an entry can be appended to a message that was
+    already sent without changing a byte of it. `number` is the message's number in the session's log, from 1; 0 if
+    the entry is not a message of the log.
     """
 
     role: Role
@@ -39,20 +39,20 @@ class Passage(msgspec.Struct, frozen=True):
 
     @property
     def injected(self) -> bool:
-        """Whether a volatile layer put this here, and not a person, a model or a tool."""
+        """Whether a volatile layer added this, as opposed to the user, the model or a tool."""
         return self.layer != "history"
 
 
-def without_thinking(passage: Passage) -> Passage | None:
-    """The passage itself where nothing was thought in it; None where nothing else was said."""
-    content = tuple(block for block in passage.content if not is_thinking(block))
-    if len(content) == len(passage.content):
-        return passage
-    return msgspec.structs.replace(passage, content=content) if content else None
+def without_thinking(entry: Passage) -> Passage | None:
+    """The entry without its thinking blocks: the same object if it has none, None if it has nothing else."""
+    content = tuple(block for block in entry.content if not is_thinking(block))
+    if len(content) == len(entry.content):
+        return entry
+    return msgspec.structs.replace(entry, content=content) if content else None
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One layer's part of the prompt. Which of the three contents it has is told by its place."""
+    """One layer's part of the prompt. Its section determines which of the three content fields is set."""
 
     name: str
     stability: Stability
@@ -73,23 +73,23 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        found: tuple[Passage, ...] = ()
+        entries: tuple[Passage, ...] = ()
         for segment in self.segments:
             if segment.passages:
-                # The history is by far the longest, and first: it is taken as it is and copied at most once.
-                found += segment.passages
-        return found
+                # The history is by far the longest and comes first, so that it is copied at most once.
+                entries += segment.passages
+        return entries
 
 
 Ttl = Literal["5m", "1h", "30m", "12h"]
-"""Lifetimes that a mark can ask for; each provider takes two of them."""
+"""TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request to the provider to keep the prefix that ends with this piece.
+    """A cache breakpoint: asks the provider to cache the prefix that ends with this block.
 
-    `saving_usd` is what it is expected to save by the next call, beside the marks in front of it; below 0 where it is
-    an investment.
+    `saving_usd` is the expected saving by the next call, on top of the breakpoints before it; negative if the write
+    only pays off later.
     """
 
     piece: int
@@ -99,10 +99,11 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Odds(msgspec.Struct, frozen=True):
-    """What was expected of the session when lifetimes were chosen.
+    """The estimates on which the choice of TTLs was based.
 
-    `pause`: the next gap is longer than the short lifetime and no longer than the long one. `pauses_left`: how many
-    such gaps are still to come. `upgrade`: a long lifetime behind a warm prefix keeps that prefix too.
+    `pause`: probability that the next idle time is longer than the short TTL but within the long one. `pauses_left`:
+    expected number of such idle times still to come. `upgrade`: probability that a breakpoint with a long TTL after a
+    warm prefix extends that prefix's TTL too.
     """
 
     pause: float
@@ -111,10 +112,10 @@ class Odds(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the marks go; pieces are counted from the start of the prompt. `notes` say what was not done, and why.
+    """Where the breakpoints go; blocks are counted from the start of the prompt. `notes` explain what was left out.
 
-    `floor_tokens` is the size from which on prompts were taken to be cached, `expected_read_tokens` what this request
-    must read of what was kept before.
+    `floor_tokens` is the minimum cacheable prompt size that the plan assumed, `expected_read_tokens` what this request
+    must read from entries that earlier requests wrote.
     """
 
     marks: tuple[Mark, ...] = ()
@@ -127,7 +128,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 class Parameters(msgspec.Struct, frozen=True):
     """Everything in a request that is not the prompt.
 
-    `extra` holds fields that we do not know, as (name, JSON text), so that they survive a round trip.
+    `extra` holds fields without a place of their own, as (name, JSON text), so that they survive a round trip.
     """
 
     model: str

@@ -1,10 +1,12 @@
-"""What of a text must not leave: credentials, by the shapes in which they are usually written."""
+"""Masks credentials in text that leaves the process, recognised by the formats in which they are issued."""
 
 import re
 
 MASK = "[redacted]"
 
-_SHAPES = (
+_FORMATS = (
+    # Private keys in PEM, our own service keys, OpenAI and Anthropic, GitHub, Google, AWS, Slack, JWTs, bearer tokens,
+    # and passwords in URLs.
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     r"\bhf_[0-9a-f]{16}_[0-9a-f]{64}\b",
     r"\bsk-[A-Za-z0-9_-]{8,}",
@@ -16,14 +18,15 @@ _SHAPES = (
     r"(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}",
     r"(?<=://)[^\s/:@]{1,200}:[^\s/@]{1,200}(?=@)",
 )
-_NAMED = re.compile(
+# A secret of any format, if it is assigned to a telling name.
+_ASSIGNMENT = re.compile(
     r"""(?ix) ( (?:password|passwd|secret|api[_-]?key|access[_-]?token) [\w-]{0,40}
     ["']? \s{0,3} [=:] \s{0,3} )
     ( "[^"\n]{1,400}" | '[^'\n]{1,400}' | [^\s"',;}{)(\]\[]{1,400} )"""
 )
-_ANY = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
+_CREDENTIAL = re.compile("|".join(f"(?:{pattern})" for pattern in _FORMATS))
 
 
 def redacted(text: str) -> str:
-    """The text with a mask in place of what looks like a credential; what looks like none is left alone."""
-    return _NAMED.sub(lambda found: f"{found[1]}{MASK}", _ANY.sub(MASK, text))
+    """The text with everything that looks like a credential replaced by a mask."""
+    return _ASSIGNMENT.sub(lambda match: f"{match[1]}{MASK}", _CREDENTIAL.sub(MASK, text))

@@ -1,4 +1,4 @@
-"""What a provider answers: a message, why it stopped, what it took; whole, or piece by piece."""
+"""A model's response: content, stop reason and usage, complete or as a stream of deltas."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ ReplySource = Literal["provider", "completion-cache", "summary"]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Of its usage, `compacting` is what the provider took to sum up the conversation before it answered."""
+    """`compaction_usage` is the part of `usage` that the provider spent on compacting the conversation first."""
 
     content: tuple[Block, ...]
     stop_reason: StopReason
@@ -26,12 +26,12 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def answering(self) -> Usage:
-        """What the answer itself took."""
+        """Usage of the response itself, without a compaction by the provider."""
         return self.usage if self.compacting is msgspec.UNSET else without(self.usage, self.compacting)
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):
-    """The first byte of the answer is here: from now on others can read what this call wrote."""
+    """The response has begun. From here on other requests can read the cache entries that this call wrote."""
 
     id: str
     model: str

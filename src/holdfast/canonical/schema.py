@@ -1,7 +1,7 @@
-"""Which JSON schemas a tool may have, and where a value does not fit one.
+"""Validates the JSON schemas of tools, and values against them.
 
-The allowed keywords are those that every provider takes. `format`, `default`, `examples`, `title` and
-`description` only tell the model something; they are never checked against a value.
+The allowed keywords are those that every provider accepts. `format`, `default`, `examples`, `title` and `description`
+only inform the model; a value is never checked against them.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from holdfast.errors import UserError
 SCHEMA_BYTES_MAX = 65_536
 SCHEMA_DEPTH_MAX = 32
 SCHEMA_VALUES_MAX = 10_000
-MATCHING_STEPS_MAX = 250_000
+MATCHING_STEPS_MAX = 250_000  # For all patterns of one call together.
 
 Schema = dict[str, Json]
 
@@ -28,7 +28,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 def checked_schema(schema: Mapping[str, object]) -> Schema:
-    """The schema as plain JSON; raises `UserError` with path and keyword of the first refusal."""
+    """The schema as plain JSON. Raises `UserError` with the path and keyword of the first thing that is refused."""
     plain = _as_json(schema, "$", SCHEMA_DEPTH_MAX, itertools.count(1))
     if not isinstance(plain, dict):
         raise UserError("$: the input schema must be a JSON object")
@@ -41,8 +41,8 @@ def checked_schema(schema: Mapping[str, object]) -> Schema:
 
 
 def misfits(schema: Schema, value: Json) -> Iterator[str]:
-    """What is wrong with a value, as `$.path: reason`; the schema must be a checked one."""
-    return _misfits(schema, value, "$", Allowance(MATCHING_STEPS_MAX))
+    """What is wrong with a value, as `$.path: reason`. The schema must have passed `validate_schema`."""
+    return _violations(schema, value, "$", Allowance(MATCHING_STEPS_MAX))
 
 
 def _as_json(value: object, path: str, depth_max: int, counter: Iterator[int]) -> Json:
@@ -55,13 +55,13 @@ def _as_json(value: object, path: str, depth_max: int, counter: Iterator[int]) -
         for key, member in value.items():
             if not isinstance(key, str):
                 raise UserError(f"{path}: has a key that is not a string")
-            _check_spellable(key, path)
+            _check_encodable(key, path)
             members[key] = _as_json(member, path_to(path, key), depth_max - 1, counter)
         return members
     if isinstance(value, list | tuple):
         return [_as_json(item, f"{path}[{index}]", depth_max - 1, counter) for index, item in enumerate(value)]
     if isinstance(value, str):
-        _check_spellable(value, path)
+        _check_encodable(value, path)
         return value
     if value is None or isinstance(value, bool):
         return value
@@ -69,35 +69,35 @@ def _as_json(value: object, path: str, depth_max: int, counter: Iterator[int]) -
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    raise UserError(f"{path}: holds a {type(value).__name__} that JSON cannot keep")
+    raise UserError(f"{path}: holds a {type(value).__name__} that JSON cannot represent")
 
 
-def _check_spellable(text: str, path: str) -> None:
+def _check_encodable(text: str, path: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{path}: holds a lone surrogate, which JSON cannot spell; remove it") from None
+        raise UserError(f"{path}: holds a lone surrogate, which JSON cannot encode; remove it") from None
 
 
 def _check_schema(schema: Json, path: str) -> None:
     if not isinstance(schema, dict):
         raise UserError(f"{path}: must be a schema, which is a JSON object")
     for keyword, value in schema.items():
-        wish = _KEYWORDS.get(keyword)
-        if wish is None:
+        rule = _KEYWORDS.get(keyword)
+        if rule is None:
             allowed = ", ".join(sorted(_KEYWORDS))
             raise UserError(f"{path}: keyword {shown(keyword)} is refused; allowed are {allowed}")
-        fits, wanted = wish
-        if not fits(value):
-            raise UserError(f"{path}: keyword {shown(keyword)} must be {wanted}")
+        is_allowed, expected = rule
+        if not is_allowed(value):
+            raise UserError(f"{path}: keyword {shown(keyword)} must be {expected}")
     if isinstance(pattern := schema.get("pattern"), str):
         try:
             compile_pattern(pattern)
         except UserError as error:
             raise UserError(f'{path}: keyword "pattern" cannot be used: it {error}') from None
     if isinstance(properties := schema.get("properties"), dict):
-        for name, part in properties.items():
-            _check_schema(part, path_to(f"{path}.properties", name))
+        for name, property_schema in properties.items():
+            _check_schema(property_schema, path_to(f"{path}.properties", name))
     if "items" in schema:
         _check_schema(schema["items"], f"{path}.items")
 
@@ -165,12 +165,12 @@ _KEYWORDS: dict[str, tuple[Callable[[Json], bool], str]] = {
 }
 
 
-def _misfits(schema: Json, value: Json, path: str, allowance: Allowance) -> Iterator[str]:
+def _violations(schema: Json, value: Json, path: str, budget: Allowance) -> Iterator[str]:
     assert isinstance(schema, dict)
     types = schema.get("type")
-    wanted = types if isinstance(types, list) else [types]
-    if types is not None and not any(_is_of(value, str(one)) for one in wanted):
-        yield f"{path}: expected {' or '.join(map(str, wanted))}, got {type_name(value)}"
+    expected = types if isinstance(types, list) else [types]
+    if types is not None and not any(_is_of(value, str(name)) for name in expected):
+        yield f"{path}: expected {' or '.join(map(str, expected))}, got {type_name(value)}"
         return
     if "const" in schema and not same(schema["const"], value):
         yield f"{path}: must be {shown(schema['const'])}"
@@ -178,64 +178,64 @@ def _misfits(schema: Json, value: Json, path: str, allowance: Allowance) -> Iter
     if isinstance(choices, list) and not any(same(choice, value) for choice in choices):
         yield f"{path}: must be one of {shown(choices)}"
     if isinstance(value, str):
-        yield from _text_misfits(schema, value, path, allowance)
+        yield from _text_violations(schema, value, path, budget)
     elif isinstance(value, list):
-        yield from _size_misfits(schema, len(value), path, ("minItems", "maxItems", "items"))
+        yield from _size_violations(schema, len(value), path, ("minItems", "maxItems", "items"))
         if "items" in schema:
             for index, item in enumerate(value):
-                yield from _misfits(schema["items"], item, f"{path}[{index}]", allowance)
+                yield from _violations(schema["items"], item, f"{path}[{index}]", budget)
     elif isinstance(value, dict):
-        yield from _object_misfits(schema, value, path, allowance)
+        yield from _object_violations(schema, value, path, budget)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield from _number_misfits(schema, value, path)
+        yield from _number_violations(schema, value, path)
 
 
-def _text_misfits(schema: Schema, text: str, path: str, allowance: Allowance) -> Iterator[str]:
-    yield from _size_misfits(schema, len(text), path, ("minLength", "maxLength", "characters"))
+def _text_violations(schema: Schema, text: str, path: str, budget: Allowance) -> Iterator[str]:
+    yield from _size_violations(schema, len(text), path, ("minLength", "maxLength", "characters"))
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        found = compile_pattern(pattern).found_in(text, allowance)
-        if found is None:
+        matches = compile_pattern(pattern).found_in(text, budget)
+        if matches is None:
             yield f"{path}: too long to be checked against its pattern"
-        elif not found:
+        elif not matches:
             yield f"{path}: must match the pattern {shown(pattern)}"
 
 
-def _object_misfits(schema: Schema, value: Schema, path: str, allowance: Allowance) -> Iterator[str]:
+def _object_violations(schema: Schema, value: Schema, path: str, budget: Allowance) -> Iterator[str]:
     required = schema.get("required")
     for name in required if isinstance(required, list) else ():
         if isinstance(name, str) and name not in value:
             yield f"{path_to(path, name)}: required but missing"
-    listed = schema.get("properties")
-    properties = listed if isinstance(listed, dict) else {}
+    declared = schema.get("properties")
+    properties = declared if isinstance(declared, dict) else {}
     for name, member in value.items():
         if name in properties:
-            yield from _misfits(properties[name], member, path_to(path, name), allowance)
+            yield from _violations(properties[name], member, path_to(path, name), budget)
         elif schema.get("additionalProperties") is False:
             yield f"{path_to(path, name)}: not a known property"
 
 
-def _number_misfits(schema: Schema, value: float, path: str) -> Iterator[str]:
-    if isinstance(least := schema.get("minimum"), int | float) and value < least:
-        yield f"{path}: must be at least {least}"
-    if isinstance(most := schema.get("maximum"), int | float) and value > most:
-        yield f"{path}: must be at most {most}"
+def _number_violations(schema: Schema, value: float, path: str) -> Iterator[str]:
+    if isinstance(minimum := schema.get("minimum"), int | float) and value < minimum:
+        yield f"{path}: must be at least {minimum}"
+    if isinstance(maximum := schema.get("maximum"), int | float) and value > maximum:
+        yield f"{path}: must be at most {maximum}"
     if isinstance(above := schema.get("exclusiveMinimum"), int | float) and value <= above:
         yield f"{path}: must be more than {above}"
     if isinstance(below := schema.get("exclusiveMaximum"), int | float) and value >= below:
         yield f"{path}: must be less than {below}"
 
 
-def _size_misfits(schema: Schema, size: int, path: str, words: tuple[str, str, str]) -> Iterator[str]:
-    least_word, most_word, unit = words
-    if isinstance(least := schema.get(least_word), int) and size < least:
-        yield f"{path}: must have at least {least} {unit}, has {size}"
-    if isinstance(most := schema.get(most_word), int) and size > most:
-        yield f"{path}: must have at most {most} {unit}, has {size}"
+def _size_violations(schema: Schema, size: int, path: str, keywords: tuple[str, str, str]) -> Iterator[str]:
+    minimum_keyword, maximum_keyword, unit = keywords
+    if isinstance(minimum := schema.get(minimum_keyword), int) and size < minimum:
+        yield f"{path}: must have at least {minimum} {unit}, has {size}"
+    if isinstance(maximum := schema.get(maximum_keyword), int) and size > maximum:
+        yield f"{path}: must have at most {maximum} {unit}, has {size}"
 
 
 def type_name(value: Json) -> str:
-    """A value's type in the words of JSON schema."""
+    """The JSON Schema name of a value's type."""
     match value:
         case None:
             return "null"
@@ -253,18 +253,18 @@ def type_name(value: Json) -> str:
             return "object"
 
 
-def _is_of(value: Json, wanted: str) -> bool:
-    # 1.0 is no integer here, though JSON schema lets it be one: a function that asks for an int gets an int.
-    return type_name(value) == wanted or (wanted == "number" and type_name(value) == "integer")
+def _is_of(value: Json, expected: str) -> bool:
+    # Stricter than JSON Schema, where 1.0 is an integer: a function with an int parameter must receive an int.
+    return type_name(value) == expected or (expected == "number" and type_name(value) == "integer")
 
 
-def same(one: Json, other: Json) -> bool:
+def same(first: Json, second: Json) -> bool:
     """Equality of JSON values: 1 equals 1.0, but true does not equal 1."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    return isinstance(first, bool) == isinstance(second, bool) and first == second
 
 
 def path_to(path: str, key: str) -> str:
@@ -272,6 +272,6 @@ def path_to(path: str, key: str) -> str:
 
 
 def shown(value: Json) -> str:
-    """A value on one line and never long, for messages."""
+    """A value as one line of bounded length, for messages."""
     text = canonical_json(value).decode()
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."

@@ -1,4 +1,4 @@
-"""What a tool looks like to a model, and whether a call of it fits."""
+"""Tool definitions: built from a schema or a Python function, and used to check the arguments of calls."""
 
 import functools
 import inspect
@@ -19,15 +19,16 @@ DESCRIPTION_CHARS_MAX = 16_384
 ARGUMENTS_CHARS_MAX = 8_388_608
 FINDINGS_MAX = 20
 
+# The narrowest of the providers' rules.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_BASIC: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_JSON_TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _LITERALS = (str, int, float, bool, types.NoneType)
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
     """`input_schema_json` is canonical JSON, so that equal schemas have equal bytes.
 
-    `wire_json`, where set, is a provider's own tool or one with fields we do not know, sent as it is.
+    `wire_json`, if set, is sent as is: a tool that the provider defines, or one with fields we do not know.
     """
 
     name: str
@@ -37,7 +38,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 def tool_spec(name: str, description: str, input_schema: Mapping[str, object]) -> ToolSpec:
-    """A tool that every provider takes; a `UserError` says which part of this one would be refused."""
+    """A tool that every provider accepts. Raises `UserError` naming the part that a provider would refuse."""
     if not _NAME.fullmatch(name):
         raise UserError(f"tool name {name[:80]!r} is refused; use 1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
     if not description.strip():
@@ -54,19 +55,19 @@ def tool_spec(name: str, description: str, input_schema: Mapping[str, object]) -
 
 
 def sorted_tools(specs: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """By name: the order in which tools were registered must not move the prompt's first bytes."""
+    """Sort by name, so that the order of registration does not change the first bytes of the prompt."""
     ordered = sorted(specs, key=lambda spec: spec.name)
-    for before, spec in pairwise(ordered):
-        if before.name == spec.name:
+    for previous, spec in pairwise(ordered):
+        if previous.name == spec.name:
             raise UserError(f"two tools are named {spec.name!r}; rename one of them")
     return tuple(ordered)
 
 
 def check_arguments(spec: ToolSpec, arguments_json: str) -> tuple[str, ...]:
-    """What is wrong with a call's arguments, as `$.path: reason`; nothing when the tool can be called.
+    """What is wrong with a call's arguments, as `$.path: reason`; empty if the tool can be called.
 
-    A tool whose schema could not have been registered, such as one read from the wire, is held to one rule:
-    its arguments are a JSON object.
+    For a tool with a schema that `build_tool_spec` would refuse, such as one decoded from a request, the only check is
+    that the arguments are a JSON object.
     """
     if len(arguments_json) > ARGUMENTS_CHARS_MAX:
         return (f"$: longer than {ARGUMENTS_CHARS_MAX} characters",)
@@ -92,13 +93,14 @@ def spec_from_function(
     description: str | None = None,
     hidden: str | None = None,
 ) -> ToolSpec:
-    """Name, docstring and annotations of a function as a tool that is called with keyword arguments.
+    """A tool from a function's name, docstring and annotations; it is called with keyword arguments.
 
-    `Annotated[T, "text"]` gives a parameter its description. A parameter that is `hidden` is not the model's to fill.
+    `Annotated[T, "text"]` gives a parameter its description. The parameter named by `hidden` is not in the schema,
+    because the host fills it in and not the model.
     """
     name = name if name is not None else getattr(function, "__name__", None)
     if not isinstance(name, str):
-        raise UserError(f"a {type(function).__name__} has no name to be a tool under; pass a function")
+        raise UserError(f"a {type(function).__name__} has no name that the tool could have; pass a function")
     description = description if description is not None else inspect.getdoc(function)
     if not description:
         raise UserError(f"tool {name!r} has no docstring; the model reads it to know when to call the tool")
@@ -139,14 +141,14 @@ def _parameter_schema(tool: str, parameter: inspect.Parameter, hint: object) -> 
         )
     default = parameter.default
     if type(default) not in _LITERALS or any(misfits(schema, default)):
-        return schema  # A default that the model could not send itself would only confuse it.
+        return schema  # The schema does not allow this default, so showing it to the model would only confuse it.
     return schema | {"default": default}
 
 
 def _schema_for(hint: object) -> Schema | None:
-    """None for what the allowed keywords cannot say."""
-    if isinstance(hint, type) and hint in _BASIC:
-        return {"type": _BASIC[hint]}
+    """None for a type that the allowed schema keywords cannot express."""
+    if isinstance(hint, type) and hint in _JSON_TYPES:
+        return {"type": _JSON_TYPES[hint]}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is list or origin is list:
         return _list_schema(arguments)
@@ -156,7 +158,7 @@ def _schema_for(hint: object) -> Schema | None:
         return _literal_schema(arguments)
     if origin is typing.Annotated:
         schema = _schema_for(arguments[0])
-        text = next((note for note in arguments[1:] if isinstance(note, str)), None)
+        text = next((metadata for metadata in arguments[1:] if isinstance(metadata, str)), None)
         return schema if schema is None or text is None else schema | {"description": text}
     if origin in (typing.Union, types.UnionType):
         return _optional_schema(arguments)
@@ -172,10 +174,12 @@ def _list_schema(arguments: tuple[object, ...]) -> Schema | None:
 
 def _literal_schema(values: tuple[object, ...]) -> Schema | None:
     choices: list[Json] = [value for value in values if value is None or isinstance(value, str | int)]
-    if any(type(value) not in _LITERALS for value in values):  # Members of an Enum are str or int, too.
+    if any(
+        type(value) not in _LITERALS for value in values
+    ):  # `type`, because a member of a str or int Enum is an instance of str or int.
         return None
-    names: list[Json] = list(dict.fromkeys(type_name(choice) for choice in choices))
-    return {"type": names[0] if len(names) == 1 else names, "enum": choices}
+    types_of_choices: list[Json] = list(dict.fromkeys(type_name(choice) for choice in choices))
+    return {"type": types_of_choices[0] if len(types_of_choices) == 1 else types_of_choices, "enum": choices}
 
 
 def _optional_schema(options: tuple[object, ...]) -> Schema | None:
@@ -183,9 +187,9 @@ def _optional_schema(options: tuple[object, ...]) -> Schema | None:
     schema = _schema_for(others[0]) if len(others) == 1 else None
     if schema is None:
         return None
-    kinds, choices = schema["type"], schema.get("enum")
-    listed = kinds if isinstance(kinds, list) else [kinds]
-    if "null" in listed:
+    declared, choices = schema["type"], schema.get("enum")
+    types_allowed = declared if isinstance(declared, list) else [declared]
+    if "null" in types_allowed:
         return schema
-    optional = schema | {"type": [*listed, "null"]}
+    optional = schema | {"type": [*types_allowed, "null"]}
     return optional | {"enum": [*choices, None]} if isinstance(choices, list) else optional

@@ -1,7 +1,7 @@
-"""Which conversations a provider takes, and where one may be cut.
+"""Validates conversations against a provider's transcript rules, and finds where one may be cut.
 
-Every rule looks at a message and the one before it, except that the ids of calls are unique in the whole
-transcript. So a conversation that only grows is checked by what is added to it.
+Every rule concerns a message and its predecessor, except that the ids of calls are unique in the whole transcript. So
+an append-only conversation is validated by checking only what is appended.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from holdfast.canonical.blocks import Block, Message, Opaque, Role, Text, ToolRe
 from holdfast.canonical.prompt import Passage
 
 SystemMessages = Literal["refused", "after_user", "anywhere"]
-"""`after_user`: behind a user message, and nothing but an assistant message may follow."""
+"""`after_user`: only after a user message, and only an assistant message may follow."""
 
 Rule = Literal[
     "block_of_another_role",
@@ -37,13 +37,14 @@ _ID_SHOWN_CHARS_MAX = 64
 
 
 class TranscriptRules(msgspec.Struct, frozen=True):
-    """What one provider wants of a conversation; the defaults are the strictest that all of them take."""
+    """A provider's rules for a conversation; the defaults are the strictest, which every provider accepts."""
 
     roles_alternate: bool = True
     first_role_user: bool = True
-    ends_on_user: bool = False
-    results_first: bool = True
+    ends_on_user: bool = False  # Claude Opus 4.6 and later refuse prefill.
+    results_first: bool = True  # Anthropic wants tool results before a message's other content.
     takes_blank_text: bool = False
+    # Anthropic, "Mid-conversation system messages": after a user message, last or followed by the assistant's.
     system_messages: SystemMessages = "refused"
 
 
@@ -51,27 +52,27 @@ STRICT = TranscriptRules()
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something illegal about the message at `index`; the text quotes no content."""
+    """A violated rule at the message with this index; the text quotes no content."""
 
     index: int
     rule: Rule
     text: str
 
 
-def messages_of(passages: Iterable[Passage]) -> tuple[Message, ...]:
-    """Neighbouring passages of one role as one message, as on the wire; a passage without blocks is none."""
+def messages_of(entries: Iterable[Passage]) -> tuple[Message, ...]:
+    """Merge adjacent entries of one role into messages, as on the wire; entries without blocks are skipped."""
     runs: list[tuple[Role, list[Block]]] = []
-    for passage in passages:
-        if not passage.content:
+    for entry in entries:
+        if not entry.content:
             continue
-        if not runs or runs[-1][0] != passage.role:
-            runs.append((passage.role, []))
-        runs[-1][1].extend(passage.content)
+        if not runs or runs[-1][0] != entry.role:
+            runs.append((entry.role, []))
+        runs[-1][1].extend(entry.content)
     return tuple(Message(role, tuple(content)) for role, content in runs)
 
 
 def open_calls(message: Message) -> tuple[str, ...]:
-    """The ids of an assistant message's calls, all of which the next message has to answer."""
+    """The ids of an assistant message's tool calls; the next message has to have a result for each."""
     if message.role != "assistant":
         return ()
     return tuple(call for block in message.content if (call := call_id(block)) is not None)
@@ -80,7 +81,7 @@ def open_calls(message: Message) -> tuple[str, ...]:
 def validate(
     messages: Sequence[Message], *, rules: TranscriptRules = STRICT, complete: bool = False
 ) -> tuple[Finding, ...]:
-    """Everything illegal; calls in the last message may be open unless the transcript must be complete."""
+    """All violations. Calls in the last message may lack results unless the transcript must be complete."""
     findings: list[Finding] = []
     seen_ids: set[str] = set()
     last: Message | None = None
@@ -106,56 +107,57 @@ def validate_append(
     seen_ids: AbstractSet[str] = frozenset(),
     rules: TranscriptRules = STRICT,
 ) -> tuple[Finding, ...]:
-    """What appending `new`, at `index`, behind `last` makes illegal; None for a transcript that is empty.
+    """The violations that appending `new` at `index` after `last` causes; `last` is None in an empty transcript.
 
-    `seen_ids` are the ids of all calls before `new`: its keeper adds `open_calls(new)` after each step.
+    `seen_ids` are the ids of all calls before `new`; the caller adds those of `new` after each step.
     """
-    faults = (
-        *_role_faults(last, new, rules),
-        *_content_faults(new, rules),
-        *_call_faults(last, new, seen_ids),
+    violations = (
+        *_role_violations(last, new, rules),
+        *_content_violations(new, rules),
+        *_call_violations(last, new, seen_ids),
     )
-    return tuple(Finding(index, rule, text) for rule, text in faults)
+    return tuple(Finding(index, rule, text) for rule, text in violations)
 
 
 def exchange_groups(messages: Sequence[Message]) -> tuple[tuple[int, int], ...]:
     """Where a transcript may be cut: [start, stop) of each group, together the whole transcript.
 
-    An assistant message with calls and the message with their results, user text in it included, are one
-    group; every other message is its own. A system message belongs to what stands before it. In a broken
-    transcript a call and its result stay together as well, with all that is between.
+    An assistant message with calls and the message with their results (including user text in it) are one group; every
+    other message is its own group. A system message belongs to the message before it. In an invalid transcript a call
+    and its result still stay together, with everything between them.
     """
-    caller: dict[str, int] = {}
+    caller_index: dict[str, int] = {}
     starts: list[int] = []
     for index, message in enumerate(messages):
-        answered = [caller[result] for result in _results_in(message) if result in caller]
-        if not starts or (message.role != "system" and not answered):
+        callers = [caller_index[result] for result in _results_in(message) if result in caller_index]
+        if not starts or (message.role != "system" and not callers):
             starts.append(index)
-        while answered and starts[-1] > min(answered):
+        # A result pulls every group since its call into one.
+        while callers and starts[-1] > min(callers):
             starts.pop()
-        caller.update((call, index) for call in open_calls(message))
+        caller_index.update((call, index) for call in open_calls(message))
     return tuple(pairwise([*starts, len(messages)]))
 
 
-Fault = tuple[Rule, str]
+_Violation = tuple[Rule, str]
 
 
-def _role_faults(last: Message | None, new: Message, rules: TranscriptRules) -> Iterator[Fault]:
-    before = last.role if last else None
-    if before is None and new.role == "assistant" and rules.first_role_user:
+def _role_violations(last: Message | None, new: Message, rules: TranscriptRules) -> Iterator[_Violation]:
+    previous_role = last.role if last else None
+    if previous_role is None and new.role == "assistant" and rules.first_role_user:
         yield "first_role", "the first message is the assistant's"
-    if before == new.role and rules.roles_alternate:
+    if previous_role == new.role and rules.roles_alternate:
         yield "same_role_twice", f"a {new.role} message follows a {new.role} message"
     if new.role == "system" and rules.system_messages == "refused":
-        yield "system_message", "system messages are not taken among the messages"
+        yield "system_message", "system messages are not accepted among the messages"
     if rules.system_messages == "after_user":
-        if new.role == "system" and before in (None, "assistant"):
+        if new.role == "system" and previous_role in (None, "assistant"):
             yield "system_message", "a system message does not follow a user message"
-        if new.role == "user" and before == "system":
+        if new.role == "user" and previous_role == "system":
             yield "system_message", "a user message follows a system message"
 
 
-def _content_faults(new: Message, rules: TranscriptRules) -> Iterator[Fault]:
+def _content_violations(new: Message, rules: TranscriptRules) -> Iterator[_Violation]:
     if not new.content:
         yield "empty_message", "the message has no content"
     other_content_seen = False
@@ -167,26 +169,26 @@ def _content_faults(new: Message, rules: TranscriptRules) -> Iterator[Fault]:
         if kind_of(block) != "tool_result":
             other_content_seen = True
         elif other_content_seen and rules.results_first and new.role == "user":
-            yield "result_not_first", f"block {position}: a tool result stands behind other content"
+            yield "result_not_first", f"block {position}: a tool result comes after other content"
 
 
-def _call_faults(last: Message | None, new: Message, seen_ids: AbstractSet[str]) -> Iterator[Fault]:
+def _call_violations(last: Message | None, new: Message, seen_ids: AbstractSet[str]) -> Iterator[_Violation]:
     calls = open_calls(last) if last else ()
-    answered: set[str] = set()
+    answered_ids: set[str] = set()
     for result in _results_in(new):
         if result not in calls:
             yield "result_without_call", f"result {shown_id(result)} answers no call of the message before"
-        elif result in answered:
+        elif result in answered_ids:
             yield "result_repeated", f"call {shown_id(result)} is answered more than once"
-        answered.add(result)
+        answered_ids.add(result)
     for call in dict.fromkeys(calls):
-        if call not in answered:
+        if call not in answered_ids:
             yield "call_unanswered", f"call {shown_id(call)} of the message before is not answered"
-    made: set[str] = set()
+    new_ids: set[str] = set()
     for call in open_calls(new):
-        if call in seen_ids or call in made:
+        if call in seen_ids or call in new_ids:
             yield "call_id_repeated", f"call id {shown_id(call)} was used before"
-        made.add(call)
+        new_ids.add(call)
 
 
 class _NestedId(msgspec.Struct, frozen=True):
@@ -194,7 +196,7 @@ class _NestedId(msgspec.Struct, frozen=True):
 
 
 class _Ids(msgspec.Struct, frozen=True):
-    """Where each provider writes the id of a call, and of the call that a result answers."""
+    """The fields in which each provider writes the id of a call, and the id of the call that a result belongs to."""
 
     id: str | None = None
     tool_use_id: str | None = None
@@ -210,11 +212,11 @@ def call_id(block: Block) -> str | None:
         return None
     ids = _ids_in(block)
     match block.kind:
-        case "tool_use":
+        case "tool_use":  # Anthropic
             return ids.id
-        case "function_call":
+        case "function_call":  # OpenAI Responses
             return ids.call_id
-        case "functionCall":
+        case "functionCall":  # Gemini
             return ids.function_call.id if ids.function_call else None
         case _:
             return None
@@ -238,7 +240,7 @@ def result_id(block: Block) -> str | None:
 
 
 def _ids_in(block: Opaque) -> _Ids:
-    """A call with a field that we do not know is a call all the same, and its result must find it."""
+    """A call with an unknown field is carried as opaque bytes, but its result still has to be matched to it."""
     try:
         return msgspec.json.decode(block.raw, type=_Ids)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -271,7 +273,7 @@ def fits_role(block: Block, role: Role) -> bool:
 
 
 def is_blank(block: Block) -> bool:
-    """Inside a result white space alone may be what the tool printed; only no text is refused there."""
+    """Inside a tool result white space may be genuine output, so only an empty text is refused there."""
     if isinstance(block, ToolResult):
         return any(isinstance(part, Text) and not part.text for part in block.content)
     return isinstance(block, Text) and not block.text.strip()

@@ -1,24 +1,24 @@
-"""How many tokens a call took, in buckets that never overlap."""
+"""Token usage of one call, in disjoint buckets."""
 
 import msgspec
 
 TOKENS_MAX = 1_000_000_000
-"""More than this no prompt has: a larger number is a mistake, and would spoil all that is computed from it."""
+"""No prompt is this long. A larger number is a provider's mistake and would distort every figure derived from it."""
 
 
 def counted(tokens: int | None) -> int:
-    """A provider's number of tokens as it can be used: none where it gave none, never negative, never absurd."""
+    """Clamp a reported token count to 0..TOKENS_MAX; a missing count is 0."""
     return min(max(0, tokens or 0), TOKENS_MAX)
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """`input` is what was neither read from the cache nor written to it."""
+    """`input` counts only the tokens that were neither read from the cache nor written to it."""
 
     input: int = 0
     cache_read: int = 0
     cache_write_5m: int = 0
     cache_write_1h: int = 0
-    cache_write_other: int = 0  # Lifetimes of other providers, such as 30 minutes.
+    cache_write_other: int = 0  # TTLs other than 5m and 1h, such as OpenAI's 30m.
     output: int = 0
 
     @property
@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def tokens_sent(self) -> int:
-        """The whole prompt: uncached, read and written; shown to people as `in`."""
+        """The whole prompt: uncached, read and written tokens. Shown to users as `in`."""
         return self.input + self.cache_read + self.cache_write
 
     @property
@@ -46,11 +46,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def without(whole: Usage, part: Usage) -> Usage:
-    """What is left of some tokens when a part of them is taken out."""
+    """Subtract `part` from `whole` bucket by bucket; no bucket goes below 0."""
     pairs = zip(msgspec.structs.astuple(whole), msgspec.structs.astuple(part), strict=True)
-    return Usage(*(max(0, all_of_it - taken) for all_of_it, taken in pairs))
+    return Usage(*(max(0, total - subtracted) for total, subtracted in pairs))
 
 
-def larger_of(one: Usage, two: Usage) -> Usage:
-    """What a call took, of two reports made while it went on: each bucket only grows."""
-    return Usage(*map(max, msgspec.structs.astuple(one), msgspec.structs.astuple(two)))
+def larger_of(first: Usage, second: Usage) -> Usage:
+    """Merge two usage reports of one call: counters only grow, so the larger number is the newer."""
+    return Usage(*map(max, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))

@@ -1,4 +1,4 @@
-"""What the layers look at when they say their part of the prompt."""
+"""The input of the layers: a conversation as it is before a call."""
 
 from typing import Literal
 
@@ -8,11 +8,11 @@ from holdfast.canonical.prompt import Passage, Segment
 from holdfast.canonical.tools import ToolSpec
 
 Layout = Literal["default", "seed"]
-"""Where volatile text goes: `default` behind the history, `seed` at the end of the system prompt."""
+"""Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
 
 
 class LayerText(msgspec.Struct, frozen=True):
-    """What one layer says. Ephemeral text leaves the conversation with its turn."""
+    """The text of one layer. Ephemeral text is removed from the conversation when its turn ends."""
 
     layer: str
     text: str
@@ -20,11 +20,11 @@ class LayerText(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """A conversation as it stands before a call.
+    """A conversation before a call.
 
-    `pinned` is what stable layers say for the whole epoch, and `head` their segments, where these are known already.
-    `history` was sent before and never changes; `newest` is what this call adds. `current` is what volatile layers
-    would say now, `emitted` what they last said.
+    `pinned` holds the texts of the stable layers for the whole epoch; `head` is their segments, if already built.
+    `history` was sent before and never changes; `newest` is what this call adds. `current` is what the volatile
+    layers would emit now, `emitted` what each of them emitted last.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -38,8 +38,8 @@ class View(msgspec.Struct, frozen=True):
 
 
 def said_by(layer: str, texts: tuple[LayerText, ...]) -> LayerText | None:
-    """The last thing that a layer says among some texts."""
-    for said in reversed(texts):
-        if said.layer == layer:
-            return said
+    """The last of the texts that belongs to the layer."""
+    for layer_text in reversed(texts):
+        if layer_text.layer == layer:
+            return layer_text
     return None

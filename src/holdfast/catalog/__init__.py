@@ -1,1 +1,1 @@
-"""What is true of a model: limits, cache rules and prices, each row dated and sourced; token counts."""
+"""Facts about models: limits, cache rules and prices, each row dated and sourced; and token estimates."""

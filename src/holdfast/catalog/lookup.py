@@ -1,4 +1,4 @@
-"""What we know of a model, by its name: its row, and its price on a day for a prompt of a size."""
+"""Looks up a model's catalog row by name, and its price by date and prompt size."""
 
 import datetime
 import difflib
@@ -20,17 +20,18 @@ NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
 
 _SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
-"""Providers that are another way to reach the models of a provider that has rows of its own."""
+"""Providers without rows of their own, and the provider whose models they serve."""
 
-_CACHED_BY_OTHERS = ("claude-code",)
-"""Ways on which somebody else decides what is cached."""
+_EXTERNALLY_CACHED = ("claude-code",)
+"""Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
 
+# Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
 @functools.cache
 def shipped() -> CatalogFile:
-    """The catalog as released; read once, when first asked for."""
+    """The catalog file of this release, loaded on first use."""
     return msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=CatalogFile)
 
 
@@ -40,32 +41,32 @@ def shipped_models() -> Models:
 
 
 def find_model(name: str, models: Models | None = None) -> Model:
-    """The row for `provider:name`; for an alias or a dated snapshot that row under the name asked for.
+    """The row for `provider:name`. For an alias or a dated snapshot, the model's row with that name in it.
 
-    The name is kept because it goes on the wire: a pinned snapshot must stay pinned. Without `models` the
-    catalog is the one released.
+    The row keeps the requested name because it goes on the wire: a pinned snapshot must stay pinned. Without `models`
+    the shipped catalog is searched. Raises `UserError` with the nearest names.
     """
-    known = shipped_models() if models is None else models
-    row = known_model(name, known)
+    catalog = shipped_models() if models is None else models
+    row = known_model(name, catalog)
     if row is None:
-        raise UserError(_unknown(name, known))
+        raise UserError(_unknown_model_message(name, catalog))
     return row
 
 
 def known_model(name: str, models: Models) -> Model | None:
-    """What `find_model` finds, or None: for names that were recorded, and that nobody can be asked to mend."""
-    return models.get(name) or _under_another_name(name, models) or _over_another_way(name, models)
+    """Like `find_model`, but None for an unknown name: for recorded names, which no user can correct any more."""
+    return models.get(name) or _find_alias(name, models) or _find_via_other_provider(name, models)
 
 
 def cached_by_others(model: Model) -> bool:
-    """Whether somebody else decides what of a prompt is cached, so that nobody can say what should have been read."""
-    return model.provider in _CACHED_BY_OTHERS
+    """Whether other software decides what is cached, so that we cannot tell what should have been read."""
+    return model.provider in _EXTERNALLY_CACHED
 
 
 def price_at(model: Model, on: datetime.date, prompt_tokens: int) -> Price:
-    """The price that holds on a day for a whole prompt of this size.
+    """The price on a day; prompts above a tier's size are billed at that tier as a whole.
 
-    A day before the first known price takes the first one, so that simulated time may start anywhere.
+    A day before the first known price takes the first one, so that simulated time may start at any date.
     """
     if not model.prices:
         raise UserError(f'no price is known for model {model.id!r}; add prices to [models."{model.id}"]')
@@ -76,8 +77,9 @@ def price_at(model: Model, on: datetime.date, prompt_tokens: int) -> Price:
         rows = tuple(row for row in rows if row.valid_from == start)
     if len(rows) == 1:
         return rows[0]
-    reached = [row for row in rows if prompt_tokens > row.prompt_tokens_over]
-    return max(reached, key=_tokens_over) if reached else min(rows, key=_tokens_over)
+    # The tier of the prompt's size applies to the whole request, as in genai-prices (Haiku 5.5, GPT, Gemini).
+    tiers = [row for row in rows if prompt_tokens > row.prompt_tokens_over]
+    return max(tiers, key=_tokens_over) if tiers else min(rows, key=_tokens_over)
 
 
 def _tokens_over(price: Price) -> int:
@@ -85,64 +87,65 @@ def _tokens_over(price: Price) -> int:
 
 
 def utc_date(at: float) -> datetime.date:
-    """The day, in UTC, that seconds since the epoch fall on: prices change at midnight UTC."""
+    """The UTC date of a Unix timestamp: catalog prices change at midnight UTC."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).date()
 
 
 def pricing_version(models: Models | None = None) -> str:
-    """The date of the released catalog and a digest of all rates; equal versions price every call alike."""
-    known = shipped_models() if models is None else models
-    rates = {name: [msgspec.structs.replace(row, source="") for row in model.prices] for name, model in known.items()}
+    """The catalog's date and a digest of all rates: with equal versions every call has the same price."""
+    catalog = shipped_models() if models is None else models
+    # Without `source`: rewording a citation does not change a price.
+    rates = {name: [msgspec.structs.replace(row, source="") for row in model.prices] for name, model in catalog.items()}
     return f"{shipped().dated}.{digest(canonical_json(rates))[:8]}"
 
 
-def near_names(name: str, known: Models) -> tuple[str, ...]:
-    """Ids that someone who wrote `name` may have meant, nearest first, whatever provider they wrote."""
-    asked = name[:NAME_CHARACTERS_MAX].lower()
-    by_bare_name = {model.name: model.id for model in known.values()}
-    bare = difflib.get_close_matches(_bare(asked), by_bare_name, n=NEAR_MATCHES_MAX)
-    whole = difflib.get_close_matches(asked, known, n=NEAR_MATCHES_MAX)
+def near_names(name: str, models: Models) -> tuple[str, ...]:
+    """Ids that a user who typed `name` may have meant, nearest first, of any provider."""
+    typed = name[:NAME_CHARACTERS_MAX].lower()
+    by_bare_name = {model.name: model.id for model in models.values()}
+    bare = difflib.get_close_matches(_bare_name(typed), by_bare_name, n=NEAR_MATCHES_MAX)
+    whole = difflib.get_close_matches(typed, models, n=NEAR_MATCHES_MAX)
     return tuple(dict.fromkeys([*(by_bare_name[match] for match in bare), *whole]))[:NEAR_MATCHES_MAX]
 
 
-def _under_another_name(name: str, known: Models) -> Model | None:
+def _find_alias(name: str, models: Models) -> Model | None:
     provider, _, bare = name.partition(":")
-    for spelling in (bare, _SNAPSHOT.sub("", bare)):
-        for model in known.values():
-            if model.provider == provider and (spelling == model.name or spelling in model.aliases):
+    for candidate in (bare, _SNAPSHOT.sub("", bare)):
+        for model in models.values():
+            if model.provider == provider and (candidate == model.name or candidate in model.aliases):
                 return msgspec.structs.replace(model, name=bare)
     return None
 
 
-def _over_another_way(name: str, known: Models) -> Model | None:
+def _find_via_other_provider(name: str, models: Models) -> Model | None:
     provider = name.partition(":")[0]
     if provider not in _SAME_MODELS:
         return None
-    owner = f"{_SAME_MODELS[provider]}:{_bare(name)}"
-    row = known.get(owner) or _under_another_name(owner, known)
+    owner_id = f"{_SAME_MODELS[provider]}:{_bare_name(name)}"
+    row = models.get(owner_id) or _find_alias(owner_id, models)
     if row is None:
         return None
-    reached = msgspec.structs.replace(row, provider=provider)
-    caches = row.supports_prompt_caching and not cached_by_others(reached)
-    return msgspec.structs.replace(reached, supports_prompt_caching=caches)
+    model = msgspec.structs.replace(row, provider=provider)
+    supports_caching = row.supports_prompt_caching and not cached_by_others(model)
+    return msgspec.structs.replace(model, supports_prompt_caching=supports_caching)
 
 
-def _unknown(name: str, known: Models) -> str:
-    near = near_names(name, known)
+def _unknown_model_message(name: str, models: Models) -> str:
+    near = near_names(name, models)
     hint = "" if ":" in name else " (a model is named provider:name)"
     if near:
         guess = f"did you mean {' or '.join(near)}?"
     else:
-        providers = {model.provider for model in known.values()}
+        providers = {model.provider for model in models.values()}
         providers |= {name for name, owner in _SAME_MODELS.items() if owner in providers}
         guess = f"known providers: {', '.join(sorted(providers))}."
-    like = near[0] if near else next(iter(known), "provider:name")
+    like = near[0] if near else next(iter(models), "provider:name")
     return (
         f"unknown model {name[:NAME_CHARACTERS_MAX]!r}{hint}; {guess} To add a model, write "
         f'[models."provider:name"] with like = "{like}" into config.toml'
     )
 
 
-def _bare(name: str) -> str:
+def _bare_name(name: str) -> str:
     provider, colon, rest = name.partition(":")
     return rest if colon else provider

@@ -1,7 +1,7 @@
-"""How many tokens a text has, as an estimate, and how reported usage corrects the estimate.
+"""Token estimates, and their calibration by the usage that providers report.
 
-No provider but OpenAI publishes its tokenizer: o200k tokens times a factor per family come near. A count
-from here is never billing truth.
+Only OpenAI publishes its tokenizer. For other models the estimate is the number of o200k tokens times a factor per
+model family. A count from here is never billing truth.
 """
 
 import functools
@@ -13,47 +13,54 @@ from splintr import AnyTokenizer, Tokenizer
 
 from holdfast.canonical.blocks import mend_surrogates
 
+# Longer texts are sampled, which bounds the time that one count takes.
 COUNTED_CHARACTERS_MAX = 131_072
 SAMPLES = 16
-FACTOR_MAX = 4.0
-STEP_MAX = 1.5
+
+FACTOR_MAX = 4.0  # The correction stays between 1/4 and 4, whatever a provider reports.
+STEP_MAX = 1.5  # A sample counts as at most this many times off the current factor.
+
+# Weights of the running average, in estimated tokens: of the initial factor 1, of one sample, and of all samples
+# together. With the last at its bound, a full sample moves the factor by 50/250 of its distance.
 PRIOR_TOKENS = 2_000.0
 SAMPLE_TOKENS_MAX = 50_000.0
 MEMORY_TOKENS_MAX = 200_000.0
 REPORTED_MAX = 10**12
 
 PICTURE_TOKENS = 1_600
-"""What providers count for a picture of the largest size that they do not scale down, about."""
+"""About what providers count for an image of the largest size that they do not scale down."""
 
 PICTURE_BYTES_MIN = 512
+# An image in Anthropic's encoding: `"type":"base64"` and a long `data` member.
 _PICTURE = re.compile(rb'"data":"[A-Za-z0-9+/=_-]{256,}"')
 
 
 def count_tokens(text: str | bytes, factor: float = 1.0) -> int:
     """An estimate; exact for o200k at factor 1 up to `COUNTED_CHARACTERS_MAX`, from samples beyond it.
 
-    Special tokens spelled out in the text are text. Bytes are read as UTF-8, whatever they hold.
+    Special tokens written out in the text count as ordinary text. Bytes are decoded as UTF-8 with replacement.
     """
     if len(text) <= COUNTED_CHARACTERS_MAX:
         return math.ceil(_o200k_tokens(text) * factor)
     size = COUNTED_CHARACTERS_MAX // SAMPLES
     starts = [(len(text) - size) * index // (SAMPLES - 1) for index in range(SAMPLES)]
-    counted = sum(_o200k_tokens(text[start : start + size]) for start in starts)
-    return math.ceil(counted * len(text) / (size * SAMPLES) * factor)
+    sampled = sum(_o200k_tokens(text[start : start + size]) for start in starts)
+    # Tokens per sampled character, extrapolated to the whole text.
+    return math.ceil(sampled * len(text) / (size * SAMPLES) * factor)
 
 
 def count_block(data: bytes, factor: float = 1.0) -> int:
-    """An estimate for one block on the wire: a picture counts as a picture, not as the text that spells it."""
-    pictures = 0
+    """An estimate for one encoded block: an image counts as an image, not as its base64 text."""
+    images = 0
     if len(data) > PICTURE_BYTES_MIN and b'"base64"' in data:
-        data, pictures = _PICTURE.subn(b'"data":""', data)
-    return count_tokens(data, factor) + pictures * PICTURE_TOKENS
+        data, images = _PICTURE.subn(b'"data":""', data)
+    return count_tokens(data, factor) + images * PICTURE_TOKENS
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What reported usage taught about our estimates: they are to be multiplied by `factor`.
+    """A correction learned from reported usage: estimates are multiplied by `factor`.
 
-    `weight_tokens` is how much was learned, as estimated tokens; old samples fade as it reaches its bound.
+    `weight_tokens` is the weight of all samples so far, in estimated tokens. Once it is at its bound, old samples fade.
     """
 
     factor: float = 1.0
@@ -63,18 +70,19 @@ class Calibration(msgspec.Struct, frozen=True):
         return math.ceil(estimated * self.factor)
 
     def learn(self, estimated: int, reported: int) -> "Calibration":
-        """One more sample: an uncorrected estimate of a prompt, and the prompt tokens the provider reported.
+        """Add a sample: the uncorrected estimate of a prompt, and the prompt tokens that the provider reported.
 
-        A wild sample counts as one that is `STEP_MAX` times off, so a single one can do little harm.
+        An outlier counts as one that is `SAMPLE_RATIO_MAX` times off, so a single one can do little harm.
         """
         if estimated <= 0 or reported <= 0:
             return self
         reported = min(reported, REPORTED_MAX)
         ratio = min(max(reported / estimated, self.factor / STEP_MAX), self.factor * STEP_MAX)
         ratio = min(max(ratio, 1 / FACTOR_MAX), FACTOR_MAX)
-        sample = min(float(estimated), SAMPLE_TOKENS_MAX)
-        total = self.weight_tokens + sample
-        factor = (self.factor * self.weight_tokens + ratio * sample) / total
+        sample_weight = min(float(estimated), SAMPLE_TOKENS_MAX)
+        total = self.weight_tokens + sample_weight
+        # Average of the old factor and the new ratio, weighted by the tokens that each is based on.
+        factor = (self.factor * self.weight_tokens + ratio * sample_weight) / total
         return Calibration(factor, min(total, MEMORY_TOKENS_MAX))
 
 

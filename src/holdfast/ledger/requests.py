@@ -83,7 +83,7 @@ def _read(raw: bytes, model: str | None, models: Models | None) -> SentRequest:
     refuse_oversized(raw)
     with readable("invalid_request", "the request"):
         body = msgspec.json.decode(raw, type=dict[str, object])
-    told = recognise(body, told=model, models=models)
+    told = recognise(body, model=model, models=models)
     if not told.model:
         raise UserError(f"it names no model; say it with --model {told.provider}:NAME")
     adapter = adapter_for(told.provider)

@@ -1,1 +1,1 @@
-"""How each provider spells a request and a reply, in pure pairs; and the one place that opens sockets."""
+"""Adapters that encode requests and decode responses for each provider, and the only module that opens sockets."""

@@ -1,4 +1,4 @@
-"""What every provider's adapter offers: canonical values to exact wire bytes, and back."""
+"""The adapter protocol: encodes our values into a provider's exact wire bytes, and decodes them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
@@ -13,7 +13,7 @@ from holdfast.catalog.rows import Model
 from holdfast.errors import FailureKind, ProviderError
 
 PATH = ":path"
-"""The name under which a request's path stands among its headers."""
+"""The pseudo header that holds a request's path."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class WireRequest(msgspec.Struct, frozen=True):
-    """A request read back: what was asked, and the marks the caller had placed."""
+    """A decoded request: its prompt, and the breakpoints that the caller placed."""
 
     prompt: Prompt
     plan: Plan
@@ -33,48 +33,48 @@ class WireRequest(msgspec.Struct, frozen=True):
 
 
 class StreamReader(Protocol):
-    """Reads one streamed reply. The last delta of a whole one is `ReplyFinished`."""
+    """Decodes one streamed response. The last delta of a complete one is `ReplyFinished`."""
 
     def feed(self, chunk: bytes) -> Iterator[Delta]:
-        """The deltas that this chunk completes; a chunk may end anywhere, even inside a character."""
+        """The deltas that this chunk completes; a chunk may end anywhere, even inside a UTF-8 character."""
 
     def partial(self) -> Reply | None:
-        """What has arrived of a stream that was cut, as a legal message; None before anything did."""
+        """What has arrived of an interrupted stream, as a valid message; None if nothing has."""
 
 
 class Adapter(Spelling, Protocol):
-    """`lead`, `close` and `mark` come from `Spelling`."""
+    """Pure functions in pairs: the engine uses one half, the simulator and wrapped clients the other."""
 
     @property
     def name(self) -> str: ...
 
-    def lower(self, passage: Passage) -> Passage | None:
-        """The passage as this provider can be told it: what it has no words for is left out or said in text.
+    def lower(self, entry: Passage) -> Passage | None:
+        """The entry reduced to what this provider can represent: other blocks are dropped or replaced by text.
 
-        Nothing more is lost: what `spell` writes of a passage is what it writes of the lowered one. None where
-        nothing is left. Blocks of a kind that we do not know are taken for the provider's own.
+        Encoding an entry and encoding its lowered form give the same bytes. None if nothing is left. Opaque blocks are
+        assumed to be the provider's own.
         """
 
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
-        """One piece per tool, system text or message block; depends on nothing but the segment."""
+        """One encoded block per tool, system text or message block; a function of the segment alone."""
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """Fields, as (name, JSON text), that keep a session on one cache: keys, lifetimes, sticky routes."""
+        """Fields, as (name, JSON text), that keep a session on one cache: cache keys, TTLs, sticky routing."""
 
     def opening(self, parameters: Parameters) -> bytes:
-        """The body's JSON object up to the prompt, without closing brace: all that is not cacheable."""
+        """The body's JSON object up to the prompt, without the closing brace: everything that is not cacheable."""
 
     def endpoint(self, parameters: Parameters) -> Endpoint: ...
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
-        """The headers that carry the key."""
+        """The headers that carry the API key."""
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
-        """The inverse of `write_request`; `ProviderError("invalid_request")` for what cannot be read.
+        """The inverse of `encode_request`; `ProviderError("invalid_request")` if the body cannot be decoded.
 
-        `headers` hold the request's path, under `PATH`, for providers that name the model there.
+        `headers` include the request's path under `PATH_HEADER`, because Gemini names the model in the path.
         """
 
     def write_reply(self, reply: Reply) -> bytes: ...
@@ -82,7 +82,7 @@ class Adapter(Spelling, Protocol):
     def read_reply(self, body: bytes) -> Reply: ...
 
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
-        """The reply as the provider would stream it, one server-sent event a chunk."""
+        """The response as the provider would stream it, one server-sent event per chunk."""
 
     def stream_reader(self) -> StreamReader: ...
 

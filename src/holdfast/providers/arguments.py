@@ -1,4 +1,4 @@
-"""What a model wrote as the arguments of a call, made fit to be sent back."""
+"""Makes a model's tool call arguments valid, so that they can be sent back."""
 
 import re
 
@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.canonical.encoding import plain_json
 
+# One limit for all, because the depth at which decoding fails differs by Python version.
 NESTING_MAX = 100
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -13,7 +14,7 @@ _BRACKETS = re.compile(r"[{}\[\]]")
 
 
 def legal_arguments(text: str) -> str:
-    """The text if it is a JSON object; else an object that holds it, so that it can be sent back."""
+    """The text if it is a JSON object, else an object that wraps it: providers refuse a history with invalid ones."""
     try:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -24,7 +25,7 @@ def legal_arguments(text: str) -> str:
 
 
 def _is_deeper(text: str, depth_max: int) -> bool:
-    """Whether JSON nests deeper; how deep a parser can go is another matter on every interpreter."""
+    """Whether the JSON nests deeper. Brackets inside strings do not count."""
     if text.count("{") + text.count("[") <= depth_max:
         return False
     depth = 0

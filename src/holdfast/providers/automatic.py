@@ -1,4 +1,4 @@
-"""Where does a provider place the mark that a request asks for at its top, and on no block?"""
+"""Where Anthropic places the automatic breakpoint that a request asks for with a top-level `cache_control`."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,14 @@ from holdfast.providers.fields import extra_field, field_of
 
 
 def automatic_mark(
-    parameters: Parameters, pieces: Sequence[Piece], marks: Sequence[Mark], rules: CacheRules
+    parameters: Parameters, blocks: Sequence[Piece], breakpoints: Sequence[Mark], rules: CacheRules
 ) -> tuple[Mark, ...]:
-    """That mark, which stands behind all others; none where it is not asked for, not taken, or there already."""
-    asked = extra_field(parameters, "cache_control")
-    if asked is None or not rules.takes_automatic_mark:
+    """The breakpoint after all others; none if it was not asked for, is not supported, or is already there."""
+    cache_control = extra_field(parameters, "cache_control")
+    if cache_control is None or not rules.takes_automatic_mark:
         return ()
-    last = next((index for index in reversed(range(len(pieces))) if pieces[index].markable), None)
-    if last is None or any(mark.piece == last for mark in marks):
+    # On the last cacheable block: an ineligible one makes the provider walk back (Anthropic, "Prompt caching").
+    last = next((index for index in reversed(range(len(blocks))) if blocks[index].markable), None)
+    if last is None or any(point.piece == last for point in breakpoints):
         return ()
-    return (Mark(last, "1h" if field_of(asked, "ttl") == "1h" else "5m", "automatic"),)
+    return (Mark(last, "1h" if field_of(cache_control, "ttl") == "1h" else "5m", "automatic"),)

@@ -1,4 +1,4 @@
-"""What a model can do through our adapters, declared only where it is so."""
+"""Which kind of prompt caching a model supports through our adapters."""
 
 from typing import Literal
 
@@ -7,11 +7,11 @@ import msgspec
 from holdfast.catalog.rows import Model
 
 Caching = Literal["marks", "prefix", "none"]
-"""`marks`: we tell the provider what to keep. `prefix`: it keeps what repeats, and we keep that from moving."""
+"""`marks`: we place cache breakpoints. `prefix`: the provider caches repeated prefixes, and we keep them unchanged."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """`explicit_caches`: a prefix can be kept under a name, for as long as it is paid for."""
+    """`explicit_caches`: a prefix can be stored under a name, for as long as the storage is paid for."""
 
     caching: Caching
     explicit_caches: bool
@@ -22,7 +22,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 def capabilities_of(model: Model) -> Capabilities:
-    """A row that is turned off, or whose requests may land anywhere, declares no cache."""
+    """A model with caching turned off, or whose requests may reach any cache, has none."""
     if not model.supports_prompt_caching:
         return Capabilities("none", explicit_caches=False)
     return Capabilities(_caching(model), explicit_caches=model.cache.explicit_tokens_min > 0)

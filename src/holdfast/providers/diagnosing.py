@@ -1,4 +1,4 @@
-"""What an adapter offers whose provider says itself why its cache did not hold."""
+"""The optional adapter protocol for providers that report why a request missed their cache."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar, runtime_checkable
@@ -10,35 +10,35 @@ from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Adapter
 
 ABSENT = msgspec.Raw(b"")
-"""What stands in place of a diagnosis in a reply that has none."""
+"""The value of a missing diagnosis field in a decoded response."""
 
 T = TypeVar("T")
 
 
 @runtime_checkable
 class DiagnosesMisses(Protocol):
-    """Beside what every adapter offers. No cache depends on whether a diagnosis is asked for."""
+    """Implemented in addition to `Adapter`. Asking for a diagnosis does not change what is cached."""
 
     def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
-        """The same parameters, with the wish to be compared with an earlier request, if there was one.
+        """The parameters with a request to compare with an earlier response, if there was one.
 
-        Whoever has asked in words of their own is left alone.
+        Parameters in which the caller already asks for a diagnosis are returned unchanged.
         """
 
     def compares(self, parameters: Parameters) -> bool:
-        """Whether these parameters name what to compare with; a reply to any others says nothing of the cache."""
+        """Whether the parameters name an earlier response; without one the response has no diagnosis."""
 
     def refuses_diagnosis(self, error: ProviderError) -> bool:
         """Whether a request failed because it asked for a diagnosis."""
 
 
 def compares(adapter: Adapter, parameters: Parameters) -> bool:
-    """Whether a reply to these parameters can say anything of the cache; in any other, a diagnosis means nothing."""
+    """Whether the response to these parameters can hold a diagnosis; in any other the field is meaningless."""
     return isinstance(adapter, DiagnosesMisses) and adapter.compares(parameters)
 
 
 def read_or_none(decode: Callable[[bytes], T], raw: bytes) -> T | None:
-    """None for what is absent or cannot be read: a reply is paid for, and is not lost because of a remark on it."""
+    """None if absent or unreadable: the response is paid for and must not be lost because of a diagnosis."""
     try:
         return decode(raw) if raw else None
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What an adapter offers whose provider takes a request that asks for nothing, and keeps its prefix all the same."""
+"""The optional adapter protocol for providers that accept a request for zero output and still cache its prefix."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,10 +7,10 @@ from holdfast.canonical.prompt import Parameters
 
 @runtime_checkable
 class AsksForNothing(Protocol):
-    """Beside what every adapter offers. What such a request reads is refreshed, what it marks is written."""
+    """Implemented in addition to `Adapter`. Such a ping refreshes what it reads and writes at its breakpoints."""
 
     def emptied(self, parameters: Parameters) -> Parameters:
-        """The same parameters, for a whole reply without output; what the cache depends on stays."""
+        """The parameters for a ping: no output, not streamed. What the cache key depends on stays."""
 
     def conflict_with_empty(self, parameters: Parameters) -> str | None:
-        """What in emptied parameters makes the provider refuse such a request."""
+        """The parameter that makes the provider refuse such a ping, or None."""

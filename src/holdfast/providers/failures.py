@@ -1,4 +1,4 @@
-"""What every provider's failures have in common: kinds by status, pauses asked for, and messages fit to be shown."""
+"""Shared by all providers' error decoding: failure kinds by HTTP status, retry delays, and safe one-line messages."""
 
 import math
 import re
@@ -15,9 +15,9 @@ _KIND_OF_STATUS: dict[int, FailureKind] = {
     401: "auth",
     403: "auth",
     408: "network",
-    413: "context_overflow",
+    413: "context_overflow",  # A body that is too large is handled like a prompt that is too long.
     429: "rate_limit",
-    529: "rate_limit",
+    529: "rate_limit",  # Anthropic's "overloaded".
 }
 
 STATUS_OF_KIND: dict[FailureKind, int] = {
@@ -30,8 +30,9 @@ STATUS_OF_KIND: dict[FailureKind, int] = {
     "cancelled": 500,
     "other": 500,
 }
-"""The status with which a provider reports such a failure."""
+"""The HTTP status with which a provider reports such a failure."""
 
+# The wordings of Anthropic, OpenAI and Gemini; only OpenAI also sends a code.
 _OVERFLOW = re.compile(
     r"prompt is too long|exceeds? (the )?context (limit|window)|maximum context length|context_length_exceeded"
     r"|input token count .{0,40}exceeds",
@@ -59,36 +60,38 @@ def kind_of(status: int, message: str) -> FailureKind:
 
 
 def one_line(message: str) -> str:
-    """The message on one line, short, and without what looks like a key or would move a cursor."""
-    shown = message if message.isprintable() else "".join(one if one.isprintable() else " " for one in message)
-    line = _SECRET.sub("[removed]", " ".join(shown.split()))
+    """The message as one short line, without anything that looks like a key and without control characters."""
+    if not message.isprintable():
+        message = "".join(character if character.isprintable() else " " for character in message)
+    line = _SECRET.sub("[removed]", " ".join(message.split()))
     return line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """A header by its name in lower case, however the sender wrote it."""
+    """A header by its lower-case name; the sender's capitalisation does not matter."""
     return next((value for key, value in headers.items() if key.lower() == name), None)
 
 
 @contextmanager
-def readable(kind: FailureKind, what: str, *, status: int | None = None) -> Iterator[None]:
-    """Turn every way in which foreign bytes can be unreadable into one line that quotes none of them."""
+def readable(kind: FailureKind, subject: str, *, status: int | None = None) -> Iterator[None]:
+    """Turn every decoding error of foreign bytes into a one-line `ProviderError` that quotes none of them."""
     try:
         yield
-    except msgspec.MsgspecError as fault:
-        # A field's name can be as long as its sender likes, and half a surrogate pair is reported as an end.
-        reason = one_line(str(fault)).replace("was truncated", "was truncated, or holds half a surrogate pair")
+    except msgspec.MsgspecError as error:
+        # Sanitized because a field name can have any length; msgspec reports half a surrogate pair as a truncation.
+        reason = one_line(str(error)).replace("was truncated", "was truncated, or holds half a surrogate pair")
     except UnicodeError:
         reason = "it is not UTF-8"
     except RecursionError:
         reason = "it is nested too deeply"
     else:
         return
-    raise ProviderError(kind, f"{what} cannot be read: {reason}", status=status) from None
+    raise ProviderError(kind, f"{subject} cannot be read: {reason}", status=status) from None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Only seconds: a date could not be turned into a pause without a clock."""
+    """The delay in seconds. A `retry-after` with a date is ignored, because it would need a clock."""
+    # `retry-after-ms` first, in the order of Anthropic's and OpenAI's SDKs.
     in_milliseconds = _seconds(header(headers, "retry-after-ms"))
     return _seconds(header(headers, "retry-after")) if in_milliseconds is None else in_milliseconds / 1000
 

@@ -1,4 +1,4 @@
-"""What a request says in fields that are not part of every provider's request."""
+"""Reads provider-specific fields of a request, which are carried as JSON text."""
 
 import msgspec
 
@@ -7,12 +7,12 @@ from holdfast.canonical.prompt import Parameters
 
 
 def extra_field(parameters: Parameters, name: str) -> object:
-    """A field that is not part of every provider's request; None where it is absent or unreadable."""
+    """The decoded value of an extra field; None if absent or unreadable."""
     return decoded(dict(parameters.extra).get(name))
 
 
 def decoded(text: str | None) -> object:
-    """What JSON text holds; None where it is absent or unreadable."""
+    """The value of a JSON text; None if absent or unreadable."""
     try:
         return msgspec.json.decode(text) if text is not None else None
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -20,12 +20,13 @@ def decoded(text: str | None) -> object:
 
 
 def field_of(value: object, *names: str) -> object:
-    """A member of nested JSON objects; None where there is none."""
+    """A member of nested JSON objects; None if any of them is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def same_spelling(text: str | None) -> str | None:
+    """The JSON text in canonical form, so that equal values compare equal; None if absent or unreadable."""
     value = decoded(text)
     return None if value is None else canonical_json(value).decode()

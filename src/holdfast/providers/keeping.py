@@ -1,4 +1,4 @@
-"""What an adapter offers whose provider keeps a prefix under a name, for a time that is paid for."""
+"""The optional adapter protocol for explicit caches: a prefix stored under a name, with storage billed by time."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from holdfast.providers.adapter import Endpoint
 
 
 class NamedCache(msgspec.Struct, frozen=True):
-    """A cache as the provider describes it; `expires_at` in seconds since the epoch."""
+    """An explicit cache as the provider describes it; `expires_at` is a Unix timestamp."""
 
     name: str
     model: str
@@ -21,20 +21,20 @@ class NamedCache(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class KeepsCaches(Protocol):
-    """Beside what every adapter offers; each request is an endpoint and a body."""
+    """Implemented in addition to `Adapter`; each request is an endpoint and a body."""
 
     def create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
-        """`head` are the cacheable bytes of a scroll up to its stable end."""
+        """`head` holds the cacheable bytes of the request's stable prefix."""
 
     def extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
-        """The cache lives for so long from now on."""
+        """Set the remaining TTL, counted from now."""
 
     def delete_cache(self, name: str) -> tuple[Endpoint, bytes]: ...
 
     def read_cache(self, body: bytes) -> NamedCache: ...
 
     def refer_to(self, parameters: Parameters, name: str) -> Parameters:
-        """The parameters of a request that leaves its head out and names a cache instead."""
+        """The parameters of a request that names a cache instead of sending the stable prefix."""
 
     def is_lost(self, error: ProviderError) -> bool:
-        """Whether a request failed because the cache it named is no longer there."""
+        """Whether a request failed because the cache it named no longer exists."""

@@ -1,4 +1,4 @@
-"""How a JSON object is taken apart, and put together, without changing the bytes of its values."""
+"""Splits and joins JSON objects without changing the bytes of their values."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ import msgspec
 from holdfast.canonical.blocks import mend_surrogates
 from holdfast.canonical.encoding import plain_json
 
+# Strings and structural characters; everything between them belongs to a value.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
 
 _decode_string = msgspec.json.Decoder(str).decode
@@ -17,7 +18,7 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def take_apart(raw: bytes) -> dict[str, bytes]:
-    """The values by name, each byte for byte; of two members with one name the last counts."""
+    """The values by name, each byte for byte. Of two members with one name the last wins."""
     return {name: bytes(value) for name, value in _decode_object(raw).items()}
 
 
@@ -26,8 +27,8 @@ def put_together(members: Mapping[str, bytes]) -> bytes:
 
 
 def without(raw: bytes, name: str) -> bytes:
-    """The object less every member of that name; all bytes of the others stay, spaces included."""
-    kept: list[bytes] = []
+    """The object without the members of that name; the others keep all their bytes, white space included."""
+    remaining: list[bytes] = []
     depth = start = 0
     key: str | None = None
     for token in _TOKEN.finditer(raw):
@@ -40,30 +41,30 @@ def without(raw: bytes, name: str) -> bytes:
             case b",":
                 pass
             case string:
-                # The first string of a member is its name; a later one is its value.
+                # The first string of a member is its name; later ones belong to its value.
                 key = msgspec.json.decode(string, type=str) if depth == 1 and key is None else key
         if depth == 0 or (depth == 1 and token[0] == b","):
-            kept += [raw[start : token.start()]] if key != name else []
+            remaining += [raw[start : token.start()]] if key != name else []
             start, key = token.end(), None
-    return b"{" + b",".join(kept) + b"}"
+    return b"{" + b",".join(remaining) + b"}"
 
 
 def read_string(members: Mapping[str, bytes], name: str) -> str:
-    """A member that must be there and be a string. Raises msgspec's errors; they never quote a value."""
+    """A required string member. Raises msgspec's errors, which never quote a value."""
     if name not in members:
         raise msgspec.ValidationError(f"Object missing required field `{name}`")
     return _decode_string(members[name])
 
 
 def closed(start: bytes) -> bytes:
-    """The start of some JSON, with everything closed that it leaves open."""
-    still_open: list[bytes] = []
+    """A truncated JSON text, completed by closing its open brackets and braces."""
+    unclosed: list[bytes] = []
     for token in _TOKEN.finditer(start):
         if token[0] in _CLOSING:
-            still_open.append(_CLOSING[token[0]])
-        elif still_open and token[0] == still_open[-1]:
-            still_open.pop()
-    return start + b"".join(reversed(still_open))
+            unclosed.append(_CLOSING[token[0]])
+        elif unclosed and token[0] == unclosed[-1]:
+            unclosed.pop()
+    return start + b"".join(reversed(unclosed))
 
 
 def quoted(text: str) -> bytes:
@@ -75,5 +76,5 @@ def quoted(text: str) -> bytes:
 
 
 def spliced(json_text: str) -> bytes:
-    """JSON that is kept as text, as bytes that can stand in a request."""
+    """JSON text as bytes that are valid in a request."""
     return mend_surrogates(json_text).encode()

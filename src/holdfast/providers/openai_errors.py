@@ -1,4 +1,4 @@
-"""Which failure an answer in OpenAI's shape means, and how OpenAI and those who speak like it report one."""
+"""Decodes and encodes errors in OpenAI's format, which OpenRouter shares with small differences."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from holdfast.providers.failures import STATUS_OF_KIND, kind_of, one_line, retry
 _OVERFLOW = "context_length_exceeded"
 _QUOTA = "insufficient_quota"
 
-# In a stream only a word says what would have been the status.
+# Inside a stream there is no HTTP status; the error's type or code replaces it.
 _STATUSES = {
     "invalid_request_error": 400,
     "invalid_prompt": 400,
@@ -38,74 +38,77 @@ _TYPES_AND_CODES: dict[int, tuple[str, str | None]] = {
 }
 
 
-class _Fault(msgspec.Struct, frozen=True):
+class _WireError(msgspec.Struct, frozen=True):
     type: str | None = None
     message: str | None = None
     code: str | int | None = None
 
 
-class _ErrorBody(_Fault, frozen=True):
-    """The fault stands under `error`, or its members stand at the top."""
+class _ErrorBody(_WireError, frozen=True):
+    """The error is either nested under `error` or spread over the top level."""
 
-    error: _Fault | str | None = None
+    error: _WireError | str | None = None
 
 
 def read_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-    return _failure(status, headers, _read_fault(body))
+    return _failure(status, headers, _decode_error(body))
 
 
 def read_stream_error(body: bytes) -> ProviderError:
-    """The same for an error that comes in the middle of a stream, where the HTTP status was a good one."""
-    fault = _read_fault(body)
-    return _failure(_status_of(fault), {}, fault)
+    """The error in the middle of a stream, after HTTP status 200."""
+    error = _decode_error(body)
+    return _failure(_status_of(error), {}, error)
 
 
 def write_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-    """As OpenAI reports it; `other` with status 429 is a quota that is used up."""
-    told = (400 if kind == "context_overflow" else STATUS_OF_KIND[kind]) if status is None else status
-    name, code = _TYPES_AND_CODES.get(told, ("invalid_request_error" if 400 <= told < 500 else "server_error", None))
+    """In OpenAI's format; `other` with status 429 is an exhausted quota."""
+    if status is None:
+        status = 400 if kind == "context_overflow" else STATUS_OF_KIND[kind]
+    fallback = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    name, code = _TYPES_AND_CODES.get(status, (fallback, None))
     if kind == "context_overflow":
         code = _OVERFLOW
-    if kind == "other" and told == 429:
+    if kind == "other" and status == 429:
         name = code = _QUOTA
-    return told, plain_json({"error": {"message": mend_surrogates(message), "type": name, "param": None, "code": code}})
+    error = {"message": mend_surrogates(message), "type": name, "param": None, "code": code}
+    return status, plain_json({"error": error})
 
 
 def write_numbered_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-    """As OpenRouter reports it: its code is the status."""
-    told = STATUS_OF_KIND[kind] if status is None else status
-    return told, plain_json({"error": {"code": told, "message": mend_surrogates(message)}})
+    """In OpenRouter's format: the code is the HTTP status."""
+    code = STATUS_OF_KIND[kind] if status is None else status
+    return code, plain_json({"error": {"code": code, "message": mend_surrogates(message)}})
 
 
-def _failure(status: int, headers: Mapping[str, str], fault: _Fault) -> ProviderError:
+def _failure(status: int, headers: Mapping[str, str], error: _WireError) -> ProviderError:
     return ProviderError(
-        _kind(status, fault),
-        one_line(fault.message or "") or f"the provider answered with HTTP status {status} and no reason",
+        _kind(status, error),
+        one_line(error.message or "") or f"the provider answered with HTTP status {status} and no reason",
         status=status,
         retry_after_seconds=retry_after(headers),
     )
 
 
-def _kind(status: int, fault: _Fault) -> FailureKind:
-    if _QUOTA in (fault.code, fault.type):
-        # Whoever has used up a quota is told so with the status of a limit, but no pause helps.
+def _kind(status: int, error: _WireError) -> FailureKind:
+    if _QUOTA in (error.code, error.type):
+        # An exhausted quota has the status of a rate limit (429), but waiting does not help.
         return "other"
-    if fault.code == _OVERFLOW:
+    if error.code == _OVERFLOW:
         return "context_overflow"
-    return kind_of(status, fault.message or "")
+    return kind_of(status, error.message or "")
 
 
-def _status_of(fault: _Fault) -> int:
-    if isinstance(fault.code, int):
-        return fault.code if 400 <= fault.code < 600 else 500
-    return _STATUSES.get(fault.code or "") or _STATUSES.get(fault.type or "", 500)
+def _status_of(error: _WireError) -> int:
+    if isinstance(error.code, int):
+        return error.code if 400 <= error.code < 600 else 500
+    return _STATUSES.get(error.code or "") or _STATUSES.get(error.type or "", 500)
 
 
-def _read_fault(body: bytes) -> _Fault:
+def _decode_error(body: bytes) -> _WireError:
     try:
-        told = msgspec.json.decode(body, type=_ErrorBody)
+        decoded = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _Fault()
-    if isinstance(told.error, str):
-        return _Fault(message=told.error)
-    return told.error or told
+        return _WireError()
+    if isinstance(decoded.error, str):
+        return _WireError(message=decoded.error)
+    return decoded.error or decoded

@@ -1,4 +1,4 @@
-"""How many tokens a call took where the provider's total includes what was read from and written to its cache."""
+"""Disjoint usage buckets where a provider's total includes cache reads and writes, as OpenAI's and Gemini's do."""
 
 from holdfast.canonical.usage import Usage, counted
 
@@ -11,16 +11,17 @@ def inclusive_buckets(
     written_5m: int | None = None,
     written_other: int | None = None,
 ) -> Usage:
-    """Buckets that add up to the total, whatever the parts claim; what a part claims beyond it is cut off."""
-    rest = counted(total)
-    taken: list[int] = []
-    for claimed in (read, written_5m, written_other):
-        taken.append(min(counted(claimed), rest))
-        rest -= taken[-1]
+    """Buckets that add up to the total. Reads and writes that exceed it together are cut off."""
+    # input = total - read - written. Anthropic's counters are disjoint already and do not need this.
+    uncached = counted(total)
+    cached: list[int] = []
+    for reported in (read, written_5m, written_other):
+        cached.append(min(counted(reported), uncached))
+        uncached -= cached[-1]
     return Usage(
-        input=rest,
-        cache_read=taken[0],
-        cache_write_5m=taken[1],
-        cache_write_other=taken[2],
+        input=uncached,
+        cache_read=cached[0],
+        cache_write_5m=cached[1],
+        cache_write_other=cached[2],
         output=counted(output),
     )

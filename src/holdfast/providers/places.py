@@ -1,4 +1,4 @@
-"""In which order the parts of a prompt stand on every provider's wire."""
+"""Checks that the sections of a prompt are encoded in the order in which every provider hashes them."""
 
 from holdfast.canonical.pieces import Piece
 from holdfast.canonical.prompt import Place
@@ -7,9 +7,9 @@ from holdfast.errors import OrderError
 _ORDER: tuple[Place, ...] = ("tools", "system", "messages")
 
 
-def check_order(before: Piece | None, piece: Piece) -> None:
-    if before is not None and _ORDER.index(before.place) > _ORDER.index(piece.place):
+def check_order(before: Piece | None, block: Piece) -> None:
+    if before is not None and _ORDER.index(before.place) > _ORDER.index(block.place):
         raise OrderError(
-            f"layer {piece.layer!r} ({piece.place}) stands behind layer {before.layer!r} ({before.place}); "
+            f"layer {block.layer!r} ({block.place}) comes after layer {before.layer!r} ({before.place}); "
             f"the order is {', '.join(_ORDER)}"
         )

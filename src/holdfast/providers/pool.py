@@ -1,4 +1,4 @@
-"""What all wires of one event loop share, host by host: connections, and a place in line."""
+"""Per host, the connections and the request queue that all transports of one event loop share."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ CONNECTIONS_MAX = 100
 
 
 class Lane:
-    """Requests that wait their turn, first come, first served."""
+    """A queue that limits concurrent requests, first come, first served."""
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -21,7 +21,7 @@ class Lane:
 
     @asynccontextmanager
     async def place(self, requests_max: int) -> AsyncIterator[None]:
-        """Held while a request is under way; waits as long as there are `requests_max` others."""
+        """Hold a slot while a request is in progress; waits while `requests_max` others are."""
         await self._enter(requests_max)
         try:
             yield
@@ -30,6 +30,7 @@ class Lane:
             self._admit()
 
     async def _enter(self, requests_max: int) -> None:
+        # Waiting requests go first: a new one must not overtake them.
         if self.under_way < requests_max and not self._waiting:
             self.under_way += 1
             return
@@ -38,7 +39,7 @@ class Lane:
         try:
             await turn
         except asyncio.CancelledError:
-            # Whoever leaves just as a place is given to him gives it back.
+            # Cancelled in the moment in which the slot was granted: return it.
             self.under_way -= turn.done() and not turn.cancelled()
             self._admit()
             raise
@@ -55,7 +56,7 @@ class Lane:
 
 
 class Host:
-    """One host's connections, opened with the first request and closed with the last wire."""
+    """One host's connections, opened by the first request and closed with the last transport."""
 
     def __init__(self) -> None:
         self.lane = Lane()
@@ -82,26 +83,21 @@ _hosts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Host]] = WeakKeyD
 
 
 def take_host(url: str) -> Host:
-    """The host of this URL, shared with every wire of the running loop that speaks to it; to be given back."""
+    """The host of this URL, shared by all transports of the running loop. Each call needs a `release_host`."""
     host = _hosts.setdefault(asyncio.get_running_loop(), {}).setdefault(_origin(url), Host())
     host.wires += 1
     return host
 
 
 async def give_back_host(url: str) -> None:
-    known = _hosts.get(asyncio.get_running_loop(), {})
-    host = known.get(_origin(url))
+    hosts = _hosts.get(asyncio.get_running_loop(), {})
+    host = hosts.get(_origin(url))
     if host is None:
         return
     host.wires -= 1
     if host.wires <= 0:
-        del known[_origin(url)]
+        del hosts[_origin(url)]
         await host.aclose()
-
-
-def hosts_in_use() -> int:
-    """How many hosts the wires of the running loop still hold."""
-    return len(_hosts.get(asyncio.get_running_loop(), {}))
 
 
 def _origin(url: str) -> str:

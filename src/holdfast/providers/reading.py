@@ -1,4 +1,4 @@
-"""What reading a request means for every provider alike: its size, its segments, and the marks in it."""
+"""The provider-independent part of decoding a request: the size limit, the segments, and the breakpoints."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from holdfast.providers.adapter import WireRequest
 BODY_BYTES_MAX = 32 * 1024 * 1024
 
 Lifetimes = list[Ttl | None]
-"""For each piece the lifetime of its mark, or None where it has none."""
+"""For each block the TTL of its breakpoint, or None if it has none."""
 
 
 def refuse_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
@@ -19,16 +19,16 @@ def refuse_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
         raise ProviderError("invalid_request", f"the request has more than {bytes_max} bytes; send less", status=413)
 
 
-def prompt_of(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], passages: tuple[Passage, ...]) -> Prompt:
+def prompt_of(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], entries: tuple[Passage, ...]) -> Prompt:
     segments = (
         Segment("tools", Stability.FROZEN, "tools", tools=tools),
         Segment("system", Stability.EPOCH, "system", system=system),
-        Segment("history", Stability.GROWING, "messages", passages=passages),
+        Segment("history", Stability.GROWING, "messages", passages=entries),
     )
-    return Prompt(tuple(part for part in segments if part.tools or part.system or part.passages))
+    return Prompt(tuple(segment for segment in segments if segment.tools or segment.system or segment.passages))
 
 
-def request_of(prompt: Prompt, lifetimes: Sequence[Ttl | None], parameters: Parameters) -> WireRequest:
-    """The lifetimes are those of all pieces of the prompt, in their order."""
-    marks = (Mark(index, ttl) for index, ttl in enumerate(lifetimes) if ttl is not None)
-    return WireRequest(prompt, Plan(tuple(marks)), parameters)
+def request_of(prompt: Prompt, ttls: Sequence[Ttl | None], parameters: Parameters) -> WireRequest:
+    """`ttls` has one item per block of the prompt, in their order."""
+    breakpoints = (Mark(index, ttl) for index, ttl in enumerate(ttls) if ttl is not None)
+    return WireRequest(prompt, Plan(tuple(breakpoints)), parameters)

@@ -1,4 +1,4 @@
-"""Which providers there are, where each is reached, and the adapter of each, loaded when it is first spoken through."""
+"""The providers: where each is reached, and its adapter, imported on first use."""
 
 import functools
 import importlib
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """The variables are those that the provider's own client reads; `base_url` is what that client appends paths to.
+    """The environment variables are those of the provider's own SDK; `base_url` is what that SDK appends paths to.
 
-    `home` is the package of the adapter, which has the same name in it.
+    `package` names the package under `holdfast.providers`, and the adapter instance in it.
     """
 
     name: str
@@ -39,17 +39,18 @@ class Provider(msgspec.Struct, frozen=True):
 
     @property
     def is_command(self) -> bool:
-        """Whether it is a program on this machine and not a host."""
+        """Whether it is a local command instead of a host."""
         return not self.base_url
 
     @property
     def path_prefix(self) -> str:
-        """What stands in front of every path on the provider's host, such as `/v1`."""
+        """The path of the base URL, such as `/v1`, without a trailing slash."""
         return urlsplit(self.base_url).path.rstrip("/")
 
 
 _OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
 
+# Anthropic's and Gemini's SDKs put the version into each path, OpenAI's and OpenRouter's into the base URL.
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -69,7 +70,7 @@ PROVIDERS = {
 
 def provider_named(name: str) -> Provider:
     if name not in PROVIDERS:
-        raise UserError(f"provider {name!r} cannot be spoken to; these can: {', '.join(PROVIDERS)}")
+        raise UserError(f"unknown provider {name!r}; known providers: {', '.join(PROVIDERS)}")
     return PROVIDERS[name]
 
 
@@ -77,6 +78,7 @@ def adapter_for(provider: str) -> Adapter:
     return provider_named(provider).adapter
 
 
+# Imported on first use: a process that talks to one provider should not pay for the import of all.
 @functools.cache
 def _adapter_in(home: str) -> Adapter:
     adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)

@@ -1,4 +1,4 @@
-"""How a streamed reply is read, and cut into deltas, for every provider that streams server-sent events."""
+"""Decodes a streamed response into deltas, for every provider that streams server-sent events."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -10,21 +10,21 @@ from holdfast.errors import ProviderError
 from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent, SseReader
 
 REPLY_BYTES_MAX = 64 * 1024 * 1024
-DELTA_CHARS_MAX = 64
+DELTA_CHARS_MAX = 64  # For streams that we encode: a delta of a provider has a few words.
 
 
 class EventFold(Protocol):
-    """What one provider's events add up to."""
+    """Folds one provider's events into a response."""
 
     @property
     def finished(self) -> bool:
-        """Whether the reply is whole; what comes behind its end says nothing."""
+        """Whether the response is complete; events after its end are ignored."""
 
     def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
-        """The deltas that this event means; `ProviderError` where it cannot be read, or tells of a failure."""
+        """The deltas of this event; `ProviderError` if it is unreadable or reports a failure."""
 
     def partial(self) -> Reply | None:
-        """See `StreamReader.partial`."""
+        """See `StreamDecoder.partial`."""
 
 
 class _Type(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class _Type(msgspec.Struct, frozen=True):
 
 
 def event_name(event: SentEvent) -> str:
-    """What an event is called, by its sender or by itself. Raises msgspec's errors."""
-    # Parts that are kept as bytes are not checked for it otherwise.
+    """The name of an event, from its `event:` line or its `type` field. Raises msgspec's errors."""
+    # msgspec.Raw fields are not checked for valid UTF-8, so the whole event is checked here.
     event.data.decode()
     return event.name or msgspec.json.decode(event.data, type=_Type).type
 
@@ -47,11 +47,11 @@ class EventStreamReader:
         self._bytes_left = self._reply_bytes_max = reply_bytes_max
 
     def feed(self, chunk: bytes) -> Iterator[Delta]:
-        """What is fed is kept even if the deltas are not asked for; they then come with the next chunk's."""
+        """The chunk is buffered even if the caller does not iterate; its deltas then come with the next chunk's."""
         self._bytes_left -= len(chunk)
         if self._bytes_left < 0:
             raise ProviderError(
-                "server_error", f"the provider streamed more than {self._reply_bytes_max} bytes in one reply"
+                "server_error", f"the provider streamed more than {self._reply_bytes_max} bytes in one response"
             )
         self._events.feed(chunk)
         return self._deltas()
@@ -66,11 +66,11 @@ class EventStreamReader:
 
 
 def delta_parts(text: str) -> Iterator[str]:
-    """The text in parts as small as a provider would stream them."""
+    """The text in pieces as small as a provider would stream them."""
     return (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
 
 
 def written_event(body: bytes, name: str = "") -> bytes:
-    """One event. What is kept as bytes may hold line breaks, and a line of an event may not."""
-    named = b"event: %b\n" % name.encode() if name else b""
-    return named + b"".join(b"data: " + line + b"\n" for line in body.splitlines()) + b"\n"
+    """One encoded event. Carried bytes may contain line breaks, which split into several `data:` lines."""
+    event_line = b"event: %b\n" % name.encode() if name else b""
+    return event_line + b"".join(b"data: " + line + b"\n" for line in body.splitlines()) + b"\n"

@@ -1,4 +1,4 @@
-"""What a cached prefix depends on beside its blocks, read from a request, for each provider's rules."""
+"""The request parameters that a cached prefix depends on besides its blocks, for each provider."""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,35 +15,40 @@ from holdfast.providers.gemini.opening import TOOL_CONFIG
 
 
 def anthropic_parameters(blocks: Iterable[Block | ToolSpec], parameters: Parameters) -> TierParameters:
-    sent = tuple(blocks)
+    """The parameters that invalidate a cached prefix when they change (Anthropic, "Prompt caching")."""
+    content = tuple(blocks)
     speed = extra_field(parameters, "speed")
     effort = field_of(extra_field(parameters, "output_config"), "effort")
     return TierParameters(
         model=parameters.model,
         speed=speed if isinstance(speed, str) else None,
-        web_search=any(is_web_search(block) for block in sent),
-        citations=any(_has_citations(block) for block in sent),
+        web_search=any(is_web_search(block) for block in content),
+        citations=any(_has_citations(block) for block in content),
         tool_choice=same_spelling(parameters.tool_choice_json),
         thinking=same_spelling(parameters.thinking_json),
-        images=any(_has_image(block) for block in sent),
+        # Adding or removing an image anywhere invalidates all messages.
+        images=any(_has_image(block) for block in content),
+        # No source settles whether effort invalidates: the model's `effort_breaks_messages` decides.
         effort=effort if isinstance(effort, str) else None,
     )
 
 
 def openai_parameters(parameters: Parameters) -> TierParameters:
-    """By the names of both of OpenAI's interfaces; none of them means two things."""
-    words = extra_field(parameters, "text")
-    chosen = decoded(parameters.tool_choice_json)
-    one_call = field_of(chosen, "disable_parallel_tool_use") is True
+    """Reads the field names of both of OpenAI's APIs; no name has two meanings.
+
+    The parameters are the invalidators in OpenAI's "Prompt caching" guide."""
+    text = extra_field(parameters, "text")
+    tool_choice = decoded(parameters.tool_choice_json)
+    disables_parallel = field_of(tool_choice, "disable_parallel_tool_use") is True
     others = {
-        "parallel_tool_calls": False if one_call else extra_field(parameters, "parallel_tool_calls"),
-        "text_format": extra_field(parameters, "response_format") or field_of(words, "format"),
+        "parallel_tool_calls": False if disables_parallel else extra_field(parameters, "parallel_tool_calls"),
+        "text_format": extra_field(parameters, "response_format") or field_of(text, "format"),
         "reasoning_effort": field_of(decoded(parameters.thinking_json), "effort"),
-        "verbosity": extra_field(parameters, "verbosity") or field_of(words, "verbosity"),
+        "verbosity": extra_field(parameters, "verbosity") or field_of(text, "verbosity"),
         "service_tier": extra_field(parameters, "service_tier"),
         "prompt_cache_key": extra_field(parameters, "prompt_cache_key"),
     }
-    # Both of these are what holds when nothing is said.
+    # The defaults of the API: setting them changes nothing.
     defaults = {"parallel_tool_calls": True, "service_tier": "auto"}
     return TierParameters(
         parameters.model,
@@ -55,26 +60,26 @@ def openai_parameters(parameters: Parameters) -> TierParameters:
 
 
 def gemini_parameters(parameters: Parameters, others: Mapping[str, str | None]) -> TierParameters:
-    """`others` are what the caller knows of the head besides."""
-    foreign = extra_field(parameters, TOOL_CONFIG)
-    chosen = canonical_json(foreign).decode() if foreign else same_spelling(parameters.tool_choice_json)
-    return TierParameters(parameters.model, others={"tool_config": chosen, **others})
+    """`others` are further properties of the prefix that the caller knows."""
+    tool_config = extra_field(parameters, TOOL_CONFIG)
+    choice = canonical_json(tool_config).decode() if tool_config else same_spelling(parameters.tool_choice_json)
+    return TierParameters(parameters.model, others={"tool_config": choice, **others})
 
 
 def settings_of(provider: str, rules: CacheRules, parameters: Parameters) -> tuple[tuple[str, str], ...]:
-    """What of the parameters a cached prefix depends on, by name; whatever is not set is left out."""
+    """The set parameters that a cached prefix depends on, as sorted (name, value) pairs, without the model."""
     if provider == "gemini":
-        found = gemini_parameters(parameters, {})
+        inputs = gemini_parameters(parameters, {})
     elif rules.kind == "marks":
-        found = anthropic_parameters((), parameters)
+        inputs = anthropic_parameters((), parameters)
     else:
-        found = openai_parameters(parameters)
-    named: dict[str, object] = {**msgspec.structs.asdict(found), **found.others}
-    return tuple((name, value) for name, value in sorted(named.items()) if isinstance(value, str) and name != "model")
+        inputs = openai_parameters(parameters)
+    by_name: dict[str, object] = {**msgspec.structs.asdict(inputs), **inputs.others}
+    return tuple((name, value) for name, value in sorted(by_name.items()) if isinstance(value, str) and name != "model")
 
 
 def is_web_search(block: Block | ToolSpec) -> bool:
-    """Whether it is Anthropic's own tool, which is rendered behind the other tools."""
+    """Whether it is Anthropic's web search. It is rendered after the other tools, so toggling it keeps their cache."""
     if not isinstance(block, ToolSpec) or block.wire_json is None:
         return False
     return str(field_of(decoded(block.wire_json), "type")).startswith("web_search_")

@@ -1,4 +1,4 @@
-"""How bytes get to a provider and back over HTTP: streamed, timed, and tried again where that is safe."""
+"""Sends requests to a provider over HTTP: streamed, with timeouts, retried where that is safe."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -21,17 +21,17 @@ ERROR_BYTES_MAX = 64 * 1024
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 
 KEY_CHARS_MIN = 8
-"""What is shorter is no secret, and taking it out of a message would only garble it."""
+"""A shorter key, as in tests, is not removed from error messages: the removal would only garble them."""
 
 Sleep = Callable[[float], Awaitable[None]]
 Refusal = Callable[[int, Mapping[str, str], bytes], ProviderError]
-"""Status, headers and body of an answer that is not 200, as an error."""
+"""Turns status, headers and body of a response other than 200 into an error."""
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """A whole reply sends no byte before it is ready, which can take minutes."""
+    """A response that is not streamed sends no byte before it is complete, which can take minutes."""
 
     connect_seconds: float = 10.0
     first_byte_seconds: float = 600.0
@@ -39,7 +39,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The key is among the headers: never to be shown."""
+    """The headers include the API key: never log or show them."""
 
     method: str
     url: str
@@ -54,12 +54,12 @@ async def receive(
     timeouts: Timeouts,
     refusal: Refusal,
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a good answer as they come, never empty; `ProviderError` for every other one."""
+    """The chunks of a 200 response as they arrive, at least one; raises `ProviderError` for any other outcome."""
     host = urlsplit(request.url).netloc.rpartition("@")[2] or "the provider"
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeouts.first_byte_seconds
-    # Not followed elsewhere: the key is for this host alone.
-    asked = connections.request(
+    # Redirects are not followed: the API key must not reach another host.
+    pending = connections.request(
         request.method,
         request.url,
         data=request.body or None,
@@ -67,7 +67,7 @@ async def receive(
         allow_redirects=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
     )
-    response = await _until(deadline, asked, host)
+    response = await _until(deadline, pending, host)
     try:
         if response.status != 200:
             body = await _error_body(response, host, idle_seconds=timeouts.idle_seconds)
@@ -76,13 +76,13 @@ async def receive(
         while chunk := await _until(deadline, response.content.readany(), host):
             received += len(chunk)
             if received > REPLY_BYTES_MAX:
-                raise ProviderError("server_error", f"{host} sent a reply of over {REPLY_BYTES_MAX} bytes")
+                raise ProviderError("server_error", f"{host} sent a response of over {REPLY_BYTES_MAX} bytes")
             yield chunk
             deadline = loop.time() + timeouts.idle_seconds
         if not received:
-            raise ProviderError("network", f"{host} ended its answer before the first byte")
+            raise ProviderError("network", f"{host} closed the connection before the first byte")
     finally:
-        # Frees the connection of a reply that was read to its end, and cuts every other.
+        # Returns the connection to the pool if the response was read to its end, and closes it otherwise.
         response.close()
 
 
@@ -96,35 +96,35 @@ async def _error_body(response: aiohttp.ClientResponse, host: str, *, idle_secon
                 break
             body += chunk
     except ProviderError:
-        # The status alone already says what went wrong.
+        # The status alone is enough to report the failure.
         pass
     return bytes(body)
 
 
-async def _until(deadline: float, answer: Awaitable[Answer], host: str) -> Answer:
-    """The answer, or an error that names the host and nothing of what was sent to it."""
+async def _until(deadline: float, operation: Awaitable[Result], host: str) -> Result:
+    """The result, or an error that names the host and quotes nothing that was sent to it."""
     try:
         async with asyncio.timeout_at(deadline):
-            return await answer
+            return await operation
     except aiohttp.ServerTimeoutError:
-        failure = f"{host} could not be reached in time"
+        failure = f"connecting to {host} timed out"
     except TimeoutError:
-        failure = f"{host} was silent for too long"
-    except aiohttp.ClientConnectionError as fault:
-        failure = f"the connection to {host} failed: {_way_out(fault)}"
-    except (aiohttp.ClientError, OSError) as fault:
-        failure = f"{host} broke off its answer: {type(fault).__name__}"
-    # Outside of the handlers: aiohttp's errors can carry the request's headers, and with them the key.
+        failure = f"{host} sent nothing for too long"
+    except aiohttp.ClientConnectionError as error:
+        failure = f"the connection to {host} failed: {_connection_advice(error)}"
+    except (aiohttp.ClientError, OSError) as error:
+        failure = f"{host} broke off its response: {type(error).__name__}"
+    # Raised outside the handlers, so that no aiohttp error is chained: it can carry the headers and thus the API key.
     raise ProviderError("network", failure)
 
 
-def _way_out(fault: aiohttp.ClientConnectionError) -> str:
-    """Why there is no connection, and what to look at."""
-    match fault:
+def _connection_advice(error: aiohttp.ClientConnectionError) -> str:
+    """Why there is no connection, and what to check."""
+    match error:
         case aiohttp.ClientConnectorDNSError():
-            return "nobody knows a host of that name; check the network, and the base URL for typing errors"
+            return "the host name cannot be resolved; check the network, and the base URL for typing errors"
         case aiohttp.ClientConnectorCertificateError():
-            return "its certificate is not trusted; check the base URL, the clock, and a proxy in between"
+            return "its certificate is not trusted; check the base URL, the clock, and any proxy in between"
         case aiohttp.ClientSSLError():
             return "it does not speak TLS; check whether the base URL begins with https or http"
         case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
@@ -132,14 +132,14 @@ def _way_out(fault: aiohttp.ClientConnectionError) -> str:
         case aiohttp.ClientConnectorError():
             return "it cannot be reached; check the network"
         case _:
-            return type(fault).__name__
+            return type(error).__name__
 
 
 class HttpWire:
     """Sends one provider's requests to one base URL with one key.
 
-    Connections are shared with all wires of the loop to the same host, and so is the count of requests under way
-    there: no more than `requests_max` at once.
+    All transports of the event loop to the same host share their connections and the limit of `requests_max` concurrent
+    requests.
     """
 
     def __init__(
@@ -155,8 +155,8 @@ class HttpWire:
         chance: Chance = system_chance,
     ) -> None:
         self._adapter = adapter
-        self._base_url = _checked_url(base_url)
-        self._api_key = _checked_key(api_key)
+        self._base_url = _validate_url(base_url)
+        self._api_key = _validate_key(api_key)
         self._attempts_max = attempts_max
         self._sleep = sleep
         self._chance = chance
@@ -167,7 +167,7 @@ class HttpWire:
 
     @property
     def account(self) -> str:
-        """The same for all wires that lead to the same caches: one key at one address. Tells neither."""
+        """Identifies the provider's cache namespace: one key at one address, hashed so that it reveals neither."""
         return digest(f"{self._base_url}\n{self._api_key}".encode())
 
     async def send(
@@ -179,13 +179,14 @@ class HttpWire:
         while True:
             attempt += 1
             host = self._open()
-            answer = receive(host.connections, request, timeouts=self._timeouts, refusal=self._refusal)
-            async with host.lane.place(self._requests_max), aclosing(answer) as chunks:
+            response = receive(host.connections, request, timeouts=self._timeouts, refusal=self._refusal)
+            async with host.lane.place(self._requests_max), aclosing(response) as chunks:
                 try:
                     first = await anext(chunks)
                 except ProviderError as error:
                     failure = error
                 else:
+                    # From the first chunk on nothing is retried: the caller has seen part of the response.
                     yield first
                     async for chunk in chunks:
                         yield chunk
@@ -211,25 +212,25 @@ class HttpWire:
         return self._host
 
     def _refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """Some servers quote the key they refuse."""
+        """Decode an error response, without the API key: some servers quote the key they refuse."""
         key = self._api_key.encode()
         if len(key) >= KEY_CHARS_MIN:
             body = body.replace(key, b"[removed]")
         return self._adapter.read_error(status, headers, body)
 
 
-def _checked_url(base_url: str) -> str:
+def _validate_url(base_url: str) -> str:
     try:
         parts = urlsplit(base_url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        sound = False
-    if not sound:
+        is_valid = False
+    if not is_valid:
         raise UserError("the base URL must be like https://host or http://host:port; check it for typing errors")
     return base_url.rstrip("/")
 
 
-def _checked_key(api_key: str) -> str:
+def _validate_key(api_key: str) -> str:
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
         raise UserError("the API key has characters that no header can carry; check it for a stray line break")
     return api_key

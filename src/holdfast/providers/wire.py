@@ -1,4 +1,4 @@
-"""How a request reaches a provider, seen by everything that only wants the answer."""
+"""The transport protocol: how the engine sends a request without knowing about HTTP."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -8,32 +8,32 @@ from holdfast.errors import ProviderError
 from holdfast.providers.adapter import Endpoint
 
 REQUESTS_MAX = 16
-"""How many requests to one provider are under way at once, unless somebody says otherwise."""
+"""Default limit of concurrent requests to one provider."""
 
 OnRetry = Callable[[int, ProviderError], None]
-"""Told, before the pause, how many attempts have failed so far and how the last one did."""
+"""Called before the delay with the number of failed attempts and the last error."""
 
 
 class Wire(Protocol):
     """The network, or a simulator in its place."""
 
     def send(self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None) -> AsyncGenerator[bytes, None]:
-        """One request. The bytes of its answer as they arrive, whole or streamed; at least one chunk.
+        """Send one request; yields the chunks of the response as they arrive, at least one.
 
-        Raises `ProviderError`; after the first chunk nothing is tried again. Whoever stops early closes the
-        generator, and with it the connection.
+        Raises `ProviderError`. Nothing is retried after the first chunk. A caller that stops early must close the
+        generator, which closes the connection.
         """
 
     async def aclose(self) -> None:
-        """Let go of all connections; nothing can be sent afterwards."""
+        """Release all connections; nothing can be sent afterwards."""
 
 
-async def whole_answer(sending: AsyncGenerator[bytes, None], *, bytes_max: int) -> bytes:
-    """All bytes of an answer that is no stream; `ProviderError` where there are too many of them."""
-    answer = bytearray()
-    async with aclosing(sending) as chunks:
+async def whole_answer(response: AsyncGenerator[bytes, None], *, bytes_max: int) -> bytes:
+    """All bytes of a response that is not streamed; `ProviderError` if there are too many."""
+    body = bytearray()
+    async with aclosing(response) as chunks:
         async for chunk in chunks:
-            answer += chunk
-            if len(answer) > bytes_max:
-                raise ProviderError("server_error", f"the provider sent an answer of over {bytes_max} bytes")
-    return bytes(answer)
+            body += chunk
+            if len(body) > bytes_max:
+                raise ProviderError("server_error", f"the provider sent a response of over {bytes_max} bytes")
+    return bytes(body)

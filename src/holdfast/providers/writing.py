@@ -1,4 +1,4 @@
-"""How a request is written at once, for every provider alike."""
+"""Encodes a whole request at once, for any provider."""
 
 from holdfast.canonical.prompt import Parameters, Plan, Prompt
 from holdfast.canonical.scroll import Scroll
@@ -7,13 +7,13 @@ from holdfast.providers.adapter import Adapter
 
 
 def write_request(adapter: Adapter, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-    scroll = Scroll(adapter, count=len)
+    buffer = Scroll(adapter, count=len)
     for segment in prompt.segments:
-        scroll.extend(adapter.spell(segment))
-    marked = [mark.piece for mark in plan.marks]
-    if len(set(marked)) < len(marked):
-        raise UserError("two cache marks on one piece; keep one of them")
-    for piece in marked:
-        if not 0 <= piece < len(scroll.pieces):
-            raise UserError(f"a cache mark on piece {piece}, but the prompt has {len(scroll.pieces)} pieces")
-    return scroll.render(adapter.opening(parameters), plan.marks)
+        buffer.extend(adapter.spell(segment))
+    indexes = [point.piece for point in plan.marks]
+    if len(set(indexes)) < len(indexes):
+        raise UserError("two cache breakpoints on one block; keep one of them")
+    for index in indexes:
+        if not 0 <= index < len(buffer.pieces):
+            raise UserError(f"a cache breakpoint on block {index}, but the prompt has {len(buffer.pieces)} blocks")
+    return buffer.render(adapter.opening(parameters), plan.marks)

@@ -1,4 +1,4 @@
-"""How Anthropic spells a request and a reply."""
+"""The adapter for Anthropic's Messages API."""
 
 from holdfast.providers.anthropic.adapter import AnthropicAdapter
 

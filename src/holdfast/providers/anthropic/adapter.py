@@ -1,4 +1,4 @@
-"""Anthropic's Messages API behind the contract that all adapters keep."""
+"""The `Adapter` for Anthropic's Messages API."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -32,18 +32,18 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class AnthropicAdapter:
     name = "anthropic"
 
-    def lower(self, passage: Passage) -> Passage:
-        return lower(passage)
+    def lower(self, entry: Passage) -> Passage:
+        return lower(entry)
 
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
         return spell_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """None: the cache is found by the prefix alone."""
+        """None: the cache is keyed by the prefix alone."""
         return ()
 
-    def lead(self, before: Piece | None, piece: Piece) -> bytes:
-        return lead(before, piece)
+    def lead(self, before: Piece | None, block: Piece) -> bytes:
+        return lead(before, block)
 
     def close(self, last: Piece | None) -> bytes:
         return close(last)
@@ -58,7 +58,7 @@ class AnthropicAdapter:
         return endpoint(parameters)
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
-        """As the provider's own client sends it since the API version that we speak; `x-api-key` is older."""
+        """As Anthropic's SDK sends it since API version 2026-10-21; older SDKs send `x-api-key`."""
         return {"authorization": f"Bearer {api_key}"}
 
     def emptied(self, parameters: Parameters) -> Parameters:
@@ -83,7 +83,7 @@ class AnthropicAdapter:
         return read_request(body, headers)
 
     def read_count_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
-        """A request to count tokens, which needs no limit on its output."""
+        """A request to `count_tokens`, which has no `max_tokens`."""
         return read_request(body, headers, output_tokens_default=0)
 
     def write_reply(self, reply: Reply) -> bytes:

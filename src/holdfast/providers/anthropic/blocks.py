@@ -1,6 +1,6 @@
-"""How one block reads on Anthropic's wire, and which block such bytes are.
+"""Encodes and decodes content blocks in Anthropic's format.
 
-A block that carries anything we do not know stays the bytes it was, less its cache mark.
+A block with anything we do not know is carried as its bytes, without its cache breakpoint.
 """
 
 import msgspec
@@ -39,8 +39,8 @@ _SOURCE_FIELDS = {
     "file": frozenset({"type", "file_id"}),
 }
 
-# Members that the provider adds to known blocks; with one of these values they say nothing.
-_SILENT: dict[tuple[str, str], tuple[Json, ...]] = {
+# Members that the provider adds to known blocks; with one of these values they can be dropped.
+_DEFAULT_VALUES: dict[tuple[str, str], tuple[Json, ...]] = {
     ("text", "citations"): (None, []),
     ("image", "transformations"): (None, {}),
     ("tool_use", "caller"): (None, {"type": "direct"}),
@@ -48,7 +48,8 @@ _SILENT: dict[tuple[str, str], tuple[Json, ...]] = {
     ("tool_result", "toolset_name"): (None,),
 }
 
-_MARKABLE_KINDS = frozenset({"text", "image", "tool_use", "tool_result", "document", "search_result"})
+# Anthropic, "Prompt caching": no breakpoints on thinking blocks, on sub-blocks such as citations, or on empty text.
+_CACHEABLE_KINDS = frozenset({"text", "image", "tool_use", "tool_result", "document", "search_result"})
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class _RedactedThinking(msgspec.Struct, frozen=True):
     data: str
 
 
-class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     ttl: str = "5m"
 
@@ -91,7 +92,7 @@ def spell_block(block: Block) -> bytes:
         case Text(text=text):
             return b'{"type":"text","text":' + quoted(text) + b"}"
         case Image(source=source):
-            return b'{"type":"image","source":' + _spell_source(source) + b"}"
+            return b'{"type":"image","source":' + _encode_source(source) + b"}"
         case ToolUse():
             return b'{"type":"tool_use","id":%b,"name":%b,"input":%b}' % (
                 quoted(block.id),
@@ -105,15 +106,15 @@ def spell_block(block: Block) -> bytes:
                 b',"is_error":true' if block.is_error else b"",
             )
         case Thinking(text=text, signature=signature):
-            signed = b"" if signature is None else b',"signature":' + quoted(signature)
-            return b'{"type":"thinking","thinking":%b%b}' % (quoted(text), signed)
-        case RedactedThinking(data=sealed):
-            return b'{"type":"redacted_thinking","data":' + quoted(sealed) + b"}"
+            signature_member = b"" if signature is None else b',"signature":' + quoted(signature)
+            return b'{"type":"thinking","thinking":%b%b}' % (quoted(text), signature_member)
+        case RedactedThinking(data=encrypted):
+            return b'{"type":"redacted_thinking","data":' + quoted(encrypted) + b"}"
         case Opaque(raw=raw):
             return raw
 
 
-def _spell_source(source: Base64Source | UrlSource | FileSource) -> bytes:
+def _encode_source(source: Base64Source | UrlSource | FileSource) -> bytes:
     match source:
         case Base64Source(media_type=media_type, data=encoded):
             return b'{"type":"base64","media_type":%b,"data":%b}' % (quoted(media_type), quoted(encoded))
@@ -124,7 +125,7 @@ def _spell_source(source: Base64Source | UrlSource | FileSource) -> bytes:
 
 
 def is_markable(block: Block) -> bool:
-    """Whether the provider takes a cache mark on it."""
+    """Whether the provider accepts a breakpoint on it."""
     match block:
         case Text(text=text):
             return not is_blank(text)
@@ -135,7 +136,7 @@ def is_markable(block: Block) -> bool:
         case Opaque(kind="text", raw=raw):
             return _has_text(raw)
         case Opaque(kind=kind):
-            return kind in _MARKABLE_KINDS
+            return kind in _CACHEABLE_KINDS
 
 
 def is_blank(text: str) -> bool:
@@ -150,47 +151,47 @@ def _has_text(raw: bytes) -> bool:
 
 
 def read_block(raw: bytes) -> tuple[Block, Ttl | None]:
-    """The block, and the lifetime of its mark. Raises msgspec's errors; they never quote a value."""
+    """The block, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
     members = take_apart(raw)
     kind = read_string(members, "type")
     ttl = read_mark(members)
-    names = {name for name in members if name not in ("type", MARK) and not _is_silent(kind, name, members)}
+    names = {name for name in members if name not in ("type", MARK) and not _is_default(kind, name, members)}
     block: Block | None = None
     if kind in _FIELDS and names <= _FIELDS[kind]:
         if kind == "tool_result":
-            return _read_tool_result(raw, ttl)
-        block = _read_known(kind, raw, members)
-    return block or _keep(raw, members), ttl
+            return _decode_result(raw, ttl)
+        block = _decode_known(kind, raw, members)
+    return block or _carry(raw, members), ttl
 
 
-def _keep(raw: bytes, members: dict[str, bytes]) -> Opaque:
+def _carry(raw: bytes, members: dict[str, bytes]) -> Opaque:
     return Opaque(read_string(members, "type"), without(raw, MARK) if MARK in members else raw)
 
 
 def read_mark(members: dict[str, bytes]) -> Ttl | None:
     if MARK not in members:
         return None
-    mark = msgspec.json.decode(members[MARK], type=_Mark | None)
-    if mark is None:
+    control = msgspec.json.decode(members[MARK], type=_CacheControl | None)
+    if control is None:
         return None
-    if mark.type == "ephemeral" and mark.ttl == "5m":
+    if control.type == "ephemeral" and control.ttl == "5m":
         return "5m"
-    if mark.type == "ephemeral" and mark.ttl == "1h":
+    if control.type == "ephemeral" and control.ttl == "1h":
         return "1h"
     raise msgspec.ValidationError(f'`{MARK}` must be "ephemeral" for "5m" or "1h"')
 
 
-def _is_silent(kind: str, name: str, members: dict[str, bytes]) -> bool:
-    values = _SILENT.get((kind, name))
+def _is_default(kind: str, name: str, members: dict[str, bytes]) -> bool:
+    values = _DEFAULT_VALUES.get((kind, name))
     return values is not None and msgspec.json.decode(members[name]) in values
 
 
-def _read_known(kind: str, raw: bytes, members: dict[str, bytes]) -> Block | None:
+def _decode_known(kind: str, raw: bytes, members: dict[str, bytes]) -> Block | None:
     match kind:
         case "text":
             return Text(_decode_text(raw).text)
         case "image":
-            return _read_image(members)
+            return _decode_image(members)
         case "tool_use":
             call = _decode_tool_use(raw)
             return ToolUse(call.id, call.name, bytes(call.input).decode())
@@ -201,8 +202,8 @@ def _read_known(kind: str, raw: bytes, members: dict[str, bytes]) -> Block | Non
             return RedactedThinking(msgspec.json.decode(raw, type=_RedactedThinking).data)
 
 
-def _read_image(members: dict[str, bytes]) -> Image | None:
-    """None where the source is of a kind, or has a field, that we do not know."""
+def _decode_image(members: dict[str, bytes]) -> Image | None:
+    """None if the source has a type or a field that we do not know."""
     if "source" not in members:
         raise msgspec.ValidationError("Object missing required field `source`")
     source = take_apart(members["source"])
@@ -218,25 +219,25 @@ def _read_image(members: dict[str, bytes]) -> Image | None:
             return Image(FileSource(read_string(source, "file_id")))
 
 
-def _read_tool_result(raw: bytes, ttl: Ttl | None) -> tuple[ToolResult, Ttl | None]:
-    """A mark inside the result counts for the result: a piece has one end, and this is the nearest."""
+def _decode_result(raw: bytes, ttl: Ttl | None) -> tuple[ToolResult, Ttl | None]:
+    """A breakpoint inside the result is moved to its end, the nearest position an encoded block has."""
     result = _decode_tool_result(raw)
     content: list[Text | Image | Opaque] = []
-    inner: Ttl | None = None
+    inner_ttl: Ttl | None = None
     if isinstance(result.content, str):
         content.append(Text(result.content))
     else:
         for part in result.content:
-            block, mark = _read_part(bytes(part))
+            block, part_ttl = _decode_part(bytes(part))
             content.append(block)
-            inner = mark or inner
-    return ToolResult(result.tool_use_id, tuple(content), result.is_error), ttl or inner
+            inner_ttl = part_ttl or inner_ttl
+    return ToolResult(result.tool_use_id, tuple(content), result.is_error), ttl or inner_ttl
 
 
-def _read_part(raw: bytes) -> tuple[Text | Image | Opaque, Ttl | None]:
+def _decode_part(raw: bytes) -> tuple[Text | Image | Opaque, Ttl | None]:
     members = take_apart(raw)
     if read_string(members, "type") in ("text", "image"):
         block, ttl = read_block(raw)
         if isinstance(block, Text | Image | Opaque):
             return block, ttl
-    return _keep(raw, members), read_mark(members)
+    return _carry(raw, members), read_mark(members)

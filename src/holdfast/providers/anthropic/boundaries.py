@@ -1,15 +1,15 @@
-"""How one long text is cut into blocks whose prefixes are kept."""
+"""Splits one long text into blocks with cache breakpoints (seed 004)."""
 
 from collections.abc import Sequence
 
 PREFIX_BLOCKS_MAX = 3
-"""One of the four marks that a request may have stays free for the caller."""
+"""A request may have 4 breakpoints (Anthropic, "Prompt caching"); one stays free for the caller."""
 
 
 def cache_prefix_blocks(message: str, cache_boundaries: Sequence[int]) -> str | list[dict[str, object]]:
-    """The message as content blocks, cut at the given character offsets, every one but the last marked.
+    """The message as content blocks split at the character offsets; all but the last have a breakpoint.
 
-    The plain string where no boundary lies inside the message; at most three marked blocks, the first ones.
+    The plain string if no boundary lies inside the message. Only the first three boundaries are used.
     """
     points = sorted({point for point in cache_boundaries if 0 < point < len(message)})[:PREFIX_BLOCKS_MAX]
     if not points:

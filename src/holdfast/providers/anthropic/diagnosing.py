@@ -1,4 +1,7 @@
-"""How Anthropic is asked why its cache did not hold, and how it answers."""
+"""Anthropic's cache diagnostics: the `diagnostics` field of requests and responses.
+
+A public beta since 2026-05-13 (Anthropic, "Cache diagnostics").
+"""
 
 import msgspec
 
@@ -14,7 +17,7 @@ from holdfast.providers.members import quoted
 FIELD = "diagnostics"
 BETA = "cache-diagnosis-2026-04-07"
 
-_NO_ANSWER: dict[str, DiagnosisOutcome] = {"previous_message_not_found": "not_found", "unavailable": "unavailable"}
+_OUTCOMES: dict[str, DiagnosisOutcome] = {"previous_message_not_found": "not_found", "unavailable": "unavailable"}
 
 
 class _Reason(msgspec.Struct, frozen=True):
@@ -30,13 +33,13 @@ _decode = msgspec.json.Decoder(_Diagnostics).decode
 
 
 def asked_to_diagnose(parameters: Parameters, previous_response_id: str | None) -> Parameters:
-    """Also with the first request: what it is compared by has to be kept from then on."""
+    """Sent with the first request too, so that the provider stores what later requests are compared with."""
     if any(name == FIELD for name, _ in parameters.extra):
         return parameters
     previous = b"null" if previous_response_id is None else quoted(previous_response_id)
-    asked = (FIELD, (b'{"previous_message_id":%b}' % previous).decode())
+    field = (FIELD, (b'{"previous_message_id":%b}' % previous).decode())
     betas = parameters.betas if BETA in parameters.betas else (*parameters.betas, BETA)
-    return msgspec.structs.replace(parameters, betas=betas, extra=(*parameters.extra, asked))
+    return msgspec.structs.replace(parameters, betas=betas, extra=(*parameters.extra, field))
 
 
 def compares(parameters: Parameters) -> bool:
@@ -44,24 +47,24 @@ def compares(parameters: Parameters) -> bool:
 
 
 def refuses_diagnosis(error: ProviderError) -> bool:
-    """By the name of the field or of the beta."""
-    said = str(error).lower()
-    return error.kind == "invalid_request" and ("diagnostics" in said or "cache-diagnosis" in said)
+    """Recognised by the name of the field or of the beta in the error message."""
+    message = str(error).lower()
+    return error.kind == "invalid_request" and ("diagnostics" in message or "cache-diagnosis" in message)
 
 
 def read_diagnosis(raw: bytes) -> Diagnosis | None:
-    """None where the field is absent or unreadable. That it is null says that nothing differs, if anybody asked."""
+    """None if the field is absent or unreadable. In a response to a request that asked, null means no divergence."""
     if raw == b"null":
         return Diagnosis("hit")
-    told = read_or_none(_decode, raw)
-    if told is None:
+    diagnostics = read_or_none(_decode, raw)
+    if diagnostics is None:
         return None
-    if told.cache_miss_reason is None:
+    if diagnostics.cache_miss_reason is None:
         return Diagnosis("pending")
-    reason = told.cache_miss_reason.type
-    if reason in _NO_ANSWER:
-        return Diagnosis(_NO_ANSWER[reason])
-    return missed(one_line(reason), told.cache_miss_reason.cache_missed_input_tokens)
+    reason = diagnostics.cache_miss_reason.type
+    if reason in _OUTCOMES:
+        return Diagnosis(_OUTCOMES[reason])
+    return missed(one_line(reason), diagnostics.cache_miss_reason.cache_missed_input_tokens)
 
 
 def write_diagnosis(diagnosis: Diagnosis) -> bytes:
@@ -72,8 +75,8 @@ def write_diagnosis(diagnosis: Diagnosis) -> bytes:
         case "pending":
             return b'{"cache_miss_reason":null}'
         case "not_found" | "unavailable":
-            word = next(word for word, outcome in _NO_ANSWER.items() if outcome == diagnosis.outcome)
-            return plain_json({"cache_miss_reason": {"type": word}})
+            name = next(name for name, outcome in _OUTCOMES.items() if outcome == diagnosis.outcome)
+            return plain_json({"cache_miss_reason": {"type": name}})
         case "miss":
-            told = (quoted(diagnosis.reason), diagnosis.missed_tokens)
-            return b'{"cache_miss_reason":{"type":%b,"cache_missed_input_tokens":%d}}' % told
+            miss = (quoted(diagnosis.reason), diagnosis.missed_tokens)
+            return b'{"cache_miss_reason":{"type":%b,"cache_missed_input_tokens":%d}}' % miss

@@ -1,4 +1,4 @@
-"""How Anthropic is asked for nothing: `max_tokens` 0, and what cannot be combined with it."""
+"""Pings to Anthropic: `max_tokens` 0 writes and refreshes the cache without output (Anthropic, "Prompt caching")."""
 
 import msgspec
 
@@ -11,13 +11,14 @@ def emptied(parameters: Parameters) -> Parameters:
 
 
 def conflict_with_empty(parameters: Parameters) -> str | None:
-    """In the provider's words, as it names them where it refuses."""
-    thinking = field_of(decoded(parameters.thinking_json), "type")
-    choice = field_of(decoded(parameters.tool_choice_json), "type")
-    forbidden = {
+    """The first parameter that the provider refuses together with `max_tokens` 0, named as in its documentation."""
+    thinking_type = field_of(decoded(parameters.thinking_json), "type")
+    choice_type = field_of(decoded(parameters.tool_choice_json), "type")
+    # Each of these is answered with 400; so is `max_tokens` 0 in a batch, which we never send.
+    conflicts = {
         "stream: true": parameters.stream,
-        'thinking.type "enabled"': thinking == "enabled",
+        'thinking.type "enabled"': thinking_type == "enabled",
         "output_config.format": field_of(extra_field(parameters, "output_config"), "format") is not None,
-        f"tool_choice.type {choice!r}": choice in ("any", "tool"),
+        f"tool_choice.type {choice_type!r}": choice_type in ("any", "tool"),
     }
-    return next((what for what, present in forbidden.items() if present), None)
+    return next((name for name, is_present in conflicts.items() if is_present), None)

@@ -1,4 +1,4 @@
-"""Which failure an answer of Anthropic's means, and how Anthropic would report one."""
+"""Decodes and encodes Anthropic's error responses."""
 
 from collections.abc import Mapping
 
@@ -9,6 +9,7 @@ from holdfast.canonical.encoding import plain_json
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.failures import STATUS_OF_KIND, kind_of, one_line, retry_after
 
+# HTTP status and error type (Anthropic, "Errors").
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -26,18 +27,18 @@ _TYPES = {
 _STATUSES = {name: status for status, name in _TYPES.items()}
 
 
-class _Fault(msgspec.Struct, frozen=True):
+class _WireError(msgspec.Struct, frozen=True):
     type: str = ""
     message: str = ""
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
-    error: _Fault
+    error: _WireError
 
 
 def read_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-    fault = _read_fault(body)
-    message = fault.message if fault else ""
+    error = _decode_error(body)
+    message = error.message if error else ""
     return ProviderError(
         kind_of(status, message),
         one_line(message) or f"the provider answered with HTTP status {status} and no reason",
@@ -47,19 +48,19 @@ def read_error(status: int, headers: Mapping[str, str], body: bytes) -> Provider
 
 
 def read_stream_error(body: bytes) -> ProviderError:
-    """The same for an error that comes in the middle of a stream, where the HTTP status was a good one."""
-    fault = _read_fault(body)
-    return read_error(_STATUSES.get(fault.type, 500) if fault else 500, {}, body)
+    """The error in the middle of a stream, after HTTP status 200."""
+    error = _decode_error(body)
+    return read_error(_STATUSES.get(error.type, 500) if error else 500, {}, body)
 
 
 def write_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
     code = STATUS_OF_KIND[kind] if status is None else status
     name = _TYPES.get(code, "invalid_request_error" if 400 <= code < 500 else "api_error")
-    fault = {"type": name, "message": mend_surrogates(message)}
-    return code, plain_json({"type": "error", "error": fault})
+    error = {"type": name, "message": mend_surrogates(message)}
+    return code, plain_json({"type": "error", "error": error})
 
 
-def _read_fault(body: bytes) -> _Fault | None:
+def _decode_error(body: bytes) -> _WireError | None:
     try:
         return msgspec.json.decode(body, type=_ErrorBody).error
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

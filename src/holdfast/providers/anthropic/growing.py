@@ -1,4 +1,4 @@
-"""What a block of a streamed reply has become so far: its start, and the deltas behind it."""
+"""A content block of a streamed response, accumulated from its start event and its deltas."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.providers.anthropic.blocks import is_blank, read_block
 from holdfast.providers.arguments import legal_arguments
 from holdfast.providers.members import put_together, quoted, read_string, spliced, take_apart
 
-_GROWS = {"text_delta": "text", "thinking_delta": "thinking"}
+_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}
 
 
 class GrowingBlock:
@@ -22,16 +22,16 @@ class GrowingBlock:
         self._arguments: list[str] = []
 
     def text_at_start(self, name: str) -> str:
-        """A text member of the start; empty where there is none."""
+        """A string field of the start event; empty if missing."""
         return msgspec.json.decode(self._members.get(name, b"null"), type=str | None) or ""
 
     def grow(self, delta: dict[str, bytes]) -> str:
-        """Take one delta in; the text that it added."""
+        """Apply one delta; returns the text that it added."""
         kind = read_string(delta, "type")
         match kind:
             case "text_delta" | "thinking_delta":
-                text = read_string(delta, _GROWS[kind])
-                self._texts.setdefault(_GROWS[kind], []).append(text)
+                text = read_string(delta, _TEXT_FIELDS[kind])
+                self._texts.setdefault(_TEXT_FIELDS[kind], []).append(text)
                 return text
             case "input_json_delta":
                 part = read_string(delta, "partial_json")
@@ -42,11 +42,11 @@ class GrowingBlock:
             case "citations_delta":
                 self._citations.append(delta.get("citation", b"null"))
             case _:
-                self._grow_unknown(delta)
+                self._apply_unknown(delta)
         return ""
 
-    def _grow_unknown(self, delta: dict[str, bytes]) -> None:
-        """Text is taken for a continuation, everything else for a new value."""
+    def _apply_unknown(self, delta: dict[str, bytes]) -> None:
+        """Append strings to their field; let any other value replace it."""
         for name, value in delta.items():
             if value.startswith(b'"') and name != "type":
                 self._texts.setdefault(name, []).append(read_string(delta, name))
@@ -54,32 +54,33 @@ class GrowingBlock:
                 self._replaced[name] = value
 
     def finish(self) -> Block:
-        """The block as it stands."""
+        """The block so far."""
         arguments = "".join(self._arguments)
         raw = self._start
         if self._texts or self._replaced or self._citations or arguments.strip():
-            raw = put_together(self._grown(arguments))
+            raw = put_together(self._accumulated(arguments))
         block = read_block(raw)[0]
         if isinstance(block, ToolUse) and arguments.strip():
-            # Taken from the deltas themselves, because the space around a value is no part of it in JSON.
+            # From the deltas and not from the decoded JSON, which loses white space around the value: the bytes must
+            # match what the provider cached.
             return ToolUse(block.id, block.name, legal_arguments(arguments))
         if isinstance(block, Thinking) and not block.signature:
             return Thinking(block.text)
         return block
 
-    def _grown(self, arguments: str) -> dict[str, bytes]:
+    def _accumulated(self, arguments: str) -> dict[str, bytes]:
         members = self._members | self._replaced
         for name, parts in self._texts.items():
             members[name] = quoted(self.text_at_start(name) + "".join(parts))
         if self._citations:
-            cited = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
-            members["citations"] = b"[%b]" % b",".join([*map(bytes, cited or ()), *self._citations])
+            citations = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
+            members["citations"] = b"[%b]" % b",".join([*map(bytes, citations or ()), *self._citations])
         if arguments.strip():
             members["input"] = spliced(legal_arguments(arguments))
         return members
 
     def salvage(self) -> Block | None:
-        """The block if it can stand in a message although the reply was cut, else None."""
+        """The block if it is valid in a message although the response was interrupted, else None."""
         try:
             block = self.finish()
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -88,6 +89,7 @@ class GrowingBlock:
             case Text(text=text):
                 return None if is_blank(text) else block
             case Thinking(signature=None):
+                # The provider refuses thinking without its signature.
                 return None
             case Opaque() | ToolUse():
                 return block if self.stopped else None

@@ -1,4 +1,4 @@
-"""What an Anthropic request says: its prompt, the marks in it, and its parameters."""
+"""Decodes a request to Anthropic: its prompt, breakpoints and parameters."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -40,24 +40,24 @@ _decode_message = msgspec.json.Decoder(_Message).decode
 
 
 def read_request(body: bytes, headers: Mapping[str, str], *, output_tokens_default: int | None = None) -> WireRequest:
-    """Where `output_tokens_default` is given, a request may leave its `max_tokens` out."""
+    """A request may omit `max_tokens` only if `output_tokens_default` is set, as for counting tokens."""
     refuse_oversized(body)
     with _readable("the request"):
         body.decode()
         top = take_apart(body)
         typed = msgspec.json.decode(body, type=_Body)
-        parameters = _read_parameters(typed, top, output_tokens_default)
-    tools, tool_marks = _read_tools(typed.tools or ())
-    system, system_marks = _read_system(typed.system or ())
-    passages, message_marks = _read_messages(typed.messages)
+        parameters = _decode_parameters(typed, top, output_tokens_default)
+    tools, tool_ttls = _decode_tools(typed.tools or ())
+    system, system_ttls = _decode_system(typed.system or ())
+    entries, message_ttls = _decode_messages(typed.messages)
     return request_of(
-        prompt_of(tools, system, passages),
-        [*tool_marks, *system_marks, *message_marks],
-        msgspec.structs.replace(parameters, betas=_read_betas(headers)),
+        prompt_of(tools, system, entries),
+        [*tool_ttls, *system_ttls, *message_ttls],
+        msgspec.structs.replace(parameters, betas=_decode_betas(headers)),
     )
 
 
-def _read_parameters(typed: _Body, top: Mapping[str, bytes], output_tokens_default: int | None) -> Parameters:
+def _decode_parameters(typed: _Body, top: Mapping[str, bytes], output_tokens_default: int | None) -> Parameters:
     output_tokens_max = output_tokens_default if typed.max_tokens is None else typed.max_tokens
     if output_tokens_max is None:
         raise msgspec.ValidationError("Object missing required field `max_tokens`")
@@ -76,71 +76,71 @@ def _read_parameters(typed: _Body, top: Mapping[str, bytes], output_tokens_defau
     )
 
 
-def _read_betas(headers: Mapping[str, str]) -> tuple[str, ...]:
+def _decode_betas(headers: Mapping[str, str]) -> tuple[str, ...]:
     names = (header(headers, BETA_HEADER) or "").split(",")
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _read_tools(raws: Sequence[msgspec.Raw]) -> tuple[tuple[ToolSpec, ...], Lifetimes]:
+def _decode_tools(raws: Sequence[msgspec.Raw]) -> tuple[tuple[ToolSpec, ...], Lifetimes]:
     tools: list[ToolSpec] = []
-    lifetimes: Lifetimes = []
+    ttls: Lifetimes = []
     for index, raw in enumerate(raws):
         with _readable(f"tools.{index}"):
             members = take_apart(bytes(raw))
-            lifetimes.append(read_mark(members))
-            tools.append(_read_tool(bytes(raw), members))
-    return tuple(tools), lifetimes
+            ttls.append(read_mark(members))
+            tools.append(_decode_tool(bytes(raw), members))
+    return tuple(tools), ttls
 
 
-def _read_tool(raw: bytes, members: dict[str, bytes]) -> ToolSpec:
-    """A tool that is not just name, description and schema is kept as it came."""
+def _decode_tool(raw: bytes, members: dict[str, bytes]) -> ToolSpec:
+    """A tool with further fields is carried as its bytes."""
     schema = members.get("input_schema", b"{}").decode()
     if members.keys() - {MARK} == {"name", "description", "input_schema"}:
         return ToolSpec(read_string(members, "name"), read_string(members, "description"), schema)
-    # A provider's own tool may have nothing but a type.
+    # A tool that the provider defines may have only a type.
     name = read_string(members, "name" if "name" in members else "type")
-    described = members.get("description", b'""')
-    description = msgspec.json.decode(described, type=str | None) or ""
+    raw_description = members.get("description", b'""')
+    description = msgspec.json.decode(raw_description, type=str | None) or ""
     return ToolSpec(name, description, schema, wire_json=without(raw, MARK).decode())
 
 
-def _read_system(given: str | Sequence[msgspec.Raw]) -> tuple[tuple[Text, ...], Lifetimes]:
-    if isinstance(given, str):
-        return (Text(given),), [None]
+def _decode_system(system: str | Sequence[msgspec.Raw]) -> tuple[tuple[Text, ...], Lifetimes]:
+    if isinstance(system, str):
+        return (Text(system),), [None]
     texts: list[Text] = []
-    lifetimes: Lifetimes = []
-    for index, raw in enumerate(given):
+    ttls: Lifetimes = []
+    for index, raw in enumerate(system):
         with _readable(f"system.{index}"):
             block, ttl = read_block(bytes(raw))
             if not isinstance(block, Text):
-                raise msgspec.ValidationError("only text, without further fields, can stand here")
+                raise msgspec.ValidationError("only text without further fields is allowed here")
             texts.append(block)
-            lifetimes.append(ttl)
-    return tuple(texts), lifetimes
+            ttls.append(ttl)
+    return tuple(texts), ttls
 
 
-def _read_messages(raws: Sequence[msgspec.Raw]) -> tuple[tuple[Passage, ...], Lifetimes]:
-    passages: list[Passage] = []
-    lifetimes: Lifetimes = []
+def _decode_messages(raws: Sequence[msgspec.Raw]) -> tuple[tuple[Passage, ...], Lifetimes]:
+    entries: list[Passage] = []
+    ttls: Lifetimes = []
     for index, raw in enumerate(raws):
         with _readable(f"messages.{index}"):
             message = _decode_message(raw)
             if message.role not in _ROLES:
                 raise msgspec.ValidationError(f"the role must be one of {', '.join(_ROLES)} - at `$.role`")
-        content, marks = _read_content(message.content, f"messages.{index}")
-        passages.append(Passage(_ROLES[message.role], content))
-        lifetimes += marks
-    return tuple(passages), lifetimes
+        content, content_ttls = _decode_content(message.content, f"messages.{index}")
+        entries.append(Passage(_ROLES[message.role], content))
+        ttls += content_ttls
+    return tuple(entries), ttls
 
 
-def _read_content(given: str | Sequence[msgspec.Raw], place: str) -> tuple[tuple[Block, ...], Lifetimes]:
-    if isinstance(given, str):
-        return (Text(given),), [None]
+def _decode_content(content: str | Sequence[msgspec.Raw], path: str) -> tuple[tuple[Block, ...], Lifetimes]:
+    if isinstance(content, str):
+        return (Text(content),), [None]
     blocks: list[Block] = []
-    lifetimes: Lifetimes = []
-    for index, raw in enumerate(given):
-        with _readable(f"{place}.content.{index}"):
+    ttls: Lifetimes = []
+    for index, raw in enumerate(content):
+        with _readable(f"{path}.content.{index}"):
             block, ttl = read_block(bytes(raw))
             blocks.append(block)
-            lifetimes.append(ttl)
-    return tuple(blocks), lifetimes
+            ttls.append(ttl)
+    return tuple(blocks), ttls

@@ -1,4 +1,4 @@
-"""How Anthropic spells a reply, whole or as a stream of events."""
+"""Encodes a response in Anthropic's format, complete or as a stream of events."""
 
 from collections.abc import Iterator
 
@@ -13,24 +13,24 @@ from holdfast.providers.streaming import delta_parts, written_event
 
 
 def write_reply(reply: Reply) -> bytes:
-    content = b",".join(_spell(block) for block in reply.content)
+    content = b",".join(_encode_block(block) for block in reply.content)
     return _message(reply, content, _stop_reason(reply), output=reply.usage.output)
 
 
 def write_stream(reply: Reply) -> Iterator[bytes]:
-    """One event a chunk. Every input counter is known at the start, the output's only at the end."""
+    """One event per chunk. The input counters are in `message_start`, the output counter only in `message_delta`."""
     yield _event("message_start", b'"message":' + _message(reply, b"", None, output=0))
     for index, block in enumerate(reply.content):
         at = b'"index":%d' % index
-        start, deltas = _grow(block)
+        start, deltas = _split_block(block)
         yield _event("content_block_start", at + b',"content_block":' + start)
         for kind, member, part in deltas:
             delta = plain_json({"type": kind, member: part})
             yield _event("content_block_delta", at + b',"delta":' + delta)
         yield _event("content_block_stop", at)
-    stop = b'"delta":{"stop_reason":%b,"stop_sequence":%b},"usage":{"output_tokens":%d}'
-    stopped = (plain_json(_stop_reason(reply)), plain_json(reply.stop_sequence), reply.usage.output)
-    yield _event("message_delta", stop % stopped)
+    template = b'"delta":{"stop_reason":%b,"stop_sequence":%b},"usage":{"output_tokens":%d}'
+    values = (plain_json(_stop_reason(reply)), plain_json(reply.stop_sequence), reply.usage.output)
+    yield _event("message_delta", template % values)
     yield _event("message_stop", b"")
 
 
@@ -51,33 +51,34 @@ def _message(reply: Reply, content: bytes, stop_reason: str | None, *, output: i
 
 
 def _stop_reason(reply: Reply) -> str | None:
-    """The two reasons that are only ours have no word on the wire."""
+    """`cancelled` and `error` are ours only; the API has no value for them."""
     return None if reply.stop_reason in ("cancelled", "error") else reply.stop_reason
 
 
-def _spell(block: Block) -> bytes:
-    """In a reply thinking always has a signature, be it an empty one."""
+def _encode_block(block: Block) -> bytes:
+    """In a response thinking always has a signature member, even if it is empty."""
     if isinstance(block, Thinking) and block.signature is None:
         return spell_block(Thinking(block.text, ""))
     return spell_block(block)
 
 
-def _grow(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
-    """The block as it starts, and (delta type, member, part) for all that follows."""
+def _split_block(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
+    """The block of the start event, and (delta type, member, part) for each delta."""
     match block:
         case Text(text=text):
             return spell_block(Text("")), [("text_delta", "text", part) for part in delta_parts(text)]
         case Thinking(text=text, signature=signature):
             deltas = [("thinking_delta", "thinking", part) for part in delta_parts(text)]
-            signed = [("signature_delta", "signature", signature)] if signature else []
-            return spell_block(Thinking("", "")), deltas + signed
+            signature_deltas = [("signature_delta", "signature", signature)] if signature else []
+            return spell_block(Thinking("", "")), deltas + signature_deltas
         case ToolUse():
             start = spell_block(ToolUse(block.id, block.name, "{}"))
-            return start, [("input_json_delta", "partial_json", p) for p in delta_parts(block.arguments_json)]
+            return start, [("input_json_delta", "partial_json", part) for part in delta_parts(block.arguments_json)]
         case _:
             return spell_block(block), []
 
 
+# Anthropic's SDK needs the `event:` line: without it its stream helper fails.
 def _event(name: str, members: bytes) -> bytes:
     body = b'{"type":"%b"%b}' % (name.encode(), b"," + members if members else b"")
     return written_event(body, name)

@@ -1,4 +1,7 @@
-"""How Anthropic spells a request: tools, then system, then messages, behind everything that is not cached."""
+"""Encodes a request for Anthropic: the parameters, which are not cached, then tools, system and messages.
+
+The order is the one in which Anthropic hashes a prompt (Anthropic, "Prompt caching").
+"""
 
 import re
 
@@ -13,6 +16,7 @@ from holdfast.providers.ids import with_fitting_ids
 from holdfast.providers.members import quoted, spliced
 from holdfast.providers.places import check_order
 
+# The version that Anthropic's SDK sends from 2.0.0 on; older SDKs send 2023-06-01.
 API_VERSION = "2026-10-21"
 PATH = "/v1/messages"
 BETA_HEADER = "anthropic-beta"
@@ -24,31 +28,32 @@ PROMPT_NAMES = frozenset({"tools", "system", "messages"})
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _BETA = re.compile(r"[A-Za-z0-9._:-]+")
-_MARKS: dict[Ttl, bytes] = {
+# 5m is the API's default and needs no `ttl`.
+_BREAKPOINTS: dict[Ttl, bytes] = {
     "5m": b',"cache_control":{"type":"ephemeral"}',
     "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
 }
 
 
-def lower(passage: Passage) -> Passage:
-    """Everything can be said; only ids that other providers gave to calls may have to be spelled anew."""
-    return with_fitting_ids(passage, CALL_ID)
+def lower(entry: Passage) -> Passage:
+    """Every block can be represented; only call ids that other providers assigned may have to be rewritten."""
+    return with_fitting_ids(entry, CALL_ID)
 
 
 def spell_segment(segment: Segment) -> tuple[Piece, ...]:
-    """One piece per tool, system text or message block, each a JSON object without mark."""
+    """One encoded block per tool, system text or message block, each a JSON object without a breakpoint."""
     tools = (Piece(segment.name, "tools", segment.stability, spell_tool(tool), markable=True) for tool in segment.tools)
     system = (
         Piece(segment.name, "system", segment.stability, spell_block(text), markable=is_markable(text))
         for text in segment.system
     )
-    messages = (piece for passage in segment.passages for piece in _spell_passage(lower(passage)))
+    messages = (block for entry in segment.passages for block in _encode_entry(lower(entry)))
     return (*tools, *system, *messages)
 
 
 def spell_tool(tool: ToolSpec) -> bytes:
     if tool.wire_json is not None:
-        # A mark goes in front of the last byte, so that must be the brace.
+        # A breakpoint is spliced in before the last byte, which must therefore be the closing brace.
         return spliced(tool.wire_json.strip())
     return b'{"name":%b,"description":%b,"input_schema":%b}' % (
         quoted(tool.name),
@@ -57,33 +62,34 @@ def spell_tool(tool: ToolSpec) -> bytes:
     )
 
 
-def _spell_passage(passage: Passage) -> tuple[Piece, ...]:
+def _encode_entry(entry: Passage) -> tuple[Piece, ...]:
     return tuple(
         Piece(
-            passage.layer,
+            entry.layer,
             "messages",
-            passage.stability,
+            entry.stability,
             spell_block(block),
             markable=is_markable(block),
-            role=passage.role,
-            ephemeral=passage.ephemeral,
+            role=entry.role,
+            ephemeral=entry.ephemeral,
         )
-        for block in passage.content
+        for block in entry.content
     )
 
 
-def lead(before: Piece | None, piece: Piece) -> bytes:
-    if before is not None and before.place == piece.place:
-        if before.role == piece.role:
+def lead(before: Piece | None, block: Piece) -> bytes:
+    if before is not None and before.place == block.place:
+        # Adjacent entries of one role share a message: Anthropic's roles have to alternate.
+        if before.role == block.role:
             return b","
-        return b"]}," + _message_start(piece)
-    check_order(before, piece)
-    start = b'%b,"%b":[' % (b"" if before is None else b"]", piece.place.encode())
-    return start + _message_start(piece) if piece.place == "messages" else start
+        return b"]}," + _message_start(block)
+    check_order(before, block)
+    start = b'%b,"%b":[' % (b"" if before is None else b"]", block.place.encode())
+    return start + _message_start(block) if block.place == "messages" else start
 
 
-def _message_start(piece: Piece) -> bytes:
-    return f'{{"role":"{piece.role}","content":['.encode()
+def _message_start(block: Piece) -> bytes:
+    return f'{{"role":"{block.role}","content":['.encode()
 
 
 def close(last: Piece | None) -> bytes:
@@ -93,13 +99,13 @@ def close(last: Piece | None) -> bytes:
 
 
 def mark(ttl: Ttl) -> bytes:
-    if ttl not in _MARKS:
-        raise UserError(f"Anthropic keeps a prefix for {' or '.join(_MARKS)}, not for {ttl}")
-    return _MARKS[ttl]
+    if ttl not in _BREAKPOINTS:
+        raise UserError(f"Anthropic's cache TTL is {' or '.join(_BREAKPOINTS)}, not {ttl}")
+    return _BREAKPOINTS[ttl]
 
 
 def opening(parameters: Parameters) -> bytes:
-    """Betas are left out on purpose: they travel in a header."""
+    """Betas are not in the body: they are sent in the header `anthropic-beta`."""
     members = [
         b'"model":' + quoted(parameters.model),
         b'"max_tokens":%d' % parameters.output_tokens_max,
@@ -124,7 +130,7 @@ def opening(parameters: Parameters) -> bytes:
 def endpoint(parameters: Parameters) -> Endpoint:
     for beta in parameters.betas:
         if not _BETA.fullmatch(beta):
-            raise UserError(f"beta {beta!r} cannot stand in a header; a name like 'context-1m-2025-08-07' can")
+            raise UserError(f"beta {beta!r} is not valid in a header; use a name like 'context-1m-2025-08-07'")
     betas = ((BETA_HEADER, ",".join(parameters.betas)),) if parameters.betas else ()
     headers = (("content-type", "application/json"), ("anthropic-version", API_VERSION), *betas)
     return Endpoint(PATH, headers)

@@ -1,4 +1,4 @@
-"""What a reply of Anthropic's says, whole or as it arrives: one fold for both."""
+"""Decodes Anthropic's responses: one fold for complete and for streamed ones."""
 
 import msgspec
 
@@ -32,12 +32,13 @@ STOP_REASONS: dict[str | None, StopReason] = {
     "stop_sequence": "stop_sequence",
     "tool_use": "tool_use",
     "refusal": "refusal",
-    # The provider's own tools need another request; to us the model has ended what it can do in this one.
+    # Server tools need another request to continue; for this request the turn has ended.
     "pause_turn": "end_turn",
     "compaction": "end_turn",
     "model_context_window_exceeded": "max_tokens",
 }
 
+# Other events, such as `ping`, are ignored.
 _EVENTS = frozenset(
     {
         "message_start",
@@ -82,7 +83,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ReplyFold:
-    """Takes the parts of a reply in their order. Raises msgspec's errors for what cannot be read."""
+    """Takes the events of a response in order. Raises msgspec's errors for malformed ones."""
 
     def __init__(self) -> None:
         self._started: _Message | None = None
@@ -118,7 +119,7 @@ class ReplyFold:
             case "content_block_stop":
                 self._block(event.index).stopped = True
             case "message_delta":
-                self._heed(msgspec.json.decode(event.delta, type=_Stop), event.usage)
+                self._update(msgspec.json.decode(event.delta, type=_Stop), event.usage)
             case "message_stop":
                 self.finished = True
                 return (ReplyFinished(self.reply()),)
@@ -137,15 +138,16 @@ class ReplyFold:
         if self._started is not None:
             raise msgspec.ValidationError("a second `message_start`")
         self._started = message
+        # `message_start` has the input and cache counters, `message_delta` the final output counter.
         self._usage = message.usage or WireUsage()
         self._diagnosis = read_diagnosis(bytes(message.diagnostics))
         return (ReplyStarted(message.id, message.model, self.usage),)
 
-    def _heed(self, stop: _Stop, usage: WireUsage | None) -> None:
-        """There may be several, and the last need not repeat the reason of the first."""
+    def _update(self, stop: _Stop, usage: WireUsage | None) -> None:
+        """Apply a `message_delta`. There may be several, and the last need not repeat the stop reason."""
         self._stop = stop if stop.stop_reason else self._stop
         self._usage = updated(self._usage, usage) if usage else self._usage
-        # A comparison that was going on when the reply began may be over by now.
+        # A diagnosis that was pending in `message_start` may be complete by now.
         self._diagnosis = read_diagnosis(bytes(stop.diagnostics)) or self._diagnosis
 
     def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
@@ -193,7 +195,7 @@ class ReplyFold:
         salvaged = (block.salvage() for block in self._blocks.values())
         content = [block for block in salvaged if block is not None]
         if self._stop.stop_reason and all(block.stopped for block in self._blocks.values()):
-            # Whole but for its last event, which says nothing.
+            # Complete except for `message_stop`, which has no content.
             return self._reply(tuple(content), self._stop_reason())
         # The provider refuses a message that ends in thinking.
         while content and isinstance(content[-1], THINKING_KINDS):
@@ -201,7 +203,7 @@ class ReplyFold:
         return self._reply(tuple(content), "cancelled")
 
     def _stop_reason(self) -> StopReason:
-        """A reason that we do not know must not pass for a turn that ended well."""
+        """An unknown reason must not pass for a turn that ended normally."""
         return STOP_REASONS.get(self._stop.stop_reason, "error")
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:

@@ -1,4 +1,4 @@
-"""How many tokens Anthropic says a call took, in buckets that never overlap."""
+"""Anthropic's usage counters as disjoint buckets, and back."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ class Lifetimes(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """The provider's own numbers; None where it did not say."""
+    """The provider's own counters; None if missing. `input_tokens` excludes cache reads and writes."""
 
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
@@ -28,38 +28,38 @@ class WireUsage(Counters, frozen=True):
     iterations: tuple[Iteration, ...] | None = None
 
 
-def updated(before: WireUsage, news: WireUsage) -> WireUsage:
-    """What is said later counts from the start of the call, so it replaces what was said before."""
-    said = {name: value for name in news.__struct_fields__ if (value := getattr(news, name)) is not None}
-    return msgspec.structs.replace(before, **said)
+def updated(before: WireUsage, later: WireUsage) -> WireUsage:
+    """Counters in `message_delta` are cumulative, so each one that is present replaces the previous value."""
+    changes = {name: value for name in later.__struct_fields__ if (value := getattr(later, name)) is not None}
+    return msgspec.structs.replace(before, **changes)
 
 
 def buckets(wire: WireUsage) -> Usage:
-    """The tokens of a compaction by the provider are in none of the top counters, so they are added."""
-    own, summed_up = _buckets(wire), compacting(wire)
-    return own if summed_up is msgspec.UNSET else own + summed_up
+    # The top-level counters leave out a server-side compaction; `usage.iterations` lists it (Anthropic, "Compaction").
+    response, compaction = _buckets(wire), compacting(wire)
+    return response if compaction is msgspec.UNSET else response + compaction
 
 
 def compacting(wire: WireUsage) -> Usage | msgspec.UnsetType:
-    """What a compaction by the provider took, where there was one."""
-    taken = [_buckets(one) for one in wire.iterations or () if one.type == "compaction"]
-    return sum(taken, Usage()) if taken else msgspec.UNSET
+    """Usage of a server-side compaction; unset if there was none."""
+    usages = [_buckets(iteration) for iteration in wire.iterations or () if iteration.type == "compaction"]
+    return sum(usages, Usage()) if usages else msgspec.UNSET
 
 
 def _buckets(counters: Counters) -> Usage:
-    lifetimes = counters.cache_creation or Lifetimes()
-    hour = counted(lifetimes.ephemeral_1h_input_tokens)
+    by_ttl = counters.cache_creation or Lifetimes()
+    written_1h = counted(by_ttl.ephemeral_1h_input_tokens)
     written = counters.cache_creation_input_tokens
     if written is None:
-        written = counted(lifetimes.ephemeral_5m_input_tokens) + hour
+        written = counted(by_ttl.ephemeral_5m_input_tokens) + written_1h
     written = counted(written)
-    # The total is what is billed: what it does not give to the hour was written for five minutes.
-    hour = min(hour, written)
+    # The total is what is billed; what is not listed as 1h was written with the default TTL of 5m.
+    written_1h = min(written_1h, written)
     return Usage(
         input=counted(counters.input_tokens),
         cache_read=counted(counters.cache_read_input_tokens),
-        cache_write_5m=written - hour,
-        cache_write_1h=hour,
+        cache_write_5m=written - written_1h,
+        cache_write_1h=written_1h,
         output=counted(counters.output_tokens),
     )
 

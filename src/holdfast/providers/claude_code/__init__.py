@@ -1,4 +1,4 @@
-"""An agent on this machine that is asked by running its command."""
+"""The provider that runs the Claude Code command on this machine."""
 
 from holdfast.providers.claude_code.adapter import ClaudeCodeAdapter
 

@@ -1,4 +1,4 @@
-"""What a command is asked, in Anthropic's spelling, and what it prints; it does its own caching, so no marks."""
+"""The `Adapter` for Claude Code: Anthropic's format without breakpoints, because the command places its own."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,33 +18,33 @@ from holdfast.providers.writing import write_request
 class ClaudeCodeAdapter:
     name = "claude-code"
 
-    def lower(self, passage: Passage) -> Passage:
-        return anthropic.lower(passage)
+    def lower(self, entry: Passage) -> Passage:
+        return anthropic.lower(entry)
 
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
-        return tuple(msgspec.structs.replace(piece, markable=False) for piece in anthropic.spell(segment))
+        return tuple(msgspec.structs.replace(block, markable=False) for block in anthropic.spell(segment))
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         return ()
 
-    def lead(self, before: Piece | None, piece: Piece) -> bytes:
-        return anthropic.lead(before, piece)
+    def lead(self, before: Piece | None, block: Piece) -> bytes:
+        return anthropic.lead(before, block)
 
     def close(self, last: Piece | None) -> bytes:
         return anthropic.close(last)
 
     def mark(self, ttl: Ttl) -> bytes:
-        raise UserError(f"{self.name} caches by itself and takes no marks")
+        raise UserError(f"{self.name} does its own caching and accepts no breakpoints")
 
     def opening(self, parameters: Parameters) -> bytes:
         return anthropic.opening(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
-        """A command has no address; betas are the command's own affair."""
+        """A command has no address, and it chooses its betas itself."""
         return Endpoint("/", ())
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
-        """None: the command has its own."""
+        """None: the command has its own credentials."""
         return {}
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:

@@ -1,4 +1,4 @@
-"""How a prompt reaches a command: as text on its standard input, with a bound on time and on output."""
+"""Runs a command with the prompt as text on its standard input, with limits on time and output."""
 
 import asyncio
 import os
@@ -19,26 +19,26 @@ from holdfast.providers.wire import REQUESTS_MAX, OnRetry
 
 STDERR_BYTES_MAX = 64 * 1024
 CHUNK_BYTES = 64 * 1024
-_LANE = "command://"
+_QUEUE_SCHEME = "command://"
 
 Result = TypeVar("Result")
 
 
 def split_command(command: str) -> tuple[str, ...]:
-    """The program and its arguments, as a shell would read them; no shell is started."""
+    """The program and its arguments, split like a shell does; no shell is started."""
     try:
-        words = tuple(shlex.split(command))
+        arguments = tuple(shlex.split(command))
     except ValueError as error:
-        raise UserError(f"the command cannot be read: {error}; check its quotes") from error
-    if not words:
+        raise UserError(f"the command cannot be parsed: {error}; check its quotes") from error
+    if not arguments:
         raise UserError("the command is empty; name a program, such as: claude -p --output-format stream-json")
-    return words
+    return arguments
 
 
 class CommandWire:
-    """Runs the command once a request; `{model}` among its arguments is the model's name.
+    """Runs the command once per request; `{model}` in its arguments is replaced by the model's name.
 
-    Nothing is tried again: what a command has done cannot be known.
+    Nothing is retried, because a failed command may already have had effects.
     """
 
     def __init__(
@@ -63,105 +63,106 @@ class CommandWire:
         request = self._adapter.read_request(body, {})
         if request.prompt.tools:
             raise UserError(f"{self._adapter.name} runs its own tools and cannot call yours; give the session none")
-        words = [word.replace("{model}", request.parameters.model) for word in self._command]
-        address = _LANE + self._adapter.name
+        arguments = [argument.replace("{model}", request.parameters.model) for argument in self._command]
+        address = _QUEUE_SCHEME + self._adapter.name
         host = take_host(address)
         try:
             async with host.lane.place(self._requests_max):
-                running = await _start(words)
+                process = await _start(arguments)
                 try:
-                    async with aclosing(self._output(running, told(request).encode())) as chunks:
+                    async with aclosing(self._output(process, told(request).encode())) as chunks:
                         async for chunk in chunks:
                             yield chunk
                 finally:
-                    await _stop(running)
+                    await _stop(process)
         finally:
             await give_back_host(address)
 
-    async def _output(self, running: asyncio.subprocess.Process, prompt: bytes) -> AsyncGenerator[bytes, None]:
-        assert running.stdin is not None
-        assert running.stdout is not None
-        assert running.stderr is not None
-        writing = asyncio.ensure_future(_write(running.stdin, prompt))
-        complaints = asyncio.ensure_future(running.stderr.read(STDERR_BYTES_MAX))
+    async def _output(self, process: asyncio.subprocess.Process, prompt: bytes) -> AsyncGenerator[bytes, None]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        writing = asyncio.ensure_future(_write(process.stdin, prompt))
+        stderr = asyncio.ensure_future(process.stderr.read(STDERR_BYTES_MAX))
         received, seconds = 0, self._timeouts.first_byte_seconds
         try:
-            while chunk := await _within(seconds, running.stdout.read(CHUNK_BYTES)):
+            while chunk := await _within(seconds, process.stdout.read(CHUNK_BYTES)):
                 received += len(chunk)
                 if received > REPLY_BYTES_MAX:
                     raise ProviderError("server_error", f"the command printed more than {REPLY_BYTES_MAX} bytes")
                 yield chunk
                 seconds = self._timeouts.idle_seconds
-            status = await _within(seconds, running.wait())
+            # Standard output is closed; a command that does not exit then counts as silent.
+            status = await _within(seconds, process.wait())
             if status != 0:
-                said = one_line((await _within(seconds, complaints)).decode(errors="replace"))
-                raise ProviderError("other", f"the command ended with status {status}: {said or 'it gave no reason'}")
+                reason = one_line((await _within(seconds, stderr)).decode(errors="replace"))
+                raise ProviderError("other", f"the command ended with status {status}: {reason or 'it gave no reason'}")
             if not received:
                 raise ProviderError("other", "the command printed nothing")
         finally:
             writing.cancel()
-            complaints.cancel()
+            stderr.cancel()
 
     async def aclose(self) -> None:
         self._closed = True
 
 
 def told(request: WireRequest) -> str:
-    """The prompt as text: what a command without a transcript of its own must be told each time."""
+    """The whole prompt as text: the command has no transcript of its own between requests."""
     system = [text.text for segment in request.prompt.segments for text in segment.system]
     parts = [f"<system>\n{text}\n</system>" for text in system]
     messages = messages_of(request.prompt.passages)
     if len(messages) == 1 and not system:
-        return _words(messages[0])
-    parts += [f"<{message.role}>\n{_words(message)}\n</{message.role}>" for message in messages]
+        return _message_text(messages[0])
+    parts += [f"<{message.role}>\n{_message_text(message)}\n</{message.role}>" for message in messages]
     return "\n\n".join([*parts, "Answer the last message of the user."])
 
 
-def _words(message: Message) -> str:
-    said = []
+def _message_text(message: Message) -> str:
+    texts = []
     for block in message.content:
         match block:
             case Text(text=text):
-                said.append(text)
+                texts.append(text)
             case ToolUse(name=name, arguments_json=arguments):
-                said.append(f"[called {name} with {arguments}]")
+                texts.append(f"[called {name} with {arguments}]")
             case ToolResult(content=content):
-                said.append("\n".join(part.text if isinstance(part, Text) else "[not text]" for part in content))
+                texts.append("\n".join(part.text if isinstance(part, Text) else "[not text]" for part in content))
             case _:
-                said.append("[not text]")
-    return "\n\n".join(said)
+                texts.append("[not text]")
+    return "\n\n".join(texts)
 
 
-async def _start(words: Sequence[str]) -> asyncio.subprocess.Process:
+async def _start(arguments: Sequence[str]) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     try:
-        # In a group of its own, so that whatever it starts ends with it.
+        # In a process group of its own, so that killing the group also ends its children.
         return await asyncio.create_subprocess_exec(
-            *words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            *arguments, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"command {words[0]!r} cannot be run: {reason}; set claude_code_command") from error
+        raise UserError(f"command {arguments[0]!r} cannot be run: {reason}; set claude_code_command") from error
 
 
 async def _write(stdin: asyncio.StreamWriter, prompt: bytes) -> None:
-    # A command that does not read its input to the end says why in its own words.
+    # A command that closes its input early reports the reason on stderr.
     with suppress(ConnectionError):
         stdin.write(prompt)
         await stdin.drain()
         stdin.close()
 
 
-async def _within(seconds: float, waiting: Awaitable[Result]) -> Result:
+async def _within(seconds: float, operation: Awaitable[Result]) -> Result:
     try:
         async with asyncio.timeout(seconds):
-            return await waiting
+            return await operation
     except TimeoutError:
-        raise ProviderError("network", "the command was silent for too long") from None
+        raise ProviderError("network", "the command printed nothing for too long") from None
 
 
-async def _stop(running: asyncio.subprocess.Process) -> None:
-    if running.returncode is None:
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
         with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        await running.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

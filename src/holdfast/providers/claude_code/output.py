@@ -1,4 +1,4 @@
-"""What a command prints: one JSON object a line, the last one with the result and the usage."""
+"""Decodes the command's output (`stream-json`): one JSON object per line, the last with result and usage."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ _STOP_REASONS: dict[str | None, StopReason] = {
     "stop_sequence": "stop_sequence",
     "max_tokens": "max_tokens",
     "refusal": "refusal",
-    # The command has run its tools itself; what it prints is the end of it.
+    # The command runs its tools itself, so its result ends the turn.
     "tool_use": "end_turn",
 }
 
@@ -50,17 +50,17 @@ class _Line(msgspec.Struct, frozen=True):
     usage: WireUsage | None = None
 
 
-_KNOWN = ("system", "assistant", "result")
+_DECODED_TYPES = ("system", "assistant", "result")
 
 
 class CommandOutputReader:
-    """Lines of other kinds than those that are known say nothing to us."""
+    """Ignores lines of other types than those it decodes."""
 
     def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._line_bytes_max = line_bytes_max
         self._unread = bytearray()
         self._started: ReplyStarted | None = None
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._finished = False
 
     def feed(self, chunk: bytes) -> Iterator[Delta]:
@@ -68,10 +68,10 @@ class CommandOutputReader:
         return self._deltas()
 
     def partial(self) -> Reply | None:
-        """What has been said, as far as it came; the usage is printed last and so is not known yet."""
+        """The text so far. The usage is printed last, so it is not known yet."""
         if self._started is None:
             return None
-        text = "\n\n".join(self._said)
+        text = "\n\n".join(self._texts)
         content = (Text(text),) if text.strip() else ()
         return Reply(content, "cancelled", Usage(), self._started.model, self._started.id)
 
@@ -87,20 +87,20 @@ class CommandOutputReader:
     def _take(self, line: bytes) -> Iterator[Delta]:
         with readable("server_error", "what the command printed"):
             kind = msgspec.json.decode(line, type=_Kind).type
-            # Lines of other kinds may have anything in them.
-            read = msgspec.json.decode(line, type=_Line) if kind in _KNOWN else _Line()
+            # Lines of other types may have any fields.
+            decoded = msgspec.json.decode(line, type=_Line) if kind in _DECODED_TYPES else _Line()
         if self._started is None:
-            self._started = ReplyStarted(read.session_id or "", read.model or "", Usage())
+            self._started = ReplyStarted(decoded.session_id or "", decoded.model or "", Usage())
             yield self._started
-        if read.type == "assistant" and read.message is not None:
-            said = read.message.content
-            for part in (_Part("text", said),) if isinstance(said, str) else said:
+        if decoded.type == "assistant" and decoded.message is not None:
+            content = decoded.message.content
+            for part in (_Part("text", content),) if isinstance(content, str) else content:
                 if part.type == "text" and part.text:
-                    self._said.append(part.text)
-                    yield TextDelta(len(self._said) - 1, part.text)
-        if read.type == "result":
+                    self._texts.append(part.text)
+                    yield TextDelta(len(self._texts) - 1, part.text)
+        if decoded.type == "result":
             self._finished = True
-            yield ReplyFinished(_reply(read, self._started))
+            yield ReplyFinished(_reply(decoded, self._started))
 
 
 def _reply(line: _Line, started: ReplyStarted) -> Reply:
@@ -108,7 +108,7 @@ def _reply(line: _Line, started: ReplyStarted) -> Reply:
         reason = one_line(line.result or line.subtype or "") or "it gave no reason"
         raise ProviderError("other", f"the command reported a failure: {reason}")
     content = (Text(line.result),) if line.result else ()
-    # A reason that we do not know must not pass for a turn that ended well.
+    # An unknown reason must not pass for a turn that ended normally.
     stop_reason = _STOP_REASONS.get(line.stop_reason, "error")
     usage = buckets(line.usage) if line.usage else Usage()
     return Reply(content, stop_reason, usage, line.model or started.model, line.session_id or started.id)
@@ -127,13 +127,13 @@ def write_reply(reply: Reply) -> bytes:
 
 
 def write_stream(reply: Reply) -> Iterator[bytes]:
-    opening = {"type": "system", "subtype": "init", "session_id": reply.id, "model": reply.model}
-    yield plain_json(opening) + b"\n"
+    init = {"type": "system", "subtype": "init", "session_id": reply.id, "model": reply.model}
+    yield plain_json(init) + b"\n"
     text = text_of(reply.content)
     if text:
         part = {"type": "text", "text": mend_surrogates(text)}
-        said = {"type": "assistant", "message": {"model": reply.model, "role": "assistant", "content": [part]}}
-        yield plain_json(said) + b"\n"
+        assistant = {"type": "assistant", "message": {"model": reply.model, "role": "assistant", "content": [part]}}
+        yield plain_json(assistant) + b"\n"
     yield _line(reply) + b"\n"
 
 

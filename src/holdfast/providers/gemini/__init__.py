@@ -1,4 +1,4 @@
-"""How Gemini spells a request and a reply."""
+"""The adapter for Gemini's generateContent API."""
 
 from holdfast.providers.gemini.adapter import GeminiAdapter
 

@@ -1,4 +1,4 @@
-"""Gemini's generateContent API behind the contract that all adapters keep."""
+"""The `Adapter` for Gemini's generateContent API."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -27,24 +27,24 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class GeminiAdapter:
     name = "gemini"
 
-    def lower(self, passage: Passage) -> Passage | None:
-        return lower(passage)
+    def lower(self, entry: Passage) -> Passage | None:
+        return lower(entry)
 
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
         return spell_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """None: the implicit cache is found by the prefix alone."""
+        """None: the implicit cache is keyed by the prefix alone."""
         return ()
 
-    def lead(self, before: Piece | None, piece: Piece) -> bytes:
-        return lead(before, piece)
+    def lead(self, before: Piece | None, block: Piece) -> bytes:
+        return lead(before, block)
 
     def close(self, last: Piece | None) -> bytes:
         return close(last)
 
     def mark(self, ttl: Ttl) -> bytes:
-        raise UserError(f"Gemini takes no cache marks, so none for {ttl}; create an explicit cache instead")
+        raise UserError(f"Gemini accepts no cache breakpoints, so none for {ttl}; create an explicit cache instead")
 
     def opening(self, parameters: Parameters) -> bytes:
         return opening(parameters)

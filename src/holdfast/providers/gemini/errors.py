@@ -1,4 +1,4 @@
-"""Which failure an answer of Gemini's means, and how Gemini would report one."""
+"""Decodes and encodes Gemini's error responses."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class _Detail(msgspec.Struct, frozen=True, rename="camel"):
     reason: str | None = None
 
 
-class _Fault(msgspec.Struct, frozen=True):
+class _WireError(msgspec.Struct, frozen=True):
     message: str = ""
     status: str = ""
     code: int = 0
@@ -42,25 +42,25 @@ class _Fault(msgspec.Struct, frozen=True):
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
-    error: _Fault
+    error: _WireError
 
 
 def read_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-    fault = _read_fault(body) or _Fault()
-    delay, bad_key = _read_details(fault)
+    error = _decode_error(body) or _WireError()
+    delay, bad_key = _decode_details(error)
     return ProviderError(
-        # The provider calls a key that it does not know an invalid argument.
-        "auth" if bad_key else kind_of(status, fault.message),
-        one_line(fault.message) or f"the provider answered with HTTP status {status} and no reason",
+        # Gemini reports an unknown API key as INVALID_ARGUMENT, not as UNAUTHENTICATED.
+        "auth" if bad_key else kind_of(status, error.message),
+        one_line(error.message) or f"the provider answered with HTTP status {status} and no reason",
         status=status,
         retry_after_seconds=retry_after(headers) if delay is None else delay,
     )
 
 
 def read_stream_error(body: bytes) -> ProviderError:
-    """The same for an error that comes in the middle of a stream, where the HTTP status was a good one."""
-    fault = _read_fault(body) or _Fault()
-    status = fault.code if 400 <= fault.code < 600 else _STATUSES.get(fault.status, 500)
+    """The error in the middle of a stream, after HTTP status 200."""
+    error = _decode_error(body) or _WireError()
+    status = error.code if 400 <= error.code < 600 else _STATUSES.get(error.status, 500)
     return read_error(status, {}, body)
 
 
@@ -70,22 +70,22 @@ def write_error(kind: FailureKind, message: str, *, status: int | None = None) -
     return code, plain_json({"error": {"code": code, "message": mend_surrogates(message), "status": name}})
 
 
-def _read_fault(body: bytes) -> _Fault | None:
-    """A stream that is not one of events reports its errors in a list."""
+def _decode_error(body: bytes) -> _WireError | None:
+    """A stream without `alt=sse` reports its errors in a list."""
     try:
-        read = msgspec.json.decode(body, type=_ErrorBody | tuple[_ErrorBody, ...])
+        decoded = msgspec.json.decode(body, type=_ErrorBody | tuple[_ErrorBody, ...])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    if isinstance(read, _ErrorBody):
-        return read.error
-    return read[0].error if read else None
+    if isinstance(decoded, _ErrorBody):
+        return decoded.error
+    return decoded[0].error if decoded else None
 
 
-def _read_details(fault: _Fault) -> tuple[float | None, bool]:
-    """How long to wait, if that is said, and whether the key was refused."""
+def _decode_details(error: _WireError) -> tuple[float | None, bool]:
+    """The retry delay, if there is one, and whether the API key was refused."""
     delay: float | None = None
     bad_key = False
-    for raw in fault.details or ():
+    for raw in error.details or ():
         try:
             detail = msgspec.json.decode(raw, type=_Detail)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a Gemini request says: its prompt and its parameters."""
+"""Decodes a request to Gemini: its prompt and its parameters."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from holdfast.providers.reading import prompt_of, refuse_oversized, request_of
 
 BODY_BYTES_MAX = 100 * 1024 * 1024
 OUTPUT_TOKENS_DEFAULT = 65_536
-"""What a request that sets no limit may be answered with, as by the models' own limit."""
+"""The output limit of a request that sets none: the models' own limit."""
 
 _DECLARATIONS = "functionDeclarations"
 _PATH = re.compile(
@@ -70,13 +70,13 @@ _decode_content = msgspec.json.Decoder(_Content).decode
 
 
 def read_path(path: str) -> tuple[str, bool]:
-    """Model and whether the answer is streamed."""
-    found = _PATH.fullmatch(path)
-    if found is None:
+    """The model's name, and whether the response is streamed."""
+    match = _PATH.fullmatch(path)
+    if match is None:
         raise ProviderError(
             "invalid_request", "the path names no model; it must end like /models/NAME:generateContent", status=404
         )
-    return found[1], found[2] == "streamGenerateContent"
+    return match[1], match[2] == "streamGenerateContent"
 
 
 def read_request(body: bytes, headers: Mapping[str, str]) -> WireRequest:
@@ -86,18 +86,18 @@ def read_request(body: bytes, headers: Mapping[str, str]) -> WireRequest:
         body.decode()
         top = take_apart(body)
         typed = msgspec.json.decode(body, type=_Body)
-        parameters = _read_parameters(model, stream, top, typed)
-    tools, system = tuple(_read_tools(typed.tools or ())), _read_system(typed.system_instruction)
-    return request_of(prompt_of(tools, system, _read_contents(typed.contents)), (), parameters)
+        parameters = _decode_parameters(model, stream, top, typed)
+    tools, system = tuple(_decode_tools(typed.tools or ())), _decode_system(typed.system_instruction)
+    return request_of(prompt_of(tools, system, _decode_contents(typed.contents)), (), parameters)
 
 
-def _read_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed: _Body) -> Parameters:
+def _decode_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed: _Body) -> Parameters:
     members = take_apart(top.get("generationConfig", b"{}"))
     settings = typed.generation_config
     limit = OUTPUT_TOKENS_DEFAULT if settings.max_output_tokens is None else settings.max_output_tokens
     if limit < 0:
         raise msgspec.ValidationError("Expected `int` >= 0 - at `$.generationConfig.maxOutputTokens`")
-    choice = _read_tool_choice(top.get(TOOL_CONFIG, b"null"))
+    choice = _decode_tool_choice(top.get(TOOL_CONFIG, b"null"))
     known = PROMPT_NAMES | ({TOOL_CONFIG} if choice is not None else set())
     outer = {name: value for name, value in top.items() if name not in known}
     if any(name.startswith(CONFIG) for name in outer):
@@ -115,8 +115,8 @@ def _read_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed: 
     )
 
 
-def _read_tool_choice(raw: bytes) -> str | None:
-    """None where there is none, or one that only this provider has."""
+def _decode_tool_choice(raw: bytes) -> str | None:
+    """None if there is none, or one that only Gemini has, which stays an extra field."""
     try:
         calling = msgspec.json.decode(raw, type=_ToolConfig).function_calling_config
     except msgspec.ValidationError:
@@ -124,25 +124,25 @@ def _read_tool_choice(raw: bytes) -> str | None:
     allowed = calling.allowed_function_names
     if calling.mode == MODES["tool"] and len(allowed) == 1 and allowed[0]:
         return plain_json({"type": "tool", "name": allowed[0]}).decode()
-    found = next((kind for kind, mode in MODES.items() if mode == calling.mode and not allowed), None)
-    return None if found is None else plain_json({"type": found}).decode()
+    choice = next((kind for kind, mode in MODES.items() if mode == calling.mode and not allowed), None)
+    return None if choice is None else plain_json({"type": choice}).decode()
 
 
-def _read_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
+def _decode_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
     for index, raw in enumerate(raws):
         with _readable(f"tools.{index}"):
             members = take_apart(bytes(raw))
             declared = msgspec.json.decode(members.get(_DECLARATIONS, b"null"), type=tuple[msgspec.Raw, ...] | None)
-            tools = [_read_declaration(bytes(one)) for one in declared or ()]
+            tools = [_decode_declaration(bytes(declaration)) for declaration in declared or ()]
             if _DECLARATIONS not in members:
-                tools = [_own_tool(bytes(raw))]
+                tools = [_provider_tool(bytes(raw))]
             elif len(members) > 1:
-                tools.append(_own_tool(without(bytes(raw), _DECLARATIONS)))
+                tools.append(_provider_tool(without(bytes(raw), _DECLARATIONS)))
         yield from tools
 
 
-def _read_declaration(raw: bytes) -> ToolSpec:
-    """A declaration that is not just name, description and schema is kept, as an element of its own."""
+def _decode_declaration(raw: bytes) -> ToolSpec:
+    """A declaration with further fields is carried as its bytes, in an element of its own."""
     members = take_apart(raw)
     name = read_string(members, "name")
     description = read_string(members, "description") if "description" in members else ""
@@ -152,53 +152,53 @@ def _read_declaration(raw: bytes) -> ToolSpec:
     return ToolSpec(name, description, schema, wire_json=(FUNCTIONS + raw + b"]}").decode())
 
 
-def _own_tool(raw: bytes) -> ToolSpec:
+def _provider_tool(raw: bytes) -> ToolSpec:
     members = take_apart(raw)
-    named = members.get("name", b"").startswith(b'"')
-    name = read_string(members, "name") if named else next(iter(members), "")
+    has_name = members.get("name", b"").startswith(b'"')
+    name = read_string(members, "name") if has_name else next(iter(members), "")
     return ToolSpec(name, "", "{}", wire_json=raw.decode())
 
 
-def _read_system(given: _Content | None) -> tuple[Text, ...]:
-    """Its role, which clients give, says nothing."""
+def _decode_system(instruction: _Content | None) -> tuple[Text, ...]:
+    """The role that some clients set is ignored."""
     texts: list[Text] = []
-    for index, raw in enumerate((given.parts or ()) if given else ()):
+    for index, raw in enumerate((instruction.parts or ()) if instruction else ()):
         with _readable(f"systemInstruction.parts.{index}"):
             block, signature = read_part(bytes(raw))
             if not isinstance(block, Text) or signature is not None:
-                raise msgspec.ValidationError("only text, without further fields, can stand here")
+                raise msgspec.ValidationError("only text without further fields is allowed here")
             texts.append(block)
     return tuple(texts)
 
 
-def _read_contents(raws: Sequence[msgspec.Raw]) -> tuple[Passage, ...]:
-    numbers = _Numbers()
-    passages: list[Passage] = []
+def _decode_contents(raws: Sequence[msgspec.Raw]) -> tuple[Passage, ...]:
+    ids = _CallIds()
+    entries: list[Passage] = []
     for index, raw in enumerate(raws):
         with _readable(f"contents.{index}"):
             content = _decode_content(raw)
             if content.role not in _ROLES:
                 raise msgspec.ValidationError("the role must be one of user, model - at `$.role`")
         blocks: list[Block] = []
-        for at, part in enumerate(content.parts or ()):
-            with _readable(f"contents.{index}.parts.{at}"):
+        for position, part in enumerate(content.parts or ()):
+            with _readable(f"contents.{index}.parts.{position}"):
                 block, signature = read_part(bytes(part))
                 if signature is not None:
                     sign(blocks, signature)
                 if signature is None or block != Text(""):
-                    blocks.append(numbers.identified(block))
-        passages.append(Passage(_ROLES[content.role], tuple(blocks)))
-    return tuple(passages)
+                    blocks.append(ids.assign(block))
+        entries.append(Passage(_ROLES[content.role], tuple(blocks)))
+    return tuple(entries)
 
 
-class _Numbers:
-    """Ids for calls and results that came without: those of one name answer each other in their order."""
+class _CallIds:
+    """Assigns ids to calls and results without one: the nth result of a name belongs to its nth call."""
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
         self._results: Counter[str] = Counter()
 
-    def identified(self, block: Block) -> Block:
+    def assign(self, block: Block) -> Block:
         match block:
             case ToolUse(id=id, name=name, arguments_json=arguments):
                 take_apart(arguments.encode())

@@ -1,4 +1,4 @@
-"""How Gemini spells a reply, whole or as a stream of chunks."""
+"""Encodes a response in Gemini's format, complete or as a stream of chunks."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,27 +24,27 @@ _REASONS: dict[StopReason, bytes] = {
 
 
 def write_reply(reply: Reply) -> bytes:
-    return _chunk(reply, b",".join(spell_parts(_told(reply))), last=True)
+    return _chunk(reply, b",".join(spell_parts(_lowered_content(reply))), last=True)
 
 
 def write_stream(reply: Reply) -> Iterator[bytes]:
-    """A part a chunk; the last one tells why the model stopped and what it took."""
-    parts = list(spell_parts(tuple(_split(_told(reply))))) or [b""]
+    """One part per chunk; the last chunk has the finish reason and the usage."""
+    parts = list(spell_parts(tuple(_split(_lowered_content(reply))))) or [b""]
     for part in parts[:-1]:
         yield written_event(_chunk(reply, part, last=False))
     yield written_event(_chunk(reply, parts[-1], last=True))
 
 
-def _told(reply: Reply) -> tuple[Block, ...]:
+def _lowered_content(reply: Reply) -> tuple[Block, ...]:
     lowered = lower(Passage("assistant", reply.content))
     return lowered.content if lowered else ()
 
 
 def _split(content: tuple[Block, ...]) -> Iterator[Block]:
-    """Text in several blocks, except where it is signed: a signature stands for the part that it is on."""
-    for before, block in pairwise((None, *content)):
+    """Split text into several blocks, except where it is signed: a signature covers the whole part that it is on."""
+    for previous, block in pairwise((None, *content)):
         match block:
-            case Text(text=text) if not (isinstance(before, Thinking) and before.signature):
+            case Text(text=text) if not (isinstance(previous, Thinking) and previous.signature):
                 yield from map(Text, delta_parts(text))
             case Thinking(text=text, signature=signature) if text:
                 *first, last = delta_parts(text)
@@ -59,6 +59,7 @@ def _split(content: tuple[Block, ...]) -> Iterator[Block]:
 def _chunk(reply: Reply, parts: bytes, *, last: bool) -> bytes:
     reason = _REASONS.get(reply.stop_reason) if last else None
     finish = b"" if reason is None else b',"finishReason":"%b"' % reason
+    # In a stream Gemini sends the usage in the last chunk.
     usage = b'"usageMetadata":%b,' % plain_json(wire_usage(reply.usage)) if last else b""
     return (
         b'{"candidates":[{"content":{"role":"model","parts":[%b]}%b,"index":0}],%b"modelVersion":%b,"responseId":%b}'

@@ -1,4 +1,4 @@
-"""How Gemini spells a prompt: tools, then the system instruction, then contents."""
+"""Encodes a prompt for Gemini: tools, then the system instruction, then contents."""
 
 from holdfast.canonical.pieces import Piece
 from holdfast.canonical.prompt import Passage, Place, Segment
@@ -9,7 +9,7 @@ from holdfast.providers.gemini.parts import spell_parts
 from holdfast.providers.members import quoted, spliced
 
 FUNCTIONS = b'{"functionDeclarations":['
-"""Starts an element of `tools` that holds declarations; every other element is a tool of the provider's own."""
+"""Starts an element of `tools` with function declarations; every other element is a tool that Gemini defines."""
 
 _ORDER: tuple[Place, ...] = ("tools", "system", "messages")
 _STARTS: dict[Place, bytes] = {
@@ -21,18 +21,18 @@ _ROLES = {"user": b"user", "assistant": b"model"}
 
 
 def spell_segment(segment: Segment) -> tuple[Piece, ...]:
-    """One piece per tool, system text or part; none takes a mark."""
-    tools = (_spell_tool(segment, tool) for tool in segment.tools)
+    """One encoded block per tool, system text or part; Gemini has no cache breakpoints."""
+    tools = (_encode_tool(segment, tool) for tool in segment.tools)
     system = (
         Piece(segment.name, "system", segment.stability, b'{"text":%b}' % quoted(text.text), markable=False)
         for text in segment.system
     )
-    lowered = (lower(passage) for passage in segment.passages)
-    messages = (piece for passage in lowered if passage is not None for piece in _spell_passage(passage))
+    lowered = (lower(entry) for entry in segment.passages)
+    messages = (block for entry in lowered if entry is not None for block in _encode_entry(entry))
     return (*tools, *system, *messages)
 
 
-def _spell_tool(segment: Segment, tool: ToolSpec) -> Piece:
+def _encode_tool(segment: Segment, tool: ToolSpec) -> Piece:
     if tool.wire_json is not None:
         return Piece(segment.name, "tools", segment.stability, spliced(tool.wire_json.strip()), markable=False)
     declaration = b'{"name":%b,"description":%b,"parametersJsonSchema":%b}' % (
@@ -43,49 +43,49 @@ def _spell_tool(segment: Segment, tool: ToolSpec) -> Piece:
     return Piece(segment.name, "tools", segment.stability, declaration, markable=False, opens=FUNCTIONS)
 
 
-def _spell_passage(passage: Passage) -> tuple[Piece, ...]:
-    """Every passage is a content of its own, also behind one of the same role."""
-    start = b'{"role":"%b","parts":[' % _ROLES[passage.role]
+def _encode_entry(entry: Passage) -> tuple[Piece, ...]:
+    """Every entry is a content of its own, even after one of the same role."""
+    start = b'{"role":"%b","parts":[' % _ROLES[entry.role]
     return tuple(
         Piece(
-            passage.layer,
+            entry.layer,
             "messages",
-            passage.stability,
+            entry.stability,
             part,
             markable=False,
-            role=passage.role,
-            ephemeral=passage.ephemeral,
+            role=entry.role,
+            ephemeral=entry.ephemeral,
             opens=b"" if index else start,
         )
-        for index, part in enumerate(spell_parts(passage.content))
+        for index, part in enumerate(spell_parts(entry.content))
     )
 
 
-def lead(before: Piece | None, piece: Piece) -> bytes:
-    """Declarations that stand next to one another share an element of `tools`."""
+def lead(before: Piece | None, block: Piece) -> bytes:
+    """Adjacent function declarations share an element of `tools`."""
     if before is None:
-        return _STARTS[piece.place] + (piece.opens or _opened(piece))
-    if before.place != piece.place:
-        if _ORDER.index(before.place) > _ORDER.index(piece.place):
+        return _STARTS[block.place] + (block.opens or _opened(block))
+    if before.place != block.place:
+        if _ORDER.index(before.place) > _ORDER.index(block.place):
             raise OrderError(
-                f"layer {piece.layer!r} ({piece.place}) stands behind layer {before.layer!r} ({before.place}); "
+                f"layer {block.layer!r} ({block.place}) comes after layer {before.layer!r} ({before.place}); "
                 f"the order is {', '.join(_ORDER)}"
             )
-        return _end(before) + _STARTS[piece.place] + (piece.opens or _opened(piece))
-    if piece.place == "messages":
-        return b"]}," + piece.opens if piece.opens else b","
-    if before.opens == piece.opens:
+        return _end(before) + _STARTS[block.place] + (block.opens or _opened(block))
+    if block.place == "messages":
+        return b"]}," + block.opens if block.opens else b","
+    if before.opens == block.opens:
         return b","
-    return (b"]}," if before.opens else b",") + piece.opens
+    return (b"]}," if before.opens else b",") + block.opens
 
 
-def _opened(piece: Piece) -> bytes:
-    """What a part that goes on in a content needs in front where the content's start is left out."""
-    return b"" if piece.role is None else b'{"role":"%b","parts":[' % _ROLES[piece.role]
+def _opened(block: Piece) -> bytes:
+    """The start of a content for a part that continues one whose start is in an explicit cache."""
+    return b"" if block.role is None else b'{"role":"%b","parts":[' % _ROLES[block.role]
 
 
 def _end(last: Piece) -> bytes:
-    """Closes the place of the last piece."""
+    """The bytes that close the section of the last block."""
     match last.place:
         case "tools":
             return b"]}]" if last.opens else b"]"

@@ -1,4 +1,4 @@
-"""What a reply of Gemini's says, whole or as it arrives: one fold for both."""
+"""Decodes Gemini's responses: one fold for complete and for streamed ones."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ from holdfast.providers.sse import SentEvent
 STOP_REASONS: dict[str, StopReason] = {
     "STOP": "end_turn",
     "MAX_TOKENS": "max_tokens",
-    # More could be asked for with a token that comes beside it; to us the reply is cut short.
+    # The response could be continued with a token; we treat it as cut off by its limit.
     "CONTINUATION": "max_tokens",
     "SAFETY": "refusal",
     "RECITATION": "refusal",
@@ -70,8 +70,8 @@ class _Chunk(msgspec.Struct, frozen=True, rename="camel"):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
-class _Growing:
-    """Text or thinking to which the next part may add; signed text never grows."""
+class _OpenBlock:
+    """Text or thinking to which the next part may be appended; signed text is never extended."""
 
     def __init__(self, kind: type[Text] | type[Thinking], text: str, *, closed: bool = False) -> None:
         self.kind = kind
@@ -85,20 +85,20 @@ class _Growing:
 
 
 class ReplyFold:
-    """Takes the chunks of a reply in their order. Raises msgspec's errors for what cannot be read."""
+    """Takes the chunks of a response in order. Raises msgspec's errors for malformed ones."""
 
     def __init__(self) -> None:
         self._started = False
         self._id = ""
         self._model = ""
         self._usage = Usage()
-        self._blocks: list[_Growing | Block] = []
+        self._blocks: list[_OpenBlock | Block] = []
         self._reason: str | None = None
         self._blocked = False
         self.finished = False
 
     def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
-        """A stream has no end of its own: it is over with the chunk that says why the model stopped."""
+        """A stream has no end event: the chunk with the finish reason is the last."""
         return _take(self, event.data, "an event of the stream")
 
     def take(self, chunk: _Chunk) -> Iterator[Delta]:
@@ -109,8 +109,8 @@ class ReplyFold:
         if not self._started:
             self._started = True
             yield ReplyStarted(self._id, self._model, self._usage)
-        # Other candidates, for which nobody asked, would be other replies.
-        candidate = next((one for one in chunk.candidates or () if not one.index), None)
+        # Only the first candidate: others would be alternative responses, which we never request.
+        candidate = next((option for option in chunk.candidates or () if not option.index), None)
         if candidate is not None:
             for raw in (candidate.content.parts if candidate.content else None) or ():
                 yield from self._add(bytes(raw))
@@ -145,24 +145,24 @@ class ReplyFold:
 
     def _sign(self, signature: str) -> None:
         last = self._blocks[-1] if self._blocks else None
-        if not isinstance(last, _Growing) or last.kind is Text or last.closed:
-            last = _Growing(Thinking, "")
+        if not isinstance(last, _OpenBlock) or last.kind is Text or last.closed:
+            last = _OpenBlock(Thinking, "")
             self._blocks.append(last)
         last.signature, last.closed = signature, True
 
     def _grow(self, kind: type[Text] | type[Thinking], text: str, *, closed: bool = False) -> None:
         last = self._blocks[-1] if self._blocks else None
-        if isinstance(last, _Growing) and last.kind is kind and not last.closed and not closed:
+        if isinstance(last, _OpenBlock) and last.kind is kind and not last.closed and not closed:
             last.texts.append(text)
         else:
-            self._blocks.append(_Growing(kind, text, closed=closed))
+            self._blocks.append(_OpenBlock(kind, text, closed=closed))
 
     def _new_id(self, name: str) -> str:
-        """Begins with the name, which a result has to repeat; the rest is unique as long as replies have ids."""
+        """Starts with the name, because a result must repeat it; the rest is unique as long as responses have ids."""
         return f"{name}-{digest(f'{self._id}/{len(self._blocks)}'.encode())[:_ID_CHARS]}"
 
     def _content(self) -> tuple[Block, ...]:
-        return tuple(block.finish() if isinstance(block, _Growing) else block for block in self._blocks)
+        return tuple(block.finish() if isinstance(block, _OpenBlock) else block for block in self._blocks)
 
     def reply(self) -> Reply:
         return self._reply(self._content(), self._stop_reason())
@@ -173,17 +173,18 @@ class ReplyFold:
         if self.finished:
             return self.reply()
         content = [block for block in self._content() if not isinstance(block, Text) or block.text.strip()]
+        # Thinking without the output it led to cannot be sent back.
         while content and isinstance(content[-1], THINKING_KINDS):
             content.pop()
         return self._reply(tuple(content), "cancelled")
 
     def _stop_reason(self) -> StopReason:
-        """A reason that we do not know must not pass for a turn that ended well."""
+        """An unknown reason must not pass for a turn that ended normally."""
         if self._blocked:
             return "refusal"
         reason = STOP_REASONS.get(self._reason or "", "error")
-        called = any(isinstance(block, ToolUse) for block in self._blocks)
-        return "tool_use" if reason == "end_turn" and called else reason
+        has_calls = any(isinstance(block, ToolUse) for block in self._blocks)
+        return "tool_use" if reason == "end_turn" and has_calls else reason
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         return Reply(content, stop_reason, self._usage, self._model, self._id)
@@ -195,9 +196,9 @@ def read_reply(body: bytes) -> Reply:
     return fold.reply()
 
 
-def _take(fold: ReplyFold, raw: bytes, what: str) -> tuple[Delta, ...]:
-    with readable("server_error", what):
-        # Parts that are kept as bytes are not checked for it otherwise.
+def _take(fold: ReplyFold, raw: bytes, subject: str) -> tuple[Delta, ...]:
+    with readable("server_error", subject):
+        # msgspec.Raw fields are not checked for valid UTF-8, so the whole chunk is checked here.
         raw.decode()
         chunk = _decode_chunk(raw)
         if bytes(chunk.error) == b"null":

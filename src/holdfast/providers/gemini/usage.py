@@ -1,4 +1,4 @@
-"""How many tokens Gemini says a call took, in buckets that never overlap."""
+"""Gemini's usage counters as disjoint buckets, and back."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from holdfast.canonical.usage import Usage, counted
 
 
 class WireUsage(msgspec.Struct, frozen=True, rename="camel"):
-    """The provider's own numbers; None where it did not say. The prompt's count includes what was cached."""
+    """The provider's own counters; None if missing. `promptTokenCount` includes cached tokens."""
 
     prompt_token_count: int | None = None
     cached_content_token_count: int | None = None
@@ -17,6 +17,7 @@ class WireUsage(msgspec.Struct, frozen=True, rename="camel"):
 
 def buckets(wire: WireUsage) -> Usage:
     prompt = counted(wire.prompt_token_count)
+    # Thoughts count as output; tool results that Gemini inserted itself count as input.
     cached = min(counted(wire.cached_content_token_count), prompt)
     return Usage(
         input=prompt - cached + counted(wire.tool_use_prompt_token_count),
@@ -26,7 +27,7 @@ def buckets(wire: WireUsage) -> Usage:
 
 
 def wire_usage(usage: Usage) -> dict[str, int]:
-    """Nothing is said of cached tokens where there are none, as the provider does it."""
+    """Like the provider, leaves out the cached count if it is 0."""
     cached = {"cachedContentTokenCount": usage.cache_read} if usage.cache_read else {}
     return {
         "promptTokenCount": usage.tokens_sent,

@@ -1,4 +1,4 @@
-"""How OpenAI's chat completions spell a request and a reply; OpenRouter's are the same, with additions."""
+"""The adapter for OpenAI's Chat Completions API, which OpenRouter's extends."""
 
 from holdfast.providers.openai_chat.adapter import ChatAdapter
 from holdfast.providers.openai_chat.openai import FLAVOUR

@@ -1,4 +1,4 @@
-"""Chat completions, in one provider's flavour, behind the contract that all adapters keep."""
+"""The `Adapter` for Chat Completions, in one provider's variant."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -33,8 +33,8 @@ class ChatAdapter:
     def name(self) -> str:
         return self._flavour.name
 
-    def lower(self, passage: Passage) -> Passage | None:
-        return lower(passage, self._flavour)
+    def lower(self, entry: Passage) -> Passage | None:
+        return lower(entry, self._flavour)
 
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
         return spell_segment(segment, self._flavour)
@@ -42,8 +42,8 @@ class ChatAdapter:
     def session_fields(self, model: Model, session_id: str) -> Fields:
         return self._flavour.session_fields(model, session_id)
 
-    def lead(self, before: Piece | None, piece: Piece) -> bytes:
-        return lead(before, piece)
+    def lead(self, before: Piece | None, block: Piece) -> bytes:
+        return lead(before, block)
 
     def close(self, last: Piece | None) -> bytes:
         return close(last)

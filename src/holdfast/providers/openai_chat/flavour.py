@@ -1,4 +1,4 @@
-"""In what the providers that speak chat completions differ."""
+"""How the providers of Chat Completions differ."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -17,7 +17,7 @@ class WriteError(Protocol):
 
 
 class Flavour(msgspec.Struct, frozen=True):
-    """`marks` are the values of the member `mark_name`; `writes_for_5m` says which models' writes last that long."""
+    """`breakpoints` are the values of the member `breakpoint_name`, by TTL."""
 
     name: str
     vendor: str
@@ -29,4 +29,5 @@ class Flavour(msgspec.Struct, frozen=True):
     keeps_reasoning: bool
     session_fields: Callable[[Model, str], Fields]
     write_error: WriteError
+    # Whether a model's cache writes have the TTL 5m; all others count as `cache_write_other`.
     writes_for_5m: Callable[[str], bool]

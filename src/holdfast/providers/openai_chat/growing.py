@@ -1,4 +1,4 @@
-"""What the blocks of a chat reply have become so far: each grows by deltas, and is a block at any time."""
+"""Blocks of a streamed Chat Completions response, accumulated from deltas."""
 
 from typing import Protocol
 
@@ -13,8 +13,8 @@ from holdfast.providers.openai_chat.reasoning import answered_detail
 
 _ID_DIGEST_CHARS = 24
 
-# Strings that a later delta can only repeat; every other one it continues.
-_WHOLE = frozenset({"id", "type", "name", "format"})
+# String members that later deltas repeat; deltas of any other string member are appended.
+_REPEATED_MEMBERS = frozenset({"id", "type", "name", "format"})
 
 
 class CallFunction(msgspec.Struct, frozen=True):
@@ -31,10 +31,10 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 class Growing(Protocol):
     def finish(self) -> Block:
-        """The block as it stands; msgspec's errors where it is none."""
+        """The block so far; raises msgspec's errors if it is not valid yet."""
 
     def salvage(self) -> Block | None:
-        """The block if it can stand in a message although the reply was cut, else None."""
+        """The block if it is valid in a message although the response was interrupted, else None."""
 
 
 class GrowingText:
@@ -52,7 +52,7 @@ class GrowingText:
 
 
 class GrowingThinking(GrowingText):
-    """Reasoning told as text alone; without a signature it cannot be sent back from a reply that was cut."""
+    """Reasoning as plain text. Without a signature it cannot be sent back after an interrupted response."""
 
     def finish(self) -> Block:
         return Thinking("".join(self._parts))
@@ -62,20 +62,20 @@ class GrowingThinking(GrowingText):
 
 
 class GrowingObject:
-    """An object kept as the bytes it came in, or as its deltas add up: texts go on, all else is said anew."""
+    """An object carried as its bytes, or merged from deltas: strings are appended, other values replaced."""
 
     def __init__(self) -> None:
         self._first: bytes | None = None
-        self._is_grown = False
+        self._is_merged = False
         self._texts: dict[str, list[str]] = {}
         self._objects: dict[str, GrowingObject] = {}
         self._members: dict[str, bytes] = {}
 
     def grow(self, raw: bytes) -> None:
-        self._is_grown = self._first is not None
+        self._is_merged = self._first is not None
         self._first = self._first or raw
         for name, value in take_apart(raw).items():
-            if value.startswith(b'"') and name not in _WHOLE:
+            if value.startswith(b'"') and name not in _REPEATED_MEMBERS:
                 self._texts.setdefault(name, []).append(read_string({name: value}, name))
             elif value.startswith(b"{"):
                 self._objects.setdefault(name, GrowingObject()).grow(value)
@@ -84,11 +84,11 @@ class GrowingObject:
             self._members[name] = value
 
     def raw(self) -> bytes:
-        if self._first is not None and not self._is_grown:
+        if self._first is not None and not self._is_merged:
             return self._first
-        grown = {name: quoted("".join(parts)) for name, parts in self._texts.items()}
-        inner = {name: value.raw() for name, value in self._objects.items()}
-        return put_together(self._members | grown | inner)
+        texts = {name: quoted("".join(parts)) for name, parts in self._texts.items()}
+        objects = {name: value.raw() for name, value in self._objects.items()}
+        return put_together(self._members | texts | objects)
 
 
 class GrowingDetail(GrowingObject):
@@ -101,7 +101,7 @@ class GrowingDetail(GrowingObject):
 
 
 class GrowingOpaque(GrowingObject):
-    """What we only carry: a call of another type, a part or a member that we do not know."""
+    """A block that is only carried: a call of another type, or a part or member that we do not know."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class GrowingOpaque(GrowingObject):
 
 
 class GrowingList:
-    """A member of the message that is a list, such as the images that it shows."""
+    """A member of the message that is a list, such as `images`."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -132,28 +132,28 @@ class GrowingList:
 
 
 class GrowingCall:
-    """`place` is that of its block; a call to which the provider gives no id gets one from the reply's."""
+    """`index` is that of its block. A call without an id gets one derived from the response's id."""
 
-    def __init__(self, place: int, reply_id: str) -> None:
-        self._place = place
+    def __init__(self, index: int, reply_id: str) -> None:
+        self._index = index
         self._id = ""
-        self._spare_id = "call_" + digest(f"{reply_id} {place}".encode(errors="replace"))[:_ID_DIGEST_CHARS]
+        self._fallback_id = "call_" + digest(f"{reply_id} {index}".encode(errors="replace"))[:_ID_DIGEST_CHARS]
         self._name = ""
         self._parts: list[str] = []
 
     def grow(self, delta: CallDelta) -> tuple[Delta, ...]:
-        """A call starts when its name is known; what came of its arguments before that comes then."""
+        """A call is reported as started once its name is known, with the arguments received so far."""
         function = delta.function or CallFunction()
         self._id = self._id or delta.id or ""
         part = function.arguments or ""
         if part:
             self._parts.append(part)
         if self._name or not function.name:
-            return (ToolUseDelta(self._place, part),) if part and self._name else ()
-        self._name, self._id = function.name, self._id or self._spare_id
+            return (ToolUseDelta(self._index, part),) if part and self._name else ()
+        self._name, self._id = function.name, self._id or self._fallback_id
         arguments = "".join(self._parts)
-        started = ToolUseStarted(self._place, self._id, self._name)
-        return (started, ToolUseDelta(self._place, arguments)) if arguments else (started,)
+        started = ToolUseStarted(self._index, self._id, self._name)
+        return (started, ToolUseDelta(self._index, arguments)) if arguments else (started,)
 
     def finish(self) -> Block:
         if not self._name:
@@ -162,7 +162,7 @@ class GrowingCall:
         return ToolUse(self._id, self._name, legal_arguments(arguments) if arguments.strip() else "{}")
 
     def salvage(self) -> Block | None:
-        """A JSON object says itself where it ends, so arguments that are one are whole."""
+        """Arguments that parse as a JSON object are complete."""
         arguments = "".join(self._parts)
-        whole = self._name and arguments.strip() and legal_arguments(arguments) == arguments
-        return self.finish() if whole else None
+        is_complete = self._name and arguments.strip() and legal_arguments(arguments) == arguments
+        return self.finish() if is_complete else None

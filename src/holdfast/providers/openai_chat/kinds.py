@@ -1,7 +1,7 @@
-"""How the kinds of blocks begin that we only carry, and that stand beside the content of a message."""
+"""Kind prefixes of opaque blocks that are not part of a message's content."""
 
 MESSAGE = "message."
-"""A further member of the message itself; its bytes are the member's value."""
+"""Another member of the message itself; its bytes are the member's value."""
 
 REASONING = "reasoning_details."
 CALL = "tool_calls."

@@ -1,4 +1,4 @@
-"""What of a passage can be told in chat completions, and in which order."""
+"""Reduces a history entry to what Chat Completions can represent, in wire order."""
 
 import re
 from collections.abc import Iterable
@@ -27,29 +27,30 @@ CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 ERROR = Text("Error:")
 IMAGE = Text("[image]")
 
+# The order of a message's members; encoding must not depend on the order in which blocks arrived.
 _MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
 
 
-def lower(passage: Passage, flavour: Flavour) -> Passage | None:
-    """Thinking is dropped where there is no place for it, images in results and answers are named in text.
+def lower(entry: Passage, flavour: Flavour) -> Passage | None:
+    """Thinking is dropped if the API cannot carry it; images in results and assistant messages become text.
 
-    The blocks of a message stand in the order in which it is spelled: reasoning, content, calls.
+    The blocks of a message are sorted into the order in which it is encoded: reasoning, content, calls.
     """
-    told = (_lowered(block, passage.role, flavour) for block in passage.content)
-    kept = tuple(block for block in told if block is not None)
-    if not kept:
+    lowered = (_lower_block(block, entry.role, flavour) for block in entry.content)
+    blocks = tuple(block for block in lowered if block is not None)
+    if not blocks:
         return None
-    return with_fitting_ids(msgspec.structs.replace(passage, content=tuple(_ordered(kept))), CALL_ID)
+    return with_fitting_ids(msgspec.structs.replace(entry, content=tuple(_in_wire_order(blocks))), CALL_ID)
 
 
-def _ordered(blocks: Iterable[Block]) -> Iterable[Block]:
-    """Results are messages of their own, so what stands between them is ordered for itself."""
+def _in_wire_order(blocks: Iterable[Block]) -> Iterable[Block]:
+    """Results are messages of their own, so each run of blocks between them is sorted separately."""
     for _, run in groupby(blocks, key=lambda block: isinstance(block, ToolResult)):
         yield from sorted(run, key=place_of)
 
 
 def place_of(block: Block) -> int:
-    """Where in a message a block stands."""
+    """The position of a block's member in an encoded message."""
     match block:
         case Opaque(kind=kind) if kind.startswith(MESSAGE):
             return _MEMBERS
@@ -69,22 +70,22 @@ def is_reasoning(block: Block) -> bool:
     return place_of(block) == _REASONING
 
 
-def _lowered(block: Block, role: Role, flavour: Flavour) -> Block | None:
-    """None for what this role has no place for."""
+def _lower_block(block: Block, role: Role, flavour: Flavour) -> Block | None:
+    """None for a block that a message of this role cannot have."""
     match block:
         case Image():
             return plain_image(block) if role == "user" else IMAGE
         case ToolResult():
-            return _lowered_result(block) if role == "user" else None
+            return _lower_result(block) if role == "user" else None
         case _:
-            place = place_of(block)
-    if place in (_REASONING, _CALLS) and role != "assistant":
+            member = place_of(block)
+    if member in (_REASONING, _CALLS) and role != "assistant":
         return None
-    return None if place == _REASONING and not flavour.keeps_reasoning else block
+    return None if member == _REASONING and not flavour.keeps_reasoning else block
 
 
-def _lowered_result(result: ToolResult) -> ToolResult:
-    """Only text can be told, and whether a call failed only by it."""
+def _lower_result(result: ToolResult) -> ToolResult:
+    """A result holds text only, so that a failed call is marked by a leading error text."""
     content = tuple(IMAGE if isinstance(part, Image) else part for part in result.content)
     if result.is_error and content[:1] != (ERROR,):
         content = (ERROR, *content)

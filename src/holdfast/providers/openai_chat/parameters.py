@@ -1,4 +1,4 @@
-"""How everything that is not the prompt stands in a chat completions request, and how it is read back."""
+"""Encodes and decodes the parameters of a Chat Completions request."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,11 +12,12 @@ from holdfast.providers.openai_chat.flavour import Flavour
 from holdfast.providers.openai_choice import read_choice, spell_choice
 
 OUTPUT_TOKENS_DEFAULT = 128_000
-"""What a request that sets no limit is read as: the most that a current model writes."""
+"""The output limit of a request that sets none: the highest of the current models."""
 
 _LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
 _FIXED_NAMES = frozenset({"model", *_LIMIT_NAMES, "stream", "temperature", "stop", "tools", "messages"})
-_USAGE_ASKED = b'{"include_usage":true}'
+# A stream has usage only if it is requested, in a last chunk without choices (OpenAI, API reference).
+_INCLUDE_USAGE = b'{"include_usage":true}'
 
 
 class _Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,13 +43,13 @@ def opening(parameters: Parameters, flavour: Flavour) -> bytes:
     if parameters.stream:
         members["stream"] = b"true"
         if "stream_options" not in dict(parameters.extra):
-            members["stream_options"] = _USAGE_ASKED
+            members["stream_options"] = _INCLUDE_USAGE
     if parameters.temperature is not None:
         members["temperature"] = plain_json(parameters.temperature)
     if parameters.stop_sequences:
         members["stop"] = b"[" + b",".join(map(quoted, parameters.stop_sequences)) + b"]"
     if parameters.thinking_json is not None:
-        members[flavour.thinking_name] = _spell_thinking(parameters.thinking_json, flavour)
+        members[flavour.thinking_name] = _encode_thinking(parameters.thinking_json, flavour)
     if parameters.tool_choice_json is not None:
         members |= spell_choice(parameters.tool_choice_json, nested=True)
     for name, value in parameters.extra:
@@ -63,7 +64,7 @@ def refuse_betas(parameters: Parameters, flavour: Flavour) -> None:
         raise UserError(f"beta {parameters.betas[0]!r} is Anthropic's; {flavour.vendor} takes none, so leave it out")
 
 
-def _spell_thinking(thinking_json: str, flavour: Flavour) -> bytes:
+def _encode_thinking(thinking_json: str, flavour: Flavour) -> bytes:
     if flavour.thinking_name != "reasoning_effort":
         return spliced(thinking_json)
     try:
@@ -73,11 +74,11 @@ def _spell_thinking(thinking_json: str, flavour: Flavour) -> bytes:
 
 
 def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> Parameters:
-    """Raises msgspec's errors. What has no canonical form goes to `extra`, null to nothing at all."""
+    """Raises msgspec's errors. Fields without a canonical form go to `extra`; nulls are dropped."""
     typed = msgspec.json.decode(body, type=_Body)
     limits = {"max_completion_tokens": typed.max_completion_tokens, "max_tokens": typed.max_tokens}
-    asked = [limits.pop(flavour.output_limit_name), *limits.values()]
-    output_tokens_max = next((limit for limit in asked if limit is not None), OUTPUT_TOKENS_DEFAULT)
+    candidates = [limits.pop(flavour.output_limit_name), *limits.values()]
+    output_tokens_max = next((limit for limit in candidates if limit is not None), OUTPUT_TOKENS_DEFAULT)
     if output_tokens_max < 0:
         raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
     choice, _ = read_choice(top, nested=True)
@@ -88,21 +89,21 @@ def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> 
         stop_sequences=(typed.stop,) if isinstance(typed.stop, str) else typed.stop or (),
         temperature=typed.temperature,
         tool_choice_json=choice,
-        thinking_json=_read_thinking(top.get(flavour.thinking_name, b"null"), flavour),
-        extra=tuple(_read_extra(top, typed, flavour, has_choice=choice is not None)),
+        thinking_json=_decode_thinking(top.get(flavour.thinking_name, b"null"), flavour),
+        extra=tuple(_extra_fields(top, typed, flavour, has_choice=choice is not None)),
     )
 
 
-def _read_extra(
+def _extra_fields(
     top: Mapping[str, bytes], typed: _Body, flavour: Flavour, *, has_choice: bool
 ) -> Iterator[tuple[str, str]]:
-    told = _FIXED_NAMES | {flavour.thinking_name}
+    decoded = _FIXED_NAMES | {flavour.thinking_name}
     if has_choice:
-        told |= {"tool_choice"} if typed.parallel_tool_calls else {"tool_choice", "parallel_tool_calls"}
+        decoded |= {"tool_choice"} if typed.parallel_tool_calls else {"tool_choice", "parallel_tool_calls"}
     for name, value in top.items():
-        implied = typed.stream and name == "stream_options" and _members(value) == _members(_USAGE_ASKED)
+        implied = typed.stream and name == "stream_options" and _members(value) == _members(_INCLUDE_USAGE)
         null_choice = name == "tool_choice" and value == b"null"
-        if name not in told and not implied and not null_choice:
+        if name not in decoded and not implied and not null_choice:
             yield name, value.decode()
 
 
@@ -110,7 +111,7 @@ def _members(raw: bytes) -> dict[str, bytes]:
     return take_apart(raw) if raw != b"null" else {}
 
 
-def _read_thinking(raw: bytes, flavour: Flavour) -> str | None:
+def _decode_thinking(raw: bytes, flavour: Flavour) -> str | None:
     if raw == b"null":
         return None
     if flavour.thinking_name != "reasoning_effort":

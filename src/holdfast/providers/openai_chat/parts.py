@@ -1,6 +1,6 @@
-"""How one part of a message's content reads in chat completions, and which block such bytes are.
+"""Encodes and decodes the parts of a message's content in Chat Completions.
 
-A part that carries anything we do not know stays the bytes it was, less its cache mark.
+A part with anything we do not know is carried as its bytes, without its cache breakpoint.
 """
 
 import re
@@ -24,15 +24,15 @@ class _Text(msgspec.Struct, frozen=True):
     text: str
 
 
-class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str | None = None
     type: str | None = None
     ttl: str | None = None
 
 
 _decode_text = msgspec.json.Decoder(_Text).decode
-_decode_mark = msgspec.json.Decoder(_Mark | None).decode
-_decode_spelled = msgspec.json.Decoder(_Mark).decode
+_decode_breakpoint_or_null = msgspec.json.Decoder(_Breakpoint | None).decode
+_decode_breakpoint = msgspec.json.Decoder(_Breakpoint).decode
 
 
 def spell_part(part: Part) -> bytes:
@@ -48,7 +48,7 @@ def spell_part(part: Part) -> bytes:
 
 
 def plain_image(image: Image) -> Image:
-    """The image as it is read back: what is spelled as a data URL is one, whoever wrote it."""
+    """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
     return image if isinstance(image.source, FileSource) else Image(_source_of(_url_of(image.source)))
 
 
@@ -68,7 +68,7 @@ def _source_of(url: str) -> Base64Source | UrlSource:
 
 
 def is_markable(part: Part, flavour: Flavour) -> bool:
-    """Whether the provider takes a cache mark on it."""
+    """Whether the provider accepts a breakpoint on it."""
     match part:
         case Text(text=text):
             return bool(text.strip())
@@ -90,20 +90,20 @@ def _has_text(raw: bytes) -> bool:
 
 
 def read_part(raw: bytes, flavour: Flavour) -> tuple[Part, Ttl | None]:
-    """The part, and the lifetime of its mark. Raises msgspec's errors; they never quote a value."""
+    """The part, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
     members = take_apart(raw)
     kind = read_string(members, "type")
     if kind.startswith(BESIDE_CONTENT):
-        raise msgspec.ValidationError("a part of this type cannot stand in content - at `$.type`")
-    marked = members.pop(flavour.mark_name, None)
-    ttl = None if marked is None else _read_mark(marked, flavour)
-    # Every type that we know has one member, named like it.
-    known = _read_known(kind, members) if kind in _KNOWN and members.keys() == {"type", kind} else None
-    return known or Opaque(kind, raw if marked is None else without(raw, flavour.mark_name)), ttl
+        raise msgspec.ValidationError("a part of this type is not allowed in content - at `$.type`")
+    raw_breakpoint = members.pop(flavour.mark_name, None)
+    ttl = None if raw_breakpoint is None else _breakpoint_ttl(raw_breakpoint, flavour)
+    # Every known type has one member, with the name of the type.
+    known = _decode_known(kind, members) if kind in _KNOWN and members.keys() == {"type", kind} else None
+    return known or Opaque(kind, raw if raw_breakpoint is None else without(raw, flavour.mark_name)), ttl
 
 
-def _read_known(kind: str, members: dict[str, bytes]) -> Part | None:
-    """None where the image or file has a field that we do not know."""
+def _decode_known(kind: str, members: dict[str, bytes]) -> Part | None:
+    """None if the image or file has a field that we do not know."""
     if kind == "text":
         return Text(read_string(members, "text"))
     inner = take_apart(members[kind])
@@ -114,12 +114,13 @@ def _read_known(kind: str, members: dict[str, bytes]) -> Part | None:
     return None
 
 
-def _read_mark(raw: bytes, flavour: Flavour) -> Ttl | None:
-    mark = _decode_mark(raw)
-    if mark is None:
+def _breakpoint_ttl(raw: bytes, flavour: Flavour) -> Ttl | None:
+    point = _decode_breakpoint_or_null(raw)
+    if point is None:
         return None
-    shortest = next(iter(flavour.marks))
-    for ttl, spelled in flavour.marks.items():
-        if (mark.ttl or shortest) == ttl and mark == msgspec.structs.replace(_decode_spelled(spelled), ttl=mark.ttl):
+    default_ttl = next(iter(flavour.marks))
+    for ttl, encoded in flavour.marks.items():
+        expected = msgspec.structs.replace(_decode_breakpoint(encoded), ttl=point.ttl)
+        if (point.ttl or default_ttl) == ttl and point == expected:
             return ttl
     raise msgspec.ValidationError(f"`{flavour.mark_name}` must ask for {' or '.join(flavour.marks)}")

@@ -1,4 +1,4 @@
-"""What a chat completions request says: its prompt, the marks in it, and its parameters."""
+"""Decodes a Chat Completions request: its prompt, breakpoints and parameters."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,12 +22,12 @@ from holdfast.providers.reading import Lifetimes, prompt_of, refuse_oversized, r
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
-# Members that say nothing with this value, and one that repeats what the call of the result says.
-_SILENT = (("annotations", b"[]"), ("tool_calls", b"[]"))
+# Members that can be dropped with this value.
+_DEFAULT_MEMBERS = (("annotations", b"[]"), ("tool_calls", b"[]"))
 
 _readable = partial(readable, "invalid_request", status=400)
 
-_Read = tuple[Block, Ttl | None]
+_DecodedBlock = tuple[Block, Ttl | None]
 
 
 class _Prompt(msgspec.Struct, frozen=True):
@@ -57,84 +57,86 @@ def read_request(body: bytes, flavour: Flavour) -> WireRequest:
         body.decode()
         typed = msgspec.json.decode(body, type=_Prompt)
         parameters = read_parameters(body, take_apart(body), flavour)
-    tools = tuple(_read_tools(typed.tools or ()))
-    messages = [_read_message(bytes(raw), f"messages.{index}", flavour) for index, raw in enumerate(typed.messages)]
+    tools = tuple(_decode_tools(typed.tools or ()))
+    messages = [_decode_message(bytes(raw), f"messages.{index}", flavour) for index, raw in enumerate(typed.messages)]
     system: tuple[Text, ...] = ()
-    lifetimes: Lifetimes = [None] * len(tools)
-    passages: list[Passage] = []
+    ttls: Lifetimes = [None] * len(tools)
+    entries: list[Passage] = []
     for index, (role, blocks) in enumerate(messages):
         texts = tuple(block for block, _ in blocks if isinstance(block, Text))
         if index == 0 and role == "system" and len(texts) == len(blocks):
             system = texts
         elif blocks:
-            passages.append(Passage(role, tuple(block for block, _ in blocks)))
-        lifetimes += [ttl for _, ttl in blocks]
-    return request_of(prompt_of(tools, system, tuple(passages)), lifetimes, parameters)
+            entries.append(Passage(role, tuple(block for block, _ in blocks)))
+        ttls += [ttl for _, ttl in blocks]
+    return request_of(prompt_of(tools, system, tuple(entries)), ttls, parameters)
 
 
-def _read_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
+def _decode_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
     for index, raw in enumerate(raws):
         with _readable(f"tools.{index}"):
-            yield _read_tool(bytes(raw))
+            yield _decode_tool(bytes(raw))
 
 
-def _read_tool(raw: bytes) -> ToolSpec:
-    """A tool that is not just a function with name, description and parameters is kept as it came."""
+def _decode_tool(raw: bytes) -> ToolSpec:
+    """A tool that is not a plain function with name, description and parameters is carried as its bytes."""
     members = take_apart(raw)
     kind = read_string(members, "type")
-    # What a tool says of itself stands under the name of its type, or beside it.
-    said = take_apart(members[kind]) if members.get(kind, b"").startswith(b"{") else members
-    schema = said.get("parameters", b"{}").decode()
-    if members.keys() == {"type", "function"} and said.keys() == {"name", "description", "parameters"}:
-        return ToolSpec(read_string(said, "name"), read_string(said, "description"), schema)
-    name = read_string(said, "name" if "name" in said else "type")
-    description = msgspec.json.decode(said.get("description", b'""'), type=str | None) or ""
+    # Name and description are in a member named like the tool's type, or on the top level.
+    definition = take_apart(members[kind]) if members.get(kind, b"").startswith(b"{") else members
+    schema = definition.get("parameters", b"{}").decode()
+    if members.keys() == {"type", "function"} and definition.keys() == {"name", "description", "parameters"}:
+        return ToolSpec(read_string(definition, "name"), read_string(definition, "description"), schema)
+    name = read_string(definition, "name" if "name" in definition else "type")
+    description = msgspec.json.decode(definition.get("description", b'""'), type=str | None) or ""
     return ToolSpec(name, description, schema, wire_json=raw.decode())
 
 
-def _read_message(raw: bytes, place: str, flavour: Flavour) -> tuple[Role, list[_Read]]:
-    with _readable(place):
+def _decode_message(raw: bytes, path: str, flavour: Flavour) -> tuple[Role, list[_DecodedBlock]]:
+    with _readable(path):
         members = take_apart(raw)
-        said = {name: value for name, value in members.items() if value != b"null" and (name, value) not in _SILENT}
-        role = read_string(said, "role")
-        del said["role"]
+        present = {
+            name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
+        }
+        role = read_string(present, "role")
+        del present["role"]
         if role == "tool":
-            message: tuple[Role, list[_Read]] = "user", [_read_result(said, flavour)]
+            message: tuple[Role, list[_DecodedBlock]] = "user", [_decode_result(present, flavour)]
         elif role in _ROLES:
-            message = _ROLES[role], list(_read_said(_ROLES[role], said, flavour))
+            message = _ROLES[role], list(_decode_blocks(_ROLES[role], present, flavour))
         else:
             raise msgspec.ValidationError(f"the role must be tool or one of {', '.join(_ROLES)} - at `$.role`")
     return message
 
 
-def _read_said(role: Role, said: dict[str, bytes], flavour: Flavour) -> Iterator[_Read]:
-    """The blocks in the order in which they are spelled: further members, reasoning, content, calls."""
-    content = _read_content(said.pop("content", b"null"), flavour, takes_empty=role == "user")
+def _decode_blocks(role: Role, members: dict[str, bytes], flavour: Flavour) -> Iterator[_DecodedBlock]:
+    """The blocks in the order in which they are encoded: other members, reasoning, content, calls."""
+    content = _content_parts(members.pop("content", b"null"), flavour, accepts_empty=role == "user")
     if role == "assistant":
-        calls = _decode_list(said.pop("tool_calls", b"[]"))
-        details = _decode_list(said.pop(MEMBER, b"[]")) if flavour.keeps_reasoning else ()
+        calls = _decode_list(members.pop("tool_calls", b"[]"))
+        details = _decode_list(members.pop(MEMBER, b"[]")) if flavour.keeps_reasoning else ()
     else:
         calls = details = ()
-    for name, value in said.items():
+    for name, value in members.items():
         yield Opaque(MESSAGE + name, value), None
     for detail in details:
         yield read_detail(bytes(detail)), None
     yield from content
     for call in calls:
-        yield _read_call(bytes(call)), None
+        yield _decode_tool_call(bytes(call)), None
 
 
-def _read_content(raw: bytes, flavour: Flavour, *, takes_empty: bool = True) -> list[tuple[Part, Ttl | None]]:
-    """An answer of nothing but calls has, with many clients, an empty text; and so has a prompt without a system's."""
+def _content_parts(raw: bytes, flavour: Flavour, *, accepts_empty: bool = True) -> list[tuple[Part, Ttl | None]]:
+    """Many clients send an empty text with a message that has only calls, or as the system prompt if there is none."""
     content = _decode_content(raw)
-    if content is None or (content == "" and not takes_empty):
+    if content is None or (content == "" and not accepts_empty):
         return []
     if isinstance(content, str):
         return [(Text(content), None)]
     return [read_part(bytes(part), flavour) for part in content]
 
 
-def _read_call(raw: bytes) -> ToolUse | Opaque:
+def _decode_tool_call(raw: bytes) -> ToolUse | Opaque:
     try:
         call = _decode_call(raw)
     except msgspec.ValidationError:
@@ -144,11 +146,11 @@ def _read_call(raw: bytes) -> ToolUse | Opaque:
     return ToolUse(call.id, call.function.name, legal_arguments(call.function.arguments or "{}"))
 
 
-def _read_result(said: dict[str, bytes], flavour: Flavour) -> _Read:
-    """A mark inside the result counts for the result. Its name, if any, is that of the call."""
-    if unknown := said.keys() - {"tool_call_id", "content", "name"}:
+def _decode_result(members: dict[str, bytes], flavour: Flavour) -> _DecodedBlock:
+    """A breakpoint inside the result is moved to its end. A `name` only repeats the call's."""
+    if unknown := members.keys() - {"tool_call_id", "content", "name"}:
         raise msgspec.ValidationError(f"Object contains unknown field `{min(unknown)}`")
-    parts = _read_content(said.get("content", b'""'), flavour)
+    parts = _content_parts(members.get("content", b'""'), flavour)
     content = tuple(part for part, _ in parts)
     ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
-    return ToolResult(read_string(said, "tool_call_id"), content, content[:1] == (ERROR,)), ttl
+    return ToolResult(read_string(members, "tool_call_id"), content, content[:1] == (ERROR,)), ttl

@@ -1,6 +1,6 @@
-"""How thinking reads as the details of a message's reasoning.
+"""Encodes and decodes thinking as OpenRouter's `reasoning_details`.
 
-A detail that carries anything we do not know stays the bytes it was.
+A detail with anything we do not know is carried as its bytes.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ MEMBER = "reasoning_details"
 
 Reasoning = Thinking | RedactedThinking | Opaque
 
-# Formats whose details mean the same without the members that name their format and place.
+# Formats whose details keep their meaning without the members `format` and `index`.
 _PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")
 
 
@@ -31,16 +31,16 @@ _decode_detail = msgspec.json.Decoder(_Detail).decode
 def spell_detail(block: Reasoning) -> bytes:
     match block:
         case Thinking(text=text, signature=signature):
-            signed = b"" if signature is None else b',"signature":' + quoted(signature)
-            return b'{"type":"reasoning.text","text":%b%b}' % (quoted(text), signed)
-        case RedactedThinking(data=sealed):
-            return b'{"type":"reasoning.encrypted","data":' + quoted(sealed) + b"}"
+            signature_member = b"" if signature is None else b',"signature":' + quoted(signature)
+            return b'{"type":"reasoning.text","text":%b%b}' % (quoted(text), signature_member)
+        case RedactedThinking(data=encrypted):
+            return b'{"type":"reasoning.encrypted","data":' + quoted(encrypted) + b"}"
         case Opaque(raw=raw):
             return raw
 
 
 def read_detail(raw: bytes) -> Reasoning:
-    """As it stands in a request."""
+    """A detail of a request."""
     members = take_apart(raw)
     kind = read_string(members, "type")
     names = members.keys() - {"type"}
@@ -52,7 +52,7 @@ def read_detail(raw: bytes) -> Reasoning:
 
 
 def answered_detail(raw: bytes) -> Reasoning:
-    """As it stands in a reply, where every detail has a format and a place of its own."""
+    """A detail of a response, where every one has a format and an index."""
     detail = _decode_detail(raw)
     if detail.format in _PLAIN_FORMATS:
         if detail.type == "reasoning.text":

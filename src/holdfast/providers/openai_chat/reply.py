@@ -1,4 +1,7 @@
-"""How a chat reply is spelled, whole or as a stream of chunks; no clock is asked, so it was made at second 0."""
+"""Encodes a Chat Completions response, complete or as a stream of chunks.
+
+`created` is always 0, because the encoding must not depend on a clock.
+"""
 
 from collections.abc import Iterator
 
@@ -16,7 +19,7 @@ from holdfast.providers.openai_chat.stream import DONE
 from holdfast.providers.openai_chat.usage import wire_usage
 from holdfast.providers.streaming import delta_parts, written_event
 
-# The two reasons that are only ours have no word on the wire.
+# `cancelled` and `error` are ours only; the API has no value for them.
 _FINISH_REASONS: dict[StopReason, str] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -26,8 +29,8 @@ _FINISH_REASONS: dict[StopReason, str] = {
 }
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    """A reply by what stands where in a message; members are spelled, name included."""
+class _WireMessage(msgspec.Struct, frozen=True):
+    """A response sorted by the members of a message; `members` are encoded, name included."""
 
     text: str
     details: tuple[Reasoning, ...]
@@ -35,8 +38,8 @@ class _Answer(msgspec.Struct, frozen=True):
     calls: tuple[ToolUse | Opaque, ...]
 
 
-def _answer(reply: Reply, flavour: Flavour) -> _Answer:
-    """Parts of content that are not text have no place in an answer."""
+def _wire_message(reply: Reply, flavour: Flavour) -> _WireMessage:
+    """Content parts other than text are dropped: a response cannot have them."""
     details: list[Reasoning] = []
     members: list[bytes] = []
     calls: list[ToolUse | Opaque] = []
@@ -54,54 +57,56 @@ def _answer(reply: Reply, flavour: Flavour) -> _Answer:
                 members.append(quoted(kind.removeprefix(MESSAGE)) + b":" + raw)
             case _:
                 pass
-    kept = tuple(details) if flavour.keeps_reasoning else ()
-    return _Answer(text_of(reply.content), kept, tuple(members), tuple(calls))
+    carried_details = tuple(details) if flavour.keeps_reasoning else ()
+    return _WireMessage(text_of(reply.content), carried_details, tuple(members), tuple(calls))
 
 
 def write_reply(reply: Reply, flavour: Flavour) -> bytes:
-    answer = _answer(reply, flavour)
-    said = {"content": b"null", "refusal": b"null"} | ({_text_name(reply): quoted(answer.text)} if answer.text else {})
-    members = [b'"role":"assistant"', *(quoted(name) + b":" + value for name, value in said.items())]
-    if answer.details:
-        members.append(b'"%b":[%b]' % (MEMBER.encode(), b",".join(map(spell_detail, answer.details))))
-    members += answer.members
-    if answer.calls:
-        members.append(b'"tool_calls":[%b]' % b",".join(map(_spell_call, answer.calls)))
-    choice = b'{"index":0,"message":{%b},"logprobs":null,"finish_reason":%b}'
-    chosen = choice % (b",".join(members), plain_json(_finish_reason(reply, answer)))
-    return _completion(reply, b"chat.completion", chosen, _took(reply))
+    message = _wire_message(reply, flavour)
+    texts = {"content": b"null", "refusal": b"null"}
+    if message.text:
+        texts[_text_name(reply)] = quoted(message.text)
+    members = [b'"role":"assistant"', *(quoted(name) + b":" + value for name, value in texts.items())]
+    if message.details:
+        members.append(b'"%b":[%b]' % (MEMBER.encode(), b",".join(map(spell_detail, message.details))))
+    members += message.members
+    if message.calls:
+        members.append(b'"tool_calls":[%b]' % b",".join(map(_encode_call, message.calls)))
+    template = b'{"index":0,"message":{%b},"logprobs":null,"finish_reason":%b}'
+    choice = template % (b",".join(members), plain_json(_finish_reason(reply, message)))
+    return _completion(reply, b"chat.completion", choice, _usage_member(reply))
 
 
 def write_stream(reply: Reply, flavour: Flavour) -> Iterator[bytes]:
-    """What the model thought, what it said, its calls, why it ended, and what it took."""
-    answer = _answer(reply, flavour)
+    """Reasoning, text, other members, calls, finish reason, usage."""
+    message = _wire_message(reply, flavour)
     yield _chunk(reply, b'"role":"assistant","content":""')
-    for index, block in enumerate(answer.details):
-        for detail in _grow_detail(block, index):
+    for index, block in enumerate(message.details):
+        for detail in _detail_deltas(block, index):
             yield _chunk(reply, b'"%b":[%b]' % (MEMBER.encode(), detail))
-    for part in delta_parts(answer.text):
+    for part in delta_parts(message.text):
         yield _chunk(reply, quoted(_text_name(reply)) + b":" + quoted(part))
-    for member in answer.members:
+    for member in message.members:
         yield _chunk(reply, member)
-    for index, call in enumerate(answer.calls):
-        for delta in _grow_call(call):
-            yield _chunk(reply, b'"tool_calls":[%b]' % _at(index, delta))
-    yield _chunk(reply, b"", finish_reason=_finish_reason(reply, answer))
-    yield written_event(_completion(reply, b"chat.completion.chunk", b"", _took(reply)))
+    for index, call in enumerate(message.calls):
+        for delta in _call_deltas(call):
+            yield _chunk(reply, b'"tool_calls":[%b]' % _with_index(index, delta))
+    yield _chunk(reply, b"", finish_reason=_finish_reason(reply, message))
+    yield written_event(_completion(reply, b"chat.completion.chunk", b"", _usage_member(reply)))
     yield written_event(DONE)
 
 
-def _completion(reply: Reply, kind: bytes, choice: bytes, took: bytes = b"") -> bytes:
+def _completion(reply: Reply, kind: bytes, choice: bytes, usage_member: bytes = b"") -> bytes:
     return b'{"id":%b,"object":"%b","created":0,"model":%b,"system_fingerprint":null,"choices":[%b]%b}' % (
         quoted(reply.id),
         kind,
         quoted(reply.model),
         choice,
-        took,
+        usage_member,
     )
 
 
-def _took(reply: Reply) -> bytes:
+def _usage_member(reply: Reply) -> bytes:
     return b',"usage":' + plain_json(wire_usage(reply.usage))
 
 
@@ -111,20 +116,20 @@ def _chunk(reply: Reply, delta: bytes, *, finish_reason: str | None = None) -> b
 
 
 def _text_name(reply: Reply) -> str:
-    """Under which name of the message its text stands."""
+    """The member of the message that holds its text."""
     return "refusal" if reply.stop_reason == "refusal" else "content"
 
 
-def _finish_reason(reply: Reply, answer: _Answer) -> str | None:
-    """A refusal in words ends like any other answer."""
-    return "stop" if reply.stop_reason == "refusal" and answer.text else _FINISH_REASONS.get(reply.stop_reason)
+def _finish_reason(reply: Reply, message: _WireMessage) -> str | None:
+    """A refusal with text ends like any other message."""
+    return "stop" if reply.stop_reason == "refusal" and message.text else _FINISH_REASONS.get(reply.stop_reason)
 
 
-def _spell_call(call: ToolUse | Opaque) -> bytes:
+def _encode_call(call: ToolUse | Opaque) -> bytes:
     return spell_call(call) if isinstance(call, ToolUse) else call.raw
 
 
-def _grow_call(call: ToolUse | Opaque) -> Iterator[bytes]:
+def _call_deltas(call: ToolUse | Opaque) -> Iterator[bytes]:
     if isinstance(call, Opaque):
         yield call.raw
         return
@@ -133,17 +138,17 @@ def _grow_call(call: ToolUse | Opaque) -> Iterator[bytes]:
         yield b'{"function":{"arguments":%b}}' % quoted(part)
 
 
-def _grow_detail(block: Reasoning, index: int) -> Iterator[bytes]:
-    """Details that we do not know have their place in themselves."""
+def _detail_deltas(block: Reasoning, index: int) -> Iterator[bytes]:
+    """Carried details include their own index."""
     if isinstance(block, Opaque):
         yield block.raw
         return
     if isinstance(block, Thinking):
         for part in delta_parts(block.text):
-            yield _at(index, spell_detail(Thinking(part)))
+            yield _with_index(index, spell_detail(Thinking(part)))
         block = Thinking("", block.signature)
-    yield _at(index, spell_detail(block))
+    yield _with_index(index, spell_detail(block))
 
 
-def _at(index: int, delta: bytes) -> bytes:
+def _with_index(index: int, delta: bytes) -> bytes:
     return b'{"index":%d,%b' % (index, delta.lstrip()[1:])

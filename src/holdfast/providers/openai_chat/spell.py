@@ -1,4 +1,4 @@
-"""How chat completions spell a prompt: tools, then messages, the first of which is the system's."""
+"""Encodes a prompt for Chat Completions: tools, then messages, the first of which is the system prompt."""
 
 from collections.abc import Iterator
 
@@ -15,16 +15,16 @@ from holdfast.providers.openai_chat.parts import is_markable, spell_part
 from holdfast.providers.openai_chat.reasoning import MEMBER, spell_detail
 from holdfast.providers.places import check_order
 
-_Said = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque
+_MessageBlock = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque
 
 _SYSTEM_START = b'{"role":"system","content":['
 
-# In front of a conversation that begins with a passage of the system's own, which would pass for the prompt's.
+# Sent before a conversation that starts with a system message, which would otherwise be taken for the system prompt.
 NO_SYSTEM = b'{"role":"system","content":""}'
 
 
 def spell_segment(segment: Segment, flavour: Flavour) -> tuple[Piece, ...]:
-    """One piece per tool, system text or message block; each part of a message's content can take a mark."""
+    """One encoded block per tool, system text or message block; parts of content accept breakpoints."""
     tools = (
         Piece(segment.name, "tools", segment.stability, spell_tool(tool), markable=False) for tool in segment.tools
     )
@@ -32,8 +32,8 @@ def spell_segment(segment: Segment, flavour: Flavour) -> tuple[Piece, ...]:
         Piece(segment.name, "system", segment.stability, spell_part(text), markable=is_markable(text, flavour))
         for text in segment.system
     )
-    lowered = (lower(passage, flavour) for passage in segment.passages)
-    messages = (piece for passage in lowered if passage for piece in _spell_passage(passage, flavour))
+    lowered = (lower(entry, flavour) for entry in segment.passages)
+    messages = (block for entry in lowered if entry for block in _encode_entry(entry, flavour))
     return (*tools, *system, *messages)
 
 
@@ -47,45 +47,47 @@ def spell_tool(tool: ToolSpec) -> bytes:
     )
 
 
-def _spell_passage(passage: Passage, flavour: Flavour) -> Iterator[Piece]:
-    """Of a lowered passage: a message per result, and one per run of other blocks."""
+def _encode_entry(entry: Passage, flavour: Flavour) -> Iterator[Piece]:
+    """Of a lowered entry: one message per tool result, and one per run of other blocks."""
     container: bytes | None = None
-    for block in passage.content:
+    for block in entry.content:
         if isinstance(block, ToolResult):
-            yield _piece(passage, *_spell_result(block, flavour))
+            yield _encoded_block(entry, *_encode_result(block, flavour))
             container = None
             continue
-        inside, data, markable = _spell_block(block, flavour)
-        start = b'{"role":"%b",' % passage.role.encode() if container is None else b""
-        yield _piece(passage, start + (inside if inside != container else b""), data, markable)
-        container = inside
+        member_start, data, accepts_breakpoint = _encode_block(block, flavour)
+        start = b'{"role":"%b",' % entry.role.encode() if container is None else b""
+        yield _encoded_block(
+            entry, start + (member_start if member_start != container else b""), data, accepts_breakpoint
+        )
+        container = member_start
 
 
-def _piece(passage: Passage, opens: bytes, data: bytes, markable: bool) -> Piece:
+def _encoded_block(entry: Passage, container_start: bytes, data: bytes, accepts_breakpoint: bool) -> Piece:
     return Piece(
-        passage.layer,
+        entry.layer,
         "messages",
-        passage.stability,
+        entry.stability,
         data,
-        markable=markable,
-        role=passage.role,
-        ephemeral=passage.ephemeral,
-        opens=opens,
+        markable=accepts_breakpoint,
+        role=entry.role,
+        ephemeral=entry.ephemeral,
+        opens=container_start,
     )
 
 
-def _spell_result(result: ToolResult, flavour: Flavour) -> tuple[bytes, bytes, bool]:
-    """The mark goes to the last part; the parts in front of it are in what opens the message."""
+def _encode_result(result: ToolResult, flavour: Flavour) -> tuple[bytes, bytes, bool]:
+    """A breakpoint goes on the last part, so the parts before it belong to the bytes that start the message."""
     *earlier, last = result.content
-    opens = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
+    container_start = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
         quoted(result.tool_use_id),
         b"".join(spell_part(part) + b"," for part in earlier),
     )
-    return opens, spell_part(last), is_markable(last, flavour)
+    return container_start, spell_part(last), is_markable(last, flavour)
 
 
-def _spell_block(block: _Said, flavour: Flavour) -> tuple[bytes, bytes, bool]:
-    """The start of the member that the block stands in, the block, and whether it takes a mark."""
+def _encode_block(block: _MessageBlock, flavour: Flavour) -> tuple[bytes, bytes, bool]:
+    """The start of the member that the block is in, the block, and whether it accepts a breakpoint."""
     match block:
         case Opaque(kind=kind, raw=raw) if kind.startswith(MESSAGE):
             return b"", quoted(kind.removeprefix(MESSAGE)) + b":" + raw, False
@@ -109,36 +111,37 @@ def spell_call(call: ToolUse) -> bytes:
     )
 
 
-def lead(before: Piece | None, piece: Piece) -> bytes:
-    if before is not None and before.place == piece.place:
-        return _between(before, piece) + piece.opens
-    check_order(before, piece)
+def lead(before: Piece | None, block: Piece) -> bytes:
+    if before is not None and before.place == block.place:
+        return _between(before, block) + block.opens
+    check_order(before, block)
     if before is not None and before.place == "system":
-        return b"]}," + piece.opens
+        return b"]}," + block.opens
     end = b"" if before is None else b"]"
-    if piece.place == "tools":
+    if block.place == "tools":
         return b',"tools":['
-    if piece.place == "system":
+    if block.place == "system":
         return end + b',"messages":[' + _SYSTEM_START
-    return end + b',"messages":[' + (NO_SYSTEM + b"," if piece.role == "system" else b"") + piece.opens
+    return end + b',"messages":[' + (NO_SYSTEM + b"," if block.role == "system" else b"") + block.opens
 
 
-def _between(before: Piece, piece: Piece) -> bytes:
-    """A piece opens a message, or an array in one, or goes on where the one before it stands."""
-    if piece.opens.startswith(b"{"):
+def _between(before: Piece, block: Piece) -> bytes:
+    """A block starts a message, or an array in one, or continues where the previous one is."""
+    if block.opens.startswith(b"{"):
+        # A new message, even after one of the same role: GPT-5.6 and later look up prefixes at message ends.
         return _end_of_member(before) + b"},"
-    if piece.opens:
+    if block.opens:
         return _end_of_member(before) + b","
     return b","
 
 
-def _end_of_member(piece: Piece) -> bytes:
-    return b"" if _is_member(piece) else b"]"
+def _end_of_member(block: Piece) -> bytes:
+    return b"" if _is_member(block) else b"]"
 
 
-def _is_member(piece: Piece) -> bool:
-    """Whether the piece is a member of the message itself, name included, and not an object in one of its arrays."""
-    return piece.data.startswith(b'"')
+def _is_member(block: Piece) -> bool:
+    """Whether the block is a member of the message itself, name included, and not an object in one of its arrays."""
+    return block.data.startswith(b'"')
 
 
 def close(last: Piece | None) -> bytes:
@@ -151,5 +154,5 @@ def close(last: Piece | None) -> bytes:
 
 def mark(ttl: Ttl, flavour: Flavour) -> bytes:
     if ttl not in flavour.marks:
-        raise UserError(f"{flavour.vendor} keeps a prefix for {' or '.join(flavour.marks)}, not for {ttl}")
+        raise UserError(f"{flavour.vendor}'s cache TTL is {' or '.join(flavour.marks)}, not {ttl}")
     return b',"%b":%b' % (flavour.mark_name.encode(), flavour.marks[ttl])

@@ -1,4 +1,4 @@
-"""What a chat reply says, whole or as it arrives: one fold for both, because a whole reply is a stream of one chunk."""
+"""Decodes Chat Completions responses: one fold for both kinds, because a complete one is a stream of one chunk."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -50,7 +50,7 @@ STOP_REASONS: dict[str | None, StopReason] = {
 
 
 class _Message(msgspec.Struct, frozen=True):
-    """A whole message, or what a chunk adds to one."""
+    """A complete message, or what a chunk adds to one."""
 
     content: str | tuple[msgspec.Raw, ...] | None = None
     refusal: str | None = None
@@ -96,7 +96,7 @@ _decode_call = msgspec.json.Decoder(CallDelta).decode
 
 
 class ChatFold:
-    """Blocks stand in the order in which they began."""
+    """Blocks are in the order in which they began."""
 
     def __init__(self, flavour: Flavour) -> None:
         self._flavour = flavour
@@ -117,27 +117,29 @@ class ChatFold:
             return self._end() if event.data.strip() == DONE else self.take(event.data)
 
     def take(self, raw: bytes) -> tuple[Delta, ...]:
-        """Raises msgspec's errors for what cannot be read, and `ProviderError` for a failure that is told."""
-        # Parts that are kept as bytes are not checked for it otherwise.
+        """Raises msgspec's errors for a malformed chunk, and `ProviderError` for one that reports a failure."""
+        # msgspec.Raw fields are not checked for valid UTF-8, so the whole chunk is checked here.
         raw.decode()
         chunk = _decode_chunk(raw)
-        if _is_told(chunk.error) or chunk.object == "error":
+        if _is_present(chunk.error) or chunk.object == "error":
             raise read_stream_error(raw)
         deltas = [*self._start(chunk)]
         for choice in chunk.choices or ():
-            if _is_told(choice.error):
+            if _is_present(choice.error):
                 raise read_stream_error(bytes(choice.error))
+            # Only the first choice: others would be alternative responses, which we never request.
             if not choice.index:
                 self.has_answer = True
                 deltas += self._grow(choice.message or choice.delta or _Message())
                 self._finish_reason = choice.finish_reason or self._finish_reason
         self._usage = chunk.usage or self._usage
+        # The chunk with the usage is the last with content; some providers send no [DONE] after it.
         if chunk.usage is not None and self._finish_reason is not None:
             deltas += self._end()
         return tuple(deltas)
 
     def _start(self, chunk: _Chunk) -> Iterator[Delta]:
-        """Some send an empty chunk ahead, so a name may come later."""
+        """Some providers send an empty chunk first, so the id and model may come later."""
         self._model = self._model or chunk.model or ""
         if self._id is None:
             self._id = chunk.id or ""
@@ -145,7 +147,7 @@ class ChatFold:
         self._id = self._id or chunk.id or ""
 
     def _end(self) -> tuple[Delta, ...]:
-        """A stream that closes without a reason has failed, and its last call may be half a one."""
+        """A stream that ends without a finish reason has failed, and its last call may be incomplete."""
         if self._id is not None and self._finish_reason is None:
             reply = self._reply(self._salvaged(), "error")
         else:
@@ -154,53 +156,53 @@ class ChatFold:
         return (ReplyFinished(reply),)
 
     def _grow(self, message: _Message) -> Iterator[Delta]:
-        yield from self._think(message)
+        yield from self._add_reasoning(message)
         if isinstance(message.content, str):
-            yield from self._say(("content", 0), message.content)
+            yield from self._add_text(("content", 0), message.content)
         else:
             for part in message.content or ():
-                yield from self._take_part(bytes(part))
-        yield from self._say(("refusal", 0), message.refusal or "")
+                yield from self._add_part(bytes(part))
+        yield from self._add_text(("refusal", 0), message.refusal or "")
         for raw in message.images or ():
             self._block(("images", 0), lambda _: GrowingList(MESSAGE + "images"))[1].grow(bytes(raw))
-        if _is_told(message.audio):
+        if _is_present(message.audio):
             self._block(("audio", 0), lambda _: GrowingOpaque(MESSAGE + "audio"))[1].grow(bytes(message.audio))
         for position, raw in enumerate(message.tool_calls or ()):
-            yield from self._call(bytes(raw), position)
+            yield from self._add_call(bytes(raw), position)
         if message.function_call is not None:
-            yield from self._call_function(0, CallDelta(function=message.function_call))
+            yield from self._add_function_call(0, CallDelta(function=message.function_call))
 
-    def _think(self, message: _Message) -> Iterator[Delta]:
-        """Where there are details, the text beside them says the same once more."""
+    def _add_reasoning(self, message: _Message) -> Iterator[Delta]:
+        """If there are `reasoning_details`, `reasoning` repeats their text and is ignored."""
         for position, raw in enumerate(message.reasoning_details or ()):
-            told = _decode_detail(raw)
-            key = (told.type, position if told.index is None else told.index)
-            place, detail = self._block(key, lambda _: GrowingDetail())
+            decoded = _decode_detail(raw)
+            key = (decoded.type, position if decoded.index is None else decoded.index)
+            index, detail = self._block(key, lambda _: GrowingDetail())
             detail.grow(bytes(raw))
-            if text := told.text or told.summary:
-                yield ThinkingDelta(place, text)
+            if text := decoded.text or decoded.summary:
+                yield ThinkingDelta(index, text)
         text = message.reasoning or message.reasoning_content
         if text and not message.reasoning_details:
-            place, block = self._block(("reasoning", 0), lambda _: GrowingThinking())
+            index, block = self._block(("reasoning", 0), lambda _: GrowingThinking())
             block.grow(text)
-            yield ThinkingDelta(place, text)
+            yield ThinkingDelta(index, text)
 
-    def _say(self, key: _Key, text: str) -> Iterator[Delta]:
+    def _add_text(self, key: _Key, text: str) -> Iterator[Delta]:
         if text:
-            place, block = self._block(key, lambda _: GrowingText())
+            index, block = self._block(key, lambda _: GrowingText())
             block.grow(text)
-            yield TextDelta(place, text)
+            yield TextDelta(index, text)
 
-    def _take_part(self, raw: bytes) -> Iterator[Delta]:
-        """Content that is told in parts, as some do, and not in one text."""
+    def _add_part(self, raw: bytes) -> Iterator[Delta]:
+        """Some providers send content as a list of parts instead of one text."""
         part, _ = read_part(raw, self._flavour)
         if isinstance(part, Text):
-            yield from self._say(("content", 0), part.text)
+            yield from self._add_text(("content", 0), part.text)
         else:
             kind = part.kind if isinstance(part, Opaque) else "image_url"
             self._block(("part", len(self._blocks)), lambda _: GrowingOpaque(kind))[1].grow(raw)
 
-    def _call(self, raw: bytes, position: int) -> Iterator[Delta]:
+    def _add_call(self, raw: bytes, position: int) -> Iterator[Delta]:
         delta = _decode_call(raw)
         index = position if delta.index is None else delta.index
         if delta.type not in (None, "", "function") or ("call of another type", index) in self._blocks:
@@ -208,23 +210,23 @@ class ChatFold:
             other = self._block(("call of another type", index), lambda _: GrowingOpaque(kind))[1]
             other.grow(without(raw, "index"))
         else:
-            yield from self._call_function(index, delta)
+            yield from self._add_function_call(index, delta)
 
-    def _call_function(self, index: int, delta: CallDelta) -> tuple[Delta, ...]:
-        _, call = self._block(("call", index), lambda place: GrowingCall(place, self._id or ""))
+    def _add_function_call(self, index: int, delta: CallDelta) -> tuple[Delta, ...]:
+        _, call = self._block(("call", index), lambda block_index: GrowingCall(block_index, self._id or ""))
         return call.grow(delta)
 
     def _block(self, key: _Key, begin: Callable[[int], _Block]) -> tuple[int, _Block]:
-        """The block of that key and its place; it begins where there is none yet."""
+        """The index and the block of that key; creates the block if there is none yet."""
         if key not in self._blocks:
             self._blocks[key] = (len(self._blocks), begin(len(self._blocks)))
         return cast("tuple[int, _Block]", self._blocks[key])
 
     def reply(self) -> Reply:
-        """Raises msgspec's errors where what came is no reply."""
+        """Raises msgspec's errors if no complete response has arrived."""
         if self._id is None:
             raise msgspec.ValidationError("it ends before it began")
-        content = tuple(block.finish() for block in self._told())
+        content = tuple(block.finish() for block in self._visible_blocks())
         return self._reply(content, self._stop_reason(content))
 
     def partial(self) -> Reply | None:
@@ -232,18 +234,18 @@ class ChatFold:
             return None
         if self._finish_reason is not None:
             with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-                # Whole, only what it took was not told.
+                # Complete except for the usage.
                 return self.reply()
         return self._reply(self._salvaged(), "cancelled")
 
     def _salvaged(self) -> tuple[Block, ...]:
-        content = [block for block in map(_salvage, self._told()) if block is not None]
-        # What a model thought before an answer that never came cannot stand alone.
+        content = [block for block in map(_salvage, self._visible_blocks()) if block is not None]
+        # Reasoning cannot be sent back without the output it led to.
         while content and is_reasoning(content[-1]):
             content.pop()
         return tuple(content)
 
-    def _told(self) -> Iterator[Growing]:
+    def _visible_blocks(self) -> Iterator[Growing]:
         has_details = any(isinstance(block, GrowingDetail) for _, block in self._blocks.values())
         return (block for _, block in self._blocks.values() if not (has_details and isinstance(block, GrowingThinking)))
 
@@ -251,17 +253,17 @@ class ChatFold:
         return Reply(content, stop_reason, self.usage, self._model, self._id or "")
 
     def _stop_reason(self, content: tuple[Block, ...]) -> StopReason:
-        """A reason that we do not know must not pass for a turn that ended well."""
+        """An unknown reason must not pass for a turn that ended normally."""
         if ("refusal", 0) in self._blocks:
             return "refusal"
         reason = STOP_REASONS.get(self._finish_reason, "error")
         if reason == "end_turn" and any(isinstance(block, ToolUse) for block in content):
-            # Said of calls that the request had forced.
+            # "stop" is also the finish reason of calls that the request forced.
             return "tool_use"
         return reason
 
 
-def _is_told(raw: msgspec.Raw) -> bool:
+def _is_present(raw: msgspec.Raw) -> bool:
     return bytes(raw) != b"null"
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a chat reply says it took, and how it says so."""
+"""Usage counters of Chat Completions as disjoint buckets, and back."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
 
 
 class WireUsage(msgspec.Struct, frozen=True):
-    """The provider's own numbers; None where it did not say."""
+    """The provider's own counters; None if missing. `prompt_tokens` includes cache reads and writes."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -20,7 +20,7 @@ class WireUsage(msgspec.Struct, frozen=True):
 
 
 def buckets(wire: WireUsage, *, for_5m: bool = False) -> Usage:
-    """`for_5m` says how long what was written to the cache is kept."""
+    """`for_5m`: the TTL of cache writes is 5 minutes."""
     details = wire.prompt_tokens_details or PromptDetails()
     written = details.cache_write_tokens
     return inclusive_buckets(

@@ -1,4 +1,4 @@
-"""How OpenAI's Responses API spells a request and a reply."""
+"""The adapter for OpenAI's Responses API."""
 
 from holdfast.providers.openai_responses.adapter import OpenAIResponsesAdapter
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API behind the contract that all adapters keep."""
+"""The `Adapter` for OpenAI's Responses API."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -33,19 +33,19 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class OpenAIResponsesAdapter:
     name = "openai"
 
-    def lower(self, passage: Passage) -> Passage | None:
-        return lower(passage)
+    def lower(self, entry: Passage) -> Passage | None:
+        return lower(entry)
 
     def spell(self, segment: Segment) -> tuple[Piece, ...]:
         return spell_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        """A model that does not reason refuses to be asked for its reasoning."""
         fields = session_fields(model, session_id)
+        # A model without reasoning refuses `include: ["reasoning.encrypted_content"]`, so the list is emptied.
         return fields if model.reasons else (*fields, ("include", "[]"))
 
-    def lead(self, before: Piece | None, piece: Piece) -> bytes:
-        return lead(before, piece)
+    def lead(self, before: Piece | None, block: Piece) -> bytes:
+        return lead(before, block)
 
     def close(self, last: Piece | None) -> bytes:
         return close(last)
@@ -75,7 +75,7 @@ class OpenAIResponsesAdapter:
         return write_request(self, prompt, plan, parameters)
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
-        """Requests to count tokens are read alike: neither a limit nor a stream has to be asked for."""
+        """Also decodes requests to count tokens, which have neither `max_output_tokens` nor `stream`."""
         return read_request(body)
 
     def write_reply(self, reply: Reply) -> bytes:

@@ -1,4 +1,7 @@
-"""How OpenAI is asked why its cache did not hold, and how it answers."""
+"""OpenAI's cache diagnostics: `comparison_response_id` in requests, `prompt_cache_diagnostics` in responses.
+
+The reasons and fields are those of the types in OpenAI's SDK 3.49.
+"""
 
 import msgspec
 
@@ -21,7 +24,7 @@ _OUTCOMES: dict[str, DiagnosisOutcome] = {
     "comparison_response_not_found": "not_found",
     "unavailable": "unavailable",
 }
-_WORDS = {outcome: word for word, outcome in _OUTCOMES.items()}
+_TYPES = {outcome: name for name, outcome in _OUTCOMES.items()}
 
 
 class _Diagnostics(msgspec.Struct, frozen=True):
@@ -34,14 +37,14 @@ _decode = msgspec.json.Decoder(_Diagnostics).decode
 
 
 def asked_to_diagnose(parameters: Parameters, previous_response_id: str | None) -> Parameters:
-    """Nothing is asked where there is nothing to compare with; the other options stay, and stay where they are."""
+    """Unchanged if there is nothing to compare with. The other options keep their values and their order."""
     extra = dict(parameters.extra)
-    before = extra_field(parameters, OPTIONS) if OPTIONS in extra else {}
-    if previous_response_id is None or not isinstance(before, dict) or COMPARISON in before:
+    current = extra_field(parameters, OPTIONS) if OPTIONS in extra else {}
+    if previous_response_id is None or not isinstance(current, dict) or COMPARISON in current:
         return parameters
     options = take_apart(spliced(extra[OPTIONS])) if OPTIONS in extra else {}
-    asked = put_together({**options, COMPARISON: quoted(previous_response_id)})
-    return msgspec.structs.replace(parameters, extra=tuple({**extra, OPTIONS: asked.decode()}.items()))
+    encoded = put_together({**options, COMPARISON: quoted(previous_response_id)})
+    return msgspec.structs.replace(parameters, extra=tuple({**extra, OPTIONS: encoded.decode()}.items()))
 
 
 def compares(parameters: Parameters) -> bool:
@@ -53,20 +56,20 @@ def refuses_diagnosis(error: ProviderError) -> bool:
 
 
 def read_diagnosis(raw: bytes) -> Diagnosis | None:
-    """None where nothing is said, or nothing that can be read; a word that we do not know is kept as the reason."""
-    told = read_or_none(_decode, raw)
-    if told is None:
+    """None if the field is absent or unreadable. An unknown type is kept as the reason."""
+    diagnostics = read_or_none(_decode, raw)
+    if diagnostics is None:
         return None
-    if told.type == _MISS:
-        return missed(one_line(told.reason or ""), told.cache_missed_tokens)
-    if told.type in _OUTCOMES:
-        return Diagnosis(_OUTCOMES[told.type])
-    return Diagnosis("unavailable", one_line(told.type)[:REASON_CHARS_MAX])
+    if diagnostics.type == _MISS:
+        return missed(one_line(diagnostics.reason or ""), diagnostics.cache_missed_tokens)
+    if diagnostics.type in _OUTCOMES:
+        return Diagnosis(_OUTCOMES[diagnostics.type])
+    return Diagnosis("unavailable", one_line(diagnostics.type)[:REASON_CHARS_MAX])
 
 
 def write_diagnosis(diagnosis: Diagnosis) -> bytes:
-    """The value of the field; OpenAI has no word for a comparison that is still going on."""
+    """The value of the field; OpenAI has no type for a pending comparison."""
     if diagnosis.outcome != "miss":
-        return plain_json({"type": _WORDS.get(diagnosis.outcome, "unavailable")})
-    told = (quoted(diagnosis.reason), diagnosis.missed_tokens)
-    return b'{"type":"cache_miss","reason":%b,"cache_missed_tokens":%d}' % told
+        return plain_json({"type": _TYPES.get(diagnosis.outcome, "unavailable")})
+    miss = (quoted(diagnosis.reason), diagnosis.missed_tokens)
+    return b'{"type":"cache_miss","reason":%b,"cache_missed_tokens":%d}' % miss

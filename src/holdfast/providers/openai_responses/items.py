@@ -1,4 +1,4 @@
-"""How the blocks of a passage become items of a request, and which blocks an item holds."""
+"""Encodes history entries as input items of the Responses API, and decodes items."""
 
 from collections.abc import Iterator, Mapping
 
@@ -31,18 +31,19 @@ from holdfast.providers.openai_responses.parts import (
 from holdfast.providers.openai_responses.reasoning import read_reasoning, spell_reasoning
 
 ALONE = b"{"
-"""What opens a piece that is a whole item: nothing can follow in it, and nothing must be closed behind it."""
+"""Starts a block that is a complete item: no other block continues it, and nothing has to be closed after it."""
 
 WIRE_ROLES: dict[Role, str] = {"user": "user", "assistant": "assistant", "system": "developer"}
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
-_TOLD_KINDS = frozenset(
+# Items that a caller sends. Any other unknown item is output of the model, unless it ends in `_output`.
+_USER_ITEM_KINDS = frozenset(
     {"message", "mcp_approval_response", "item_reference", "additional_tools", "configuration_update"}
 )
 
 
 class ReadItem(msgspec.Struct, frozen=True):
-    """`lifetimes` hold, for each block, that of its mark."""
+    """`ttls` holds the TTL of each block's breakpoint, or None."""
 
     role: Role
     blocks: tuple[Block, ...]
@@ -53,40 +54,40 @@ def message_start(role: str) -> bytes:
     return b'{"type":"message","role":"%b","content":[' % role.encode()
 
 
-def spell_passage(passage: Passage) -> Iterator[Piece]:
-    """A piece a block. Parts that follow one another share a message; everything else is an item of its own."""
-    start = message_start(WIRE_ROLES[passage.role])
+def spell_passage(entry: Passage) -> Iterator[Piece]:
+    """One encoded block per block. Adjacent parts share a message; everything else is an item of its own."""
+    start = message_start(WIRE_ROLES[entry.role])
     in_message = False
-    for block in passage.content:
+    for block in entry.content:
         match block:
             case ToolResult():
-                opens, spelled, markable = _spell_result(block)
+                container_start, data, accepts_breakpoint = _encode_result(block)
                 in_message = False
             case RedactedThinking():
                 continue
             case ToolUse() | Thinking():
-                opens, spelled, markable = ALONE, _spell_item(block).removeprefix(ALONE), False
+                container_start, data, accepts_breakpoint = ALONE, _encode_item(block).removeprefix(ALONE), False
                 in_message = False
-            case Opaque(kind=kind, raw=raw) if is_item(passage.role, kind):
-                opens, spelled, markable = ALONE, raw.strip().removeprefix(ALONE), False
+            case Opaque(kind=kind, raw=raw) if is_item(entry.role, kind):
+                container_start, data, accepts_breakpoint = ALONE, raw.strip().removeprefix(ALONE), False
                 in_message = False
             case Text() | Image() | Opaque():
-                opens = b"" if in_message else start
-                spelled, markable = _spell_part(passage.role, block)
+                container_start = b"" if in_message else start
+                data, accepts_breakpoint = _encode_part(entry.role, block)
                 in_message = True
         yield Piece(
-            passage.layer,
+            entry.layer,
             "messages",
-            passage.stability,
-            spelled,
-            markable=markable,
-            role=passage.role,
-            ephemeral=passage.ephemeral,
-            opens=opens,
+            entry.stability,
+            data,
+            markable=accepts_breakpoint,
+            role=entry.role,
+            ephemeral=entry.ephemeral,
+            opens=container_start,
         )
 
 
-def _spell_item(block: ToolUse | Thinking) -> bytes:
+def _encode_item(block: ToolUse | Thinking) -> bytes:
     if isinstance(block, Thinking):
         return spell_reasoning(block)
     return b'{"type":"function_call","call_id":%b,"name":%b,"arguments":%b}' % (
@@ -96,83 +97,82 @@ def _spell_item(block: ToolUse | Thinking) -> bytes:
     )
 
 
-def _spell_result(result: ToolResult) -> tuple[bytes, bytes, bool]:
-    """The last part is what the piece holds, because only a part takes a mark."""
+def _encode_result(result: ToolResult) -> tuple[bytes, bytes, bool]:
+    """The data is the last part, because only a part accepts a breakpoint."""
     start = b'{"type":"function_call_output","call_id":%b,"output":' % quoted(result.tool_use_id)
     if not result.content:
         return ALONE, start.removeprefix(ALONE) + b'""}', False
-    *before, last = result.content
-    opens = start + b"[" + b"".join(spell_input(part) + b"," for part in before)
-    return opens, spell_input(last), is_markable(last)
+    *earlier, last = result.content
+    container_start = start + b"[" + b"".join(spell_input(part) + b"," for part in earlier)
+    return container_start, spell_input(last), is_markable(last)
 
 
-def _spell_part(role: Role, part: Text | Image | Opaque) -> tuple[bytes, bool]:
+def _encode_part(role: Role, part: Text | Image | Opaque) -> tuple[bytes, bool]:
     if role != "assistant" or isinstance(part, Image):
         return spell_input(part), is_markable(part)
     return spell_output(part), False
 
 
 def is_item(role: Role, kind: str) -> bool:
-    """Whether a block that we do not know stands for itself, and not in a message of that role."""
+    """Whether an opaque block is an item of its own and not a part of a message of that role."""
     if role == "assistant":
         return kind not in OUTPUT_KINDS
-    return kind in _TOLD_KINDS or kind.endswith("_output")
+    return kind in _USER_ITEM_KINDS or kind.endswith("_output")
 
 
 def read_item(raw: bytes) -> ReadItem:
-    """Raises msgspec's errors; they never quote a value. An item that is not just what we know is kept whole."""
+    """Raises msgspec's errors, which never quote a value. An item with unknown fields is carried as its bytes."""
     members = take_apart(raw)
     kind = "message" if "type" not in members and "role" in members else read_string(members, "type")
-    found: ReadItem | None = None
+    item: ReadItem | None = None
     match kind:
         case "message":
-            found = _read_message(members)
+            item = _decode_message(members)
         case "function_call":
-            found = _read_call(members)
+            item = _decode_call(members)
         case "function_call_output":
-            found = _read_result(members)
+            item = _decode_result(members)
         case "reasoning":
             thinking = read_reasoning(members)
-            found = ReadItem("assistant", (thinking,), (None,)) if thinking and thinking.signature else None
+            item = ReadItem("assistant", (thinking,), (None,)) if thinking and thinking.signature else None
         case _:
             pass
-    if found is not None:
-        return found
+    if item is not None:
+        return item
     role: Role = "user" if is_item("user", kind) else "assistant"
     if kind == "message":
-        role = _read_role(members)
+        role = _decode_role(members)
     return ReadItem(role, (Opaque(kind, raw),), (None,))
 
 
-def _read_role(members: Mapping[str, bytes]) -> Role:
+def _decode_role(members: Mapping[str, bytes]) -> Role:
     role = read_string(members, "role")
     if role not in _ROLES:
         raise msgspec.ValidationError(f"the role must be one of {', '.join(_ROLES)} - at `$.role`")
     return _ROLES[role]
 
 
-def _read_message(members: Mapping[str, bytes]) -> ReadItem | None:
-    role = _read_role(members)
+def _decode_message(members: Mapping[str, bytes]) -> ReadItem | None:
+    role = _decode_role(members)
     if spoken_names(members, "id", "status", "content") != {"role"}:
         return None
     content = msgspec.json.decode(members.get("content", b"null"), type=str | tuple[msgspec.Raw, ...])
     if isinstance(content, str):
         return ReadItem(role, (Text(content),), (None,))
     if role == "assistant":
-        said = tuple(read_output(bytes(part)) for part in content)
-        blocks: tuple[Block, ...] = said
-        lifetimes: tuple[Ttl | None, ...] = (None,) * len(said)
+        blocks: tuple[Block, ...] = tuple(read_output(bytes(part)) for part in content)
+        ttls: tuple[Ttl | None, ...] = (None,) * len(blocks)
     else:
         parts = [read_input(bytes(part)) for part in content]
         blocks = tuple(part for part, _ in parts)
-        lifetimes = tuple(ttl for _, ttl in parts)
+        ttls = tuple(ttl for _, ttl in parts)
     if any(isinstance(block, Opaque) and is_item(role, block.kind) for block in blocks):
-        # Sent back alone, such a part would be taken for an item.
+        # Encoded on its own, such a part would become an item.
         return None
-    return ReadItem(role, blocks, lifetimes)
+    return ReadItem(role, blocks, ttls)
 
 
-def _read_call(members: Mapping[str, bytes]) -> ReadItem | None:
+def _decode_call(members: Mapping[str, bytes]) -> ReadItem | None:
     if spoken_names(members, "id", "status") != {"call_id", "name", "arguments"}:
         return None
     arguments = read_arguments(read_string(members, "arguments"))
@@ -181,12 +181,12 @@ def _read_call(members: Mapping[str, bytes]) -> ReadItem | None:
 
 
 def read_arguments(text: str) -> str:
-    """A model that gives a call no arguments may write nothing at all."""
+    """A model may write an empty text for a call without arguments."""
     return legal_arguments(text) if text.strip() else "{}"
 
 
-def _read_result(members: Mapping[str, bytes]) -> ReadItem | None:
-    """A mark inside the result counts for the result: a piece has one end, and this is the nearest."""
+def _decode_result(members: Mapping[str, bytes]) -> ReadItem | None:
+    """A breakpoint inside the result is moved to its end, the nearest position an encoded block has."""
     if spoken_names(members, "id", "status") != {"call_id", "output"}:
         return None
     call_id = read_string(members, "call_id")
@@ -194,5 +194,5 @@ def _read_result(members: Mapping[str, bytes]) -> ReadItem | None:
     if isinstance(output, str):
         return ReadItem("user", (ToolResult(call_id, (Text(output),) if output else ()),), (None,))
     parts = [read_input(bytes(part)) for part in output]
-    lifetime = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
-    return ReadItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (lifetime,))
+    ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
+    return ReadItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (ttl,))

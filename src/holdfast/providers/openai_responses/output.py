@@ -1,4 +1,4 @@
-"""What an item of a reply says, whole or as it grows."""
+"""Decodes the output items of a response, complete or accumulated from deltas."""
 
 from collections.abc import Mapping
 
@@ -12,41 +12,41 @@ from holdfast.providers.openai_responses.reasoning import SEPARATOR, read_reason
 
 
 class Output(msgspec.Struct, frozen=True):
-    """`refused` where a part says that the model will not answer."""
+    """`is_refusal`: a part is the model's refusal."""
 
     blocks: tuple[Block, ...]
     refused: bool = False
 
 
 def read_output_item(raw: bytes) -> Output:
-    """Raises msgspec's errors. How a message came about, such as its phase, is not kept with its text."""
+    """Raises msgspec's errors. Metadata of a message, such as its phase, is dropped."""
     members = take_apart(raw)
     match read_string(members, "type"):
         case "message":
-            return _read_message(raw, members)
+            return _decode_message(raw, members)
         case "reasoning":
             return Output((read_reasoning(members) or Opaque("reasoning", raw),))
         case _:
             return Output(read_item(raw).blocks)
 
 
-def _read_message(raw: bytes, members: Mapping[str, bytes]) -> Output:
+def _decode_message(raw: bytes, members: Mapping[str, bytes]) -> Output:
     blocks: list[Block] = []
     refused = False
     for part in msgspec.json.decode(members.get("content", b"[]"), type=tuple[msgspec.Raw, ...]):
-        said = read_output(bytes(part))
-        if isinstance(said, Opaque) and said.kind == "refusal":
+        block = read_output(bytes(part))
+        if isinstance(block, Opaque) and block.kind == "refusal":
             refused = True
-            said = Text(read_string(take_apart(said.raw), "refusal"))
-        if isinstance(said, Opaque) and said.kind not in OUTPUT_KINDS:
-            # A part of another kind could not be sent back but with the message around it.
+            block = Text(read_string(take_apart(block.raw), "refusal"))
+        if isinstance(block, Opaque) and block.kind not in OUTPUT_KINDS:
+            # A part of another type can only be sent back together with its message.
             return Output((Opaque("message", raw),), refused)
-        blocks.append(said)
+        blocks.append(block)
     return Output(tuple(blocks), refused)
 
 
 class GrowingItem:
-    """An item from its first event on. Once it is done, what it was told as counts, and not what grew."""
+    """An item from its first event on. Its `done` event replaces what was accumulated."""
 
     def __init__(self, raw: bytes) -> None:
         members = take_apart(raw)
@@ -64,10 +64,10 @@ class GrowingItem:
         return self._done is not None
 
     def grow_text(self, part: int, text: str) -> str:
-        """Take text in for that part; what it adds to all of them, read one after the other."""
-        apart = self.kind == "reasoning" and part not in self._texts and bool(self._texts)
+        """Append text to a part; returns what that adds to the joined text of all parts."""
+        starts_summary = self.kind == "reasoning" and part not in self._texts and bool(self._texts)
         self._texts.setdefault(part, []).append(text)
-        return SEPARATOR + text if apart else text
+        return SEPARATOR + text if starts_summary else text
 
     def grow_arguments(self, json_part: str) -> None:
         self._arguments.append(json_part)
@@ -77,10 +77,10 @@ class GrowingItem:
         return self._done
 
     def output(self) -> Output:
-        return self._done if self._done is not None else self._grown()
+        return self._done if self._done is not None else self._accumulated()
 
-    def _grown(self) -> Output:
-        """What there is of an item that never was done."""
+    def _accumulated(self) -> Output:
+        """What has arrived of an item without a `done` event."""
         texts = ["".join(self._texts[part]) for part in sorted(self._texts)]
         match self.kind:
             case "message":
@@ -93,10 +93,10 @@ class GrowingItem:
                 return Output((Opaque(self.kind, self._raw),))
 
     def salvage(self) -> tuple[Block, ...]:
-        """The blocks that can stand in a message although the reply was cut."""
-        return tuple(block for block in self.output().blocks if self._can_stand(block))
+        """The blocks that are valid in a message although the response was interrupted."""
+        return tuple(block for block in self.output().blocks if self._is_valid(block))
 
-    def _can_stand(self, block: Block) -> bool:
+    def _is_valid(self, block: Block) -> bool:
         match block:
             case Text(text=text):
                 return bool(text.strip())

@@ -1,6 +1,6 @@
-"""How the parts of a message read on OpenAI's wire, and which block such bytes are.
+"""Encodes and decodes the content parts of messages in the Responses API.
 
-A part that carries anything we do not know stays the bytes it was, less its cache mark.
+A part with anything we do not know is carried as its bytes, without its cache breakpoint.
 """
 
 import re
@@ -15,13 +15,14 @@ from holdfast.providers.members import quoted, read_string, take_apart, without
 MARK = "prompt_cache_breakpoint"
 
 OUTPUT_KINDS = frozenset({"output_text", "refusal"})
-"""Parts that can stand in a message of the model's."""
+"""Part types that an assistant message can have."""
 
-_MARKABLE_KINDS = frozenset({"input_text", "input_image", "input_file"})
+# OpenAI, "Prompt caching": breakpoints on text, image and file input, not on tools or `instructions`.
+_CACHEABLE_KINDS = frozenset({"input_text", "input_image", "input_file"})
 _DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
 
-# Members that the provider adds; with one of these values they say nothing.
-_SILENT: dict[str, tuple[Json, ...]] = {
+# Members that the provider adds; with one of these values they can be dropped.
+_DEFAULT_VALUES: dict[str, tuple[Json, ...]] = {
     "annotations": (None, []),
     "async": (None, False),
     "caller": (None, {"type": "direct"}),
@@ -37,7 +38,7 @@ _SILENT: dict[str, tuple[Json, ...]] = {
 Part = Text | Image | Opaque
 
 
-class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str
     ttl: str | None = None
 
@@ -47,12 +48,12 @@ def spell_input(part: Part) -> bytes:
         case Text(text=text):
             return b'{"type":"input_text","text":' + quoted(text) + b"}"
         case Image(source=source):
-            return b'{"type":"input_image",' + _spell_source(source) + b',"detail":"auto"}'
+            return b'{"type":"input_image",' + _encode_source(source) + b',"detail":"auto"}'
         case Opaque(raw=raw):
             return raw.strip()
 
 
-def _spell_source(source: Base64Source | UrlSource | FileSource) -> bytes:
+def _encode_source(source: Base64Source | UrlSource | FileSource) -> bytes:
     if isinstance(source, FileSource):
         return b'"file_id":' + quoted(source.file_id)
     return b'"image_url":' + quoted(_url_of(source))
@@ -65,14 +66,14 @@ def spell_output(part: Text | Opaque) -> bytes:
 
 
 def is_markable(part: Part) -> bool:
-    """Whether the provider takes a cache mark on it, in what is said to the model."""
+    """Whether the provider accepts a breakpoint on it, as an input part."""
     match part:
         case Text(text=text):
             return bool(text.strip())
         case Image():
             return True
         case Opaque(kind=kind):
-            return kind in _MARKABLE_KINDS
+            return kind in _CACHEABLE_KINDS
 
 
 def _url_of(source: Base64Source | UrlSource) -> str:
@@ -89,27 +90,27 @@ def _source_at(url: str) -> Base64Source | UrlSource:
 
 
 def lowered_image(image: Image) -> Image:
-    """The wire knows but one kind of address, so a data URL is the same as its content."""
+    """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
     if isinstance(image.source, FileSource):
         return image
     source = _source_at(_url_of(image.source))
     return image if source == image.source else Image(source)
 
 
-def spoken_names(members: Mapping[str, bytes], *unheeded: str) -> set[str]:
-    """The names of the members that say something, without the type and those named."""
-    return {name for name in members if name not in ("type", *unheeded) and not _is_silent(name, members[name])}
+def spoken_names(members: Mapping[str, bytes], *ignored: str) -> set[str]:
+    """The names of the members with a value other than the default, except the type and the ignored ones."""
+    return {name for name in members if name not in ("type", *ignored) and not _is_default(name, members[name])}
 
 
-def _is_silent(name: str, value: bytes) -> bool:
-    return name in _SILENT and msgspec.json.decode(value) in _SILENT[name]
+def _is_default(name: str, value: bytes) -> bool:
+    return name in _DEFAULT_VALUES and msgspec.json.decode(value) in _DEFAULT_VALUES[name]
 
 
 def read_input(raw: bytes) -> tuple[Part, Ttl | None]:
-    """The part, and the lifetime of its mark. Raises msgspec's errors; they never quote a value."""
+    """The part, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
     members = take_apart(raw)
     kind = read_string(members, "type")
-    ttl = _read_mark(members)
+    ttl = _breakpoint_ttl(members)
     names = spoken_names(members, MARK)
     if kind == "input_text" and names == {"text"}:
         return Text(read_string(members, "text")), ttl
@@ -121,7 +122,7 @@ def read_input(raw: bytes) -> tuple[Part, Ttl | None]:
 
 
 def read_output(raw: bytes) -> Text | Opaque:
-    """A part of what the model said; clients may also send its text back as they send their own."""
+    """A part of an assistant message. Some clients send its text back as `input_text`."""
     members = take_apart(raw)
     kind = read_string(members, "type")
     if kind in ("output_text", "input_text") and spoken_names(members) == {"text"}:
@@ -129,13 +130,13 @@ def read_output(raw: bytes) -> Text | Opaque:
     return Opaque(kind, raw)
 
 
-def _read_mark(members: Mapping[str, bytes]) -> Ttl | None:
-    """A mark without a lifetime of its own has the shorter one."""
-    mark = msgspec.json.decode(members.get(MARK, b"null"), type=_Mark | None)
-    if mark is None:
+def _breakpoint_ttl(members: Mapping[str, bytes]) -> Ttl | None:
+    """A breakpoint without a TTL has the default of 30m (OpenAI, "Prompt caching")."""
+    point = msgspec.json.decode(members.get(MARK, b"null"), type=_Breakpoint | None)
+    if point is None:
         return None
-    if mark.mode == "explicit" and mark.ttl in (None, "30m"):
+    if point.mode == "explicit" and point.ttl in (None, "30m"):
         return "30m"
-    if mark.mode == "explicit" and mark.ttl == "12h":
+    if point.mode == "explicit" and point.ttl == "12h":
         return "12h"
     raise msgspec.ValidationError(f'`{MARK}` must be "explicit", for "30m" or "12h"')

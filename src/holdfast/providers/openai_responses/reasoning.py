@@ -1,7 +1,7 @@
-"""How an item of reasoning becomes thinking with a signature, and comes back as it was.
+"""Converts reasoning items to thinking blocks with a signature, and back without loss.
 
-The signature is one JSON text of what the item needs besides its words: its id, its encrypted content and, where
-the words are several summaries, how long each is.
+The signature is a JSON text with what the item has besides its text: its id, its encrypted content and, if the text is
+several summaries, the length of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ _decode_seal = msgspec.json.Decoder(_Seal).decode
 
 
 def seal(encrypted_content: str, id: str | None, summaries: Sequence[str]) -> str:
-    """The signature of thinking whose text is these summaries."""
-    plain = not summaries or (len(summaries) == 1 and summaries[0])
-    lengths = None if plain else tuple(map(len, summaries))
+    """The signature of a thinking block whose text is the joined summaries."""
+    is_single = not summaries or (len(summaries) == 1 and summaries[0])
+    lengths = None if is_single else tuple(map(len, summaries))
     return canonical_json(_Seal(encrypted_content, id, lengths)).decode()
 
 
@@ -42,34 +42,34 @@ def is_sealed(thinking: Thinking) -> bool:
 
 
 def spell_reasoning(thinking: Thinking, *, id: str = "") -> bytes:
-    """The item; without a signature of ours it has no encrypted content, and the id that is given."""
-    found = _unseal(thinking)
-    summaries = _spell_summaries(summaries_of(thinking))
-    if found is None:
+    """The item. Without a signature of ours it has no encrypted content, and its id is the parameter."""
+    unsealed = _unseal(thinking)
+    summaries = _encode_summaries(summaries_of(thinking))
+    if unsealed is None:
         return b'{"type":"reasoning","id":%b,"summary":[%b]}' % (quoted(id), summaries)
-    sealed, _ = found
-    named = b"" if sealed.id is None else b'"id":' + quoted(sealed.id) + b","
+    sealed, _ = unsealed
+    id_member = b"" if sealed.id is None else b'"id":' + quoted(sealed.id) + b","
     encrypted_content = quoted(sealed.encrypted_content)
-    return b'{"type":"reasoning",%b"summary":[%b],"encrypted_content":%b}' % (named, summaries, encrypted_content)
+    return b'{"type":"reasoning",%b"summary":[%b],"encrypted_content":%b}' % (id_member, summaries, encrypted_content)
 
 
 def sealed_id(thinking: Thinking) -> str | None:
-    found = _unseal(thinking)
-    return None if found is None else found[0].id
+    unsealed = _unseal(thinking)
+    return None if unsealed is None else unsealed[0].id
 
 
 def summaries_of(thinking: Thinking) -> tuple[str, ...]:
-    found = _unseal(thinking)
-    if found is not None:
-        return found[1]
+    unsealed = _unseal(thinking)
+    if unsealed is not None:
+        return unsealed[1]
     return (thinking.text,) if thinking.text else ()
 
 
 def read_reasoning(members: Mapping[str, bytes]) -> Thinking | None:
-    """None where the item holds what thinking cannot; without a signature where nothing in it is encrypted."""
+    """None if the item has fields that thinking cannot hold; unsigned if it has no encrypted content."""
     if not spoken_names(members, "status") <= {"id", "summary", "encrypted_content"}:
         return None
-    summaries = _read_summaries(members.get("summary", b"[]"))
+    summaries = _decode_summaries(members.get("summary", b"[]"))
     if summaries is None:
         return None
     text = SEPARATOR.join(summaries)
@@ -80,11 +80,11 @@ def read_reasoning(members: Mapping[str, bytes]) -> Thinking | None:
     return Thinking(text, seal(encrypted_content, id, summaries))
 
 
-def _spell_summaries(summaries: Sequence[str]) -> bytes:
+def _encode_summaries(summaries: Sequence[str]) -> bytes:
     return b",".join(b'{"type":"summary_text","text":' + quoted(text) + b"}" for text in summaries)
 
 
-def _read_summaries(raw: bytes) -> list[str] | None:
+def _decode_summaries(raw: bytes) -> list[str] | None:
     parts = msgspec.json.decode(raw, type=list[dict[str, msgspec.Raw]])
     if any(part.keys() != {"type", "text"} or bytes(part["type"]) != b'"summary_text"' for part in parts):
         return None
@@ -92,7 +92,7 @@ def _read_summaries(raw: bytes) -> list[str] | None:
 
 
 def _unseal(thinking: Thinking) -> tuple[_Seal, tuple[str, ...]] | None:
-    """None for a signature that is not ours, or not of this text."""
+    """None if the signature is not ours, or does not belong to this text."""
     if thinking.signature is None:
         return None
     try:
@@ -101,11 +101,12 @@ def _unseal(thinking: Thinking) -> tuple[_Seal, tuple[str, ...]] | None:
         return None
     summaries: tuple[str, ...] = (thinking.text,) if thinking.text else ()
     if sealed.lengths is not None:
+        # Each summary is followed by the separator, so summary k starts at sum(length_i + len(SEPARATOR), i < k).
         ends = accumulate((length + len(SEPARATOR) for length in sealed.lengths), initial=0)
         summaries = tuple(thinking.text[start : end - len(SEPARATOR)] for start, end in pairwise(ends))
-    same = SEPARATOR.join(summaries) == thinking.text
+    fits_text = SEPARATOR.join(summaries) == thinking.text
     return (
         (sealed, summaries)
-        if same and seal(sealed.encrypted_content, sealed.id, summaries) == thinking.signature
+        if fits_text and seal(sealed.encrypted_content, sealed.id, summaries) == thinking.signature
         else None
     )

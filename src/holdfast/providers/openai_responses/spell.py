@@ -1,7 +1,7 @@
-"""How a request to the Responses API is spelled: tools, then one list of items, behind everything that is not cached.
+"""Encodes a request to the Responses API: the parameters, which are not cached, then tools and one list of items.
 
-The system prompt is the first item, because a mark cannot stand in `instructions`. A limit of 0 on the output is one
-that is not written, and none that is read.
+The system prompt is the first item, because `instructions` cannot have a breakpoint (OpenAI, "Prompt caching"). An
+output limit of 0 stands for a request without one.
 """
 
 import re
@@ -26,33 +26,34 @@ from holdfast.providers.places import check_order
 PATH = "/responses"
 
 DEFAULTS = {"store": b"false", "include": b'["reasoning.encrypted_content"]'}
-"""Nothing is kept by the provider, so its reasoning comes to us; a request can say otherwise in `extra`."""
+"""The provider stores nothing, so it has to return its encrypted reasoning. `extra` can override both."""
 
 PARAMETER_NAMES = frozenset({"model", "max_output_tokens", "stream", "temperature", "reasoning"})
 PROMPT_NAMES = frozenset({"tools", "input", "instructions"})
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 ERROR = Text("Error:")
-"""Stands first in the result of a tool that failed: the wire has no word for it."""
+"""The first text in the result of a failed tool call: the API has no error flag."""
 
-_IMAGE_SAID = Text("[image]")
+_IMAGE_TEXT = Text("[image]")
 _DEVELOPER = message_start("developer")
-_MARKS: dict[Ttl, bytes] = {
+# 30m is the API's default and needs no `ttl`.
+_BREAKPOINTS: dict[Ttl, bytes] = {
     "30m": b',"prompt_cache_breakpoint":{"mode":"explicit"}',
     "12h": b',"prompt_cache_breakpoint":{"mode":"explicit","ttl":"12h"}',
 }
 
 
-def lower(passage: Passage) -> Passage | None:
-    """Thinking that is not OpenAI's cannot be told; that a tool failed, or that a model drew, is said in words."""
-    told = tuple(_lower_block(block, passage.role) for block in passage.content if _can_be_told(block))
-    if not told:
+def lower(entry: Passage) -> Passage | None:
+    """Drop other providers' thinking; represent failed tool calls and assistant images by text."""
+    content = tuple(_lower_block(block, entry.role) for block in entry.content if _is_representable(block))
+    if not content:
         return None
-    kept = passage if told == passage.content else msgspec.structs.replace(passage, content=told)
-    return with_fitting_ids(kept, CALL_ID)
+    lowered = entry if content == entry.content else msgspec.structs.replace(entry, content=content)
+    return with_fitting_ids(lowered, CALL_ID)
 
 
-def _can_be_told(block: Block) -> bool:
+def _is_representable(block: Block) -> bool:
     if isinstance(block, Thinking):
         return is_sealed(block)
     return not isinstance(block, THINKING_KINDS)
@@ -61,18 +62,18 @@ def _can_be_told(block: Block) -> bool:
 def _lower_block(block: Block, role: Role) -> Block:
     match block:
         case Image():
-            return _IMAGE_SAID if role == "assistant" else lowered_image(block)
+            return _IMAGE_TEXT if role == "assistant" else lowered_image(block)
         case ToolResult(content=content, is_error=is_error):
-            told = tuple(lowered_image(part) if isinstance(part, Image) else part for part in content)
-            if is_error and told[:1] != (ERROR,):
-                told = (ERROR, *told)
-            return block if told == content and not is_error else ToolResult(block.tool_use_id, told)
+            parts = tuple(lowered_image(part) if isinstance(part, Image) else part for part in content)
+            if is_error and parts[:1] != (ERROR,):
+                parts = (ERROR, *parts)
+            return block if parts == content and not is_error else ToolResult(block.tool_use_id, parts)
         case _:
             return block
 
 
 def spell_segment(segment: Segment) -> tuple[Piece, ...]:
-    """One piece per tool, system text or message block, without mark."""
+    """One encoded block per tool, system text or message block, without breakpoints."""
     tools = (
         Piece(segment.name, "tools", segment.stability, spell_tool(tool), markable=False) for tool in segment.tools
     )
@@ -80,8 +81,8 @@ def spell_segment(segment: Segment) -> tuple[Piece, ...]:
         Piece(segment.name, "system", segment.stability, spell_input(text), markable=is_markable(text))
         for text in segment.system
     )
-    lowered = (lower(passage) for passage in segment.passages)
-    messages = (piece for passage in lowered if passage is not None for piece in spell_passage(passage))
+    lowered = (lower(entry) for entry in segment.passages)
+    messages = (block for entry in lowered if entry is not None for block in spell_passage(entry))
     return (*tools, *system, *messages)
 
 
@@ -95,26 +96,26 @@ def spell_tool(tool: ToolSpec) -> bytes:
     )
 
 
-def lead(before: Piece | None, piece: Piece) -> bytes:
-    check_order(before, piece)
-    if piece.place == "tools":
+def lead(before: Piece | None, block: Piece) -> bytes:
+    check_order(before, block)
+    if block.place == "tools":
         return b',"tools":[' if before is None else b","
     if before is None or before.place == "tools":
-        return (b"" if before is None else b"]") + b',"input":[' + _first_start(piece)
-    if before.place == piece.place and not piece.opens:
+        return (b"" if before is None else b"]") + b',"input":[' + _first_start(block)
+    if before.place == block.place and not block.opens:
         return b","
-    return _end(before) + b"," + piece.opens
+    return _end(before) + b"," + block.opens
 
 
-def _first_start(piece: Piece) -> bytes:
-    """A first message to the developer is the system prompt, so what only follows none is of the other role."""
-    if piece.place == "system":
+def _first_start(block: Piece) -> bytes:
+    """A first developer message is the system prompt, so a system entry in that place gets the role `system`."""
+    if block.place == "system":
         return _DEVELOPER
-    return message_start("system") if piece.opens == _DEVELOPER else piece.opens
+    return message_start("system") if block.opens == _DEVELOPER else block.opens
 
 
-def _end(piece: Piece) -> bytes:
-    return b"" if piece.opens == ALONE else b"]}"
+def _end(block: Piece) -> bytes:
+    return b"" if block.opens == ALONE else b"]}"
 
 
 def close(last: Piece | None) -> bytes:
@@ -124,9 +125,9 @@ def close(last: Piece | None) -> bytes:
 
 
 def mark(ttl: Ttl) -> bytes:
-    if ttl not in _MARKS:
-        raise UserError(f"OpenAI keeps a prefix for {' or '.join(_MARKS)}, not for {ttl}")
-    return _MARKS[ttl]
+    if ttl not in _BREAKPOINTS:
+        raise UserError(f"OpenAI's cache TTL is {' or '.join(_BREAKPOINTS)}, not {ttl}")
+    return _BREAKPOINTS[ttl]
 
 
 def opening(parameters: Parameters) -> bytes:
@@ -141,8 +142,8 @@ def opening(parameters: Parameters) -> bytes:
         members["stream"] = b"true"
     if parameters.temperature is not None:
         members["temperature"] = plain_json(parameters.temperature)
-    said_otherwise = {name for name, _ in parameters.extra}
-    members |= {name: value for name, value in DEFAULTS.items() if name not in said_otherwise}
+    overridden = {name for name, _ in parameters.extra}
+    members |= {name: value for name, value in DEFAULTS.items() if name not in overridden}
     if parameters.thinking_json is not None:
         members["reasoning"] = spliced(parameters.thinking_json)
     if parameters.tool_choice_json is not None:

@@ -1,4 +1,4 @@
-"""What a reply of the Responses API says, whole or as it arrives: one fold for both."""
+"""Decodes responses of the Responses API: one fold for complete and for streamed ones."""
 
 import msgspec
 
@@ -24,8 +24,9 @@ from holdfast.providers.openai_responses.usage import WireUsage, buckets
 from holdfast.providers.sse import SentEvent
 from holdfast.providers.streaming import event_name
 
-_INCOMPLETE: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
+_INCOMPLETE_REASONS: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 
+# The other events repeat what these contain, or announce it.
 _EVENTS = frozenset(
     {
         "response.created",
@@ -61,7 +62,7 @@ class _Response(msgspec.Struct, frozen=True):
         return self.status == "failed" or (self.output is None and bytes(self.error) != b"null")
 
 
-_OURS = "response."
+_EVENT_PREFIX = "response."
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -77,26 +78,26 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseFold:
-    """Takes the parts of a reply in their order. `take` raises msgspec's errors for what cannot be read."""
+    """Takes the events of a response in order. `take` raises msgspec's errors for malformed ones."""
 
     def __init__(self) -> None:
         self._started: _Response | None = None
         self._ended = _Response()
         self._items: dict[int, GrowingItem] = {}
-        self._places: dict[tuple[int, int], int] = {}
+        self._block_indexes: dict[tuple[int, int], int] = {}
         self.finished = False
 
     def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
         with readable("server_error", "an event of the stream"):
             name = event_name(event)
-            told = _decode_event(event.data) if name in _EVENTS else _Event()
-            if name.startswith(_OURS) and name not in _EVENTS:
-                # It says nothing to us, but one that is broken may well be one that says something.
+            decoded = _decode_event(event.data) if name in _EVENTS else _Event()
+            if name.startswith(_EVENT_PREFIX) and name not in _EVENTS:
+                # We ignore this event, but if it is not valid JSON the stream is broken.
                 msgspec.json.decode(event.data)
-            if name in _EVENTS and name != "response.failed" and not told.response.failed:
-                return self.take(name, told)
+            if name in _EVENTS and name != "response.failed" and not decoded.response.failed:
+                return self.take(name, decoded)
         if name in _EVENTS:
-            raise _failure(told.response)
+            raise _failure(decoded.response)
         if name == "error":
             raise read_stream_error(event.data)
         return ()
@@ -137,27 +138,27 @@ class ResponseFold:
             raise msgspec.ValidationError(f"item {index} starts twice")
         item = self._items[index] = GrowingItem(raw)
         if item.kind == "function_call":
-            return (ToolUseStarted(self._place(index), item.call_id, item.name),)
+            return (ToolUseStarted(self._block_index(index), item.call_id, item.name),)
         return ()
 
     def _grow(self, index: int, part: int, text: str) -> tuple[Delta, ...]:
-        item = self._growing(index)
+        item = self._open_item(index)
         match item.kind:
             case "message" if text:
-                return (TextDelta(self._place(index, part), item.grow_text(part, text)),)
+                return (TextDelta(self._block_index(index, part), item.grow_text(part, text)),)
             case "reasoning" if text:
-                return (ThinkingDelta(self._place(index), item.grow_text(part, text)),)
+                return (ThinkingDelta(self._block_index(index), item.grow_text(part, text)),)
             case _:
                 return ()
 
     def _grow_call(self, index: int, json_part: str) -> tuple[Delta, ...]:
-        item = self._growing(index)
+        item = self._open_item(index)
         if item.kind != "function_call" or not json_part:
             return ()
         item.grow_arguments(json_part)
-        return (ToolUseDelta(self._place(index), json_part),)
+        return (ToolUseDelta(self._block_index(index), json_part),)
 
-    def _growing(self, index: int) -> GrowingItem:
+    def _open_item(self, index: int) -> GrowingItem:
         if index not in self._items:
             raise msgspec.ValidationError(f"item {index} never started")
         if self._items[index].done:
@@ -165,30 +166,31 @@ class ResponseFold:
         return self._items[index]
 
     def _finish(self, index: int, raw: bytes) -> tuple[Delta, ...]:
-        """An item that comes at once is told at once."""
+        """An item without an `added` event is emitted as deltas now."""
         if index in self._items:
-            self._growing(index).finish(raw)
+            self._open_item(index).finish(raw)
             return ()
         self._items[index] = GrowingItem(raw)
-        return self._told_at_once(index, self._items[index].finish(raw))
+        return self._deltas_of(index, self._items[index].finish(raw))
 
-    def _told_at_once(self, index: int, output: Output) -> tuple[Delta, ...]:
+    def _deltas_of(self, index: int, output: Output) -> tuple[Delta, ...]:
         deltas: list[Delta] = []
         for part, block in enumerate(output.blocks):
             match block:
                 case Text(text=text) if text:
-                    deltas.append(TextDelta(self._place(index, part), text))
+                    deltas.append(TextDelta(self._block_index(index, part), text))
                 case Thinking(text=text) if text:
-                    deltas.append(ThinkingDelta(self._place(index), text))
+                    deltas.append(ThinkingDelta(self._block_index(index), text))
                 case ToolUse():
-                    place = self._place(index)
-                    deltas += [ToolUseStarted(place, block.id, block.name), ToolUseDelta(place, block.arguments_json)]
+                    block_index = self._block_index(index)
+                    deltas.append(ToolUseStarted(block_index, block.id, block.name))
+                    deltas.append(ToolUseDelta(block_index, block.arguments_json))
                 case _:
                     pass
         return tuple(deltas)
 
     def _end(self, response: _Response, status: str) -> tuple[Delta, ...]:
-        """Items of which there was no last event are taken from the response as a whole, where they are in it."""
+        """Items without a `done` event are taken from the complete response, if it has them."""
         deltas: list[Delta] = []
         for index, raw in enumerate(response.output or ()):
             if index not in self._items or not self._items[index].done:
@@ -197,9 +199,9 @@ class ResponseFold:
         self.finished = True
         return tuple(deltas)
 
-    def _place(self, index: int, part: int = 0) -> int:
-        """A number for the block, in the order in which blocks begin."""
-        return self._places.setdefault((index, part), len(self._places))
+    def _block_index(self, index: int, part: int = 0) -> int:
+        """The index of a block, in the order in which blocks begin."""
+        return self._block_indexes.setdefault((index, part), len(self._block_indexes))
 
     def reply(self) -> Reply:
         outputs = [self._items[index].output() for index in sorted(self._items)]
@@ -213,19 +215,19 @@ class ResponseFold:
         if self._started is None:
             return None
         content = [block for index in sorted(self._items) for block in self._items[index].salvage()]
-        # The provider refuses reasoning without what it led to.
+        # The provider refuses reasoning without the output it led to.
         while content and isinstance(content[-1], THINKING_KINDS):
             content.pop()
         return self._reply(tuple(content), "cancelled")
 
     def _stop_reason(self, content: tuple[Block, ...]) -> StopReason:
-        """A reason that we do not know must not pass for a turn that ended well."""
+        """An unknown reason must not pass for a turn that ended normally."""
         ended = self._ended
         match ended.status:
             case "completed":
                 return "tool_use" if any(isinstance(block, ToolUse) for block in content) else "end_turn"
             case "incomplete":
-                return _INCOMPLETE.get((ended.incomplete_details or _Details()).reason, "error")
+                return _INCOMPLETE_REASONS.get((ended.incomplete_details or _Details()).reason, "error")
             case "cancelled":
                 return "cancelled"
             case _:
@@ -233,6 +235,7 @@ class ResponseFold:
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Response()
+        # A stream has its usage in `response.completed` or `response.incomplete`.
         usage = buckets(self._ended.usage or started.usage)
         return Reply(
             content,

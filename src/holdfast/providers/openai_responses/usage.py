@@ -1,4 +1,4 @@
-"""How many tokens the Responses API says a call took."""
+"""Usage counters of the Responses API as disjoint buckets, and back."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class WireUsage(msgspec.Struct, frozen=True):
-    """`input_tokens` includes what was read from the cache and what was written to it."""
+    """`input_tokens` includes cache reads and writes."""
 
     input_tokens: int | None = None
     input_tokens_details: _Details | None = None

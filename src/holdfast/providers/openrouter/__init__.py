@@ -1,4 +1,4 @@
-"""How OpenRouter spells a request and a reply: chat completions, with additions."""
+"""OpenRouter's variant of Chat Completions."""
 
 from holdfast.catalog.rows import Model
 from holdfast.providers.members import quoted
@@ -7,11 +7,13 @@ from holdfast.providers.openai_chat.flavour import Fields, Flavour
 from holdfast.providers.openai_errors import write_numbered_error
 from holdfast.providers.openai_fields import fitting_key
 
-SESSION_ID_CHARS_MAX = 256
+SESSION_ID_CHARS_MAX = 256  # OpenRouter's limit.
 
 
 def _session_fields(model: Model, session_id: str) -> Fields:
-    """A session stays with the provider that has its cache, from its first call on."""
+    """`session_id` routes a session to the same upstream provider from its first call on.
+
+    Without it sticky routing starts only after a cached request (OpenRouter, "Prompt Caching")."""
     if not model.supports_prompt_caching:
         return ()
     return (("session_id", quoted(fitting_key(session_id, SESSION_ID_CHARS_MAX)).decode()),)
@@ -28,6 +30,7 @@ FLAVOUR = Flavour(
     keeps_reasoning=True,
     session_fields=_session_fields,
     write_error=write_numbered_error,
+    # On routes to Anthropic, writes have its default TTL of 5m.
     writes_for_5m=lambda model: model.startswith("anthropic/"),
 )
 
