@@ -144,7 +144,7 @@ def _show(proposal: "Proposal", *, done: bool, with_summary: bool) -> None:
         )
         click.echo(click.wrap_text(f"summary lines: {sections}; {proposal.record.left_out} left out", WIDTH))
     if event.thinking_dropped:
-        # Providers sign thinking blocks together with their prefix; after a compaction the signature would not verify.
+        # Anthropic rejects replayed thinking blocks if an earlier message changed ("Preserved thinking" in its docs).
         click.echo("thinking in the kept messages is dropped: this model binds it to its prefix")
     for released in proposal.released:
         click.echo(f"skill {released.skill_id} is unloaded; it can be loaded again")

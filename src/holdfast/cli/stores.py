@@ -59,9 +59,8 @@ def found_session(log: "Log", prefix: str) -> str:
         )
         raise UserError(f"there is no session {prefix!r}{short}; `holdfast sessions list` shows all")
     more = f" and {len(matches) - CANDIDATES_MAX} more" if len(matches) > CANDIDATES_MAX else ""
-    raise UserError(
-        f"{len(matches)} sessions begin with {prefix!r}: {', '.join(matches[:CANDIDATES_MAX])}{more}; give more characters"
-    )
+    candidates = ", ".join(matches[:CANDIDATES_MAX])
+    raise UserError(f"{len(matches)} sessions begin with {prefix!r}: {candidates}{more}; give more characters")
 
 
 def configured_models() -> "Models":
