@@ -179,7 +179,7 @@ async def test_without_transcripts_the_configured_store_is_looked_at(
 
 
 def test_an_empty_folder_is_one_line_that_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no call with its usage in the transcripts \(\.jsonl\) at"):
+    with pytest.raises(UserError, match=r"no call with reported usage in the transcripts \(\.jsonl\) at"):
         audit(tmp_path)
     with pytest.raises(UserError, match="there is nothing at"):
         audit(tmp_path / "gone")
@@ -188,10 +188,10 @@ def test_an_empty_folder_is_one_line_that_says_what_was_looked_for(tmp_path: Pat
 def test_a_plan_that_saves_next_to_nothing_is_not_said_to_save(tmp_path: Path) -> None:
     path = Script().ask().reply(usage(0, 9_000)).write(tmp_path / "a.jsonl")
     lines = audit(path).output.splitlines()
-    assert lines[1] == "No call was cold."
+    assert lines[1] == "No call missed the cache."
     assert lines[2:4] == [
         "Holdfast's plan would have cost $0.0353 on the same prompts,",
-        "about what you spent; with hindsight, no plan less than about $0.0285.",
+        "about what you spent; the optimum in hindsight is about $0.0285.",
     ]
 
 

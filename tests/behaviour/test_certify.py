@@ -161,7 +161,7 @@ def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(
     certify = ["certify", row.id[:20], "--db", str(tmp_path / "log.db")]
     result = invoke(command, certify)
     assert result.exit_code == 0, result.output
-    assert "A simulated cache ends with its process. First in a new one: call 3;" in result.output
+    assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
     assert "4 requests hold" in result.output
     made = json.loads(invoke(command, [*certify, "--json"]).output)
     assert [one["restarted"] for one in made] == [False, False, True, False]
@@ -199,7 +199,7 @@ async def test_a_pruned_session_is_not_vouched_for_and_its_prefix_is_not_said_to
         store.prune(kept.id, AUDIT_TYPES, before=float("1e300"))
     refusal = kept.certify().exception
     assert isinstance(refusal, UserError)
-    assert f"session {kept.id!r} was pruned: its calls are kept and what they sent is not" in str(refusal)
+    assert f"session {kept.id!r} was pruned: its requests are no longer stored" in str(refusal)
     asked = ["sessions", "show", kept.id, "--db", str(kept.db)]
     assert " held" not in CliRunner().invoke(command, asked).output
     told = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
@@ -212,7 +212,7 @@ def test_a_session_that_has_sent_nothing_has_nothing_to_vouch_for(tmp_path: Path
     with SqliteStore(kept.db) as store:
         store.append([Event("e1", 1.0, "quiet", "system", SessionStarted(kept.model))]).result(10)
     result = kept.certify()
-    assert (result.exit_code, result.output) == (0, "no request was made yet, so there is nothing to vouch for\n")
+    assert (result.exit_code, result.output) == (0, "no request has been made yet, so there is nothing to check\n")
 
 
 def test_a_session_that_is_not_there_is_one_line(tmp_path: Path) -> None:

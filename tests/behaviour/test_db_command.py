@@ -55,12 +55,12 @@ def test_info_tells_what_the_store_is_and_holds(db: str) -> None:
 
 
 def test_a_check_says_that_all_is_well_or_ends_with_one(db: str) -> None:
-    assert "the tables are what the events add up to" in ran("info", "--db", db, "--check")
+    assert "the roll-up tables match the events" in ran("info", "--db", db, "--check")
     change(db, "UPDATE days SET spent = spent + 1")
     result = run("info", "--db", db, "--check")
     assert result.exit_code == 1
     assert (
-        "1 tables are not what the events add up to; `holdfast db rebuild` makes them anew:\n          days"
+        "1 roll-up tables do not match the events; `holdfast db rebuild` recomputes them:\n          days"
         in result.output
     )
     assert json.loads(run("info", "--db", db, "--check", "--json").output)["differences"] == ["days"]
@@ -88,7 +88,7 @@ def test_a_migration_enters_what_is_not_entered(db: str) -> None:
 def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
     asked = ("prune", "--db", db, "--older-than", "2030-01-01")
     warning, would = ran(*asked, "--dry-run").splitlines()
-    assert warning == "What they cost stays; what was said goes, and with it how their calls were judged."
+    assert warning == "Costs and confirmations are kept; content and the verdicts on calls are removed."
     assert would.startswith("would remove 17 events of 2 sessions without an event since 2030-01-01")
     assert run(*asked, told="n\n").exit_code == 1
     assert "events    23" in ran("info", "--db", db)
@@ -102,7 +102,7 @@ def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
 
 
 def test_how_old_is_old_may_be_configured(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "nothing says how old is old: give --older-than 90d" in refusal("prune", "--db", db)
+    assert "no age is given: pass --older-than 90d" in refusal("prune", "--db", db)
     monkeypatch.setenv("HOLDFAST_RETENTION_DAYS", "30")
     assert "would remove 2 events of 1 session " in ran("prune", "--db", db, "--dry-run")
 

@@ -186,7 +186,7 @@ def test_what_is_exported_from_one_store_is_told_by_the_other(tmp_path: Path, he
             again = told(exported(tmp_path, second))
             assert again[1:] == lines[1:]
             assert answers(at) == known
-        told_again = "3 owners of instructions, 3 of them here already: 0 records added\n"
+        told_again = "3 owners of instructions, 3 of them already stored: 0 records added\n"
         assert ran(tmp_path, "import", file, "--db", second) == told_again
 
 
@@ -305,7 +305,7 @@ def test_an_owner_that_is_here_already_is_left_alone(tmp_path: Path, source: str
         before = rows(told(exported(tmp_path, db)), "unit")
     file = tmp_path / "out.jsonl"
     file.write_text(source)
-    assert "3 owners of instructions, 1 of them here already: 2 records added" in ran(
+    assert "3 owners of instructions, 1 of them already stored: 2 records added" in ran(
         tmp_path, "import", str(file), "--db", db
     )
     after = rows(told(exported(tmp_path, db)), "unit")
@@ -326,8 +326,8 @@ def test_what_no_key_known_here_has_signed_is_quarantined_until_it_is_known(tmp_
     file, db = tmp_path / "out.jsonl", str(tmp_path / "other.db")
     file.write_text(source)
     done = ran(tmp_path, "import", str(file), "--db", db)
-    assert "1 unit quarantined: no key that is known here has signed them" in done
-    assert "2 approvals left out: signed by no key that is known here" in done
+    assert "1 unit quarantined: not signed by a key that this deployment knows" in done
+    assert "2 approvals left out: not signed by a key that this deployment knows" in done
     with served(db, tmp_path) as at:
         assert "release-notes" not in at.recalled("announce a new version")
         assert "code-review" in at.recalled("review a pull request")
@@ -492,7 +492,7 @@ def test_a_record_that_cannot_be_is_refused_by_its_line_with_all_of_its_owner(
     # What stands before it has come, and the whole file brings the rest.
     assert [one["uri"] for one in rows(left, "unit")] == [SHARED]
     (tmp_path / "good.jsonl").write_text(source)
-    assert "1 of them here already" in ran(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
+    assert "1 of them already stored" in ran(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
 
 
 AGENT_LINE = '{"instruction_records":"agent","row":{"id":"a","deployment":"local","created_at":1}}\n'
@@ -603,4 +603,4 @@ def test_without_its_package_the_command_says_how_to_get_it(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ, cwd=tmp_path
     )
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: instructions need their package: pip install 'holdfast[instructions]'\n"
+    assert ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast[instructions]'\n"

@@ -59,7 +59,7 @@ def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: Sh
     ended = shop.run("coverage", "--against", "v1")
     lines = ended.output.splitlines()
     assert ended.exit_code == 1
-    assert lines[0] == "v1 as it was published, and v2 as it is now"
+    assert lines[0] == "v1 as published, compared with v2 as it is now"
     assert lines[1].startswith("encoder: wordllama-")
     worse = lines.index("worse   checkout-procedure: 100% -> 73%")
     assert "  ! 'draft release messages' is new and finds release-notes" in lines[worse:]
@@ -136,7 +136,7 @@ def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(sh
         "configured: words and links alone",
         "in use:     wordllama",
         "with the configured one 1 manifest failed: main",
-        "mend their triggers (`holdfast instructions check FOLDER` names the units), or use it all the same: --accept",
+        "fix their triggers (`holdfast instructions check FOLDER` names the units), or pass --accept to use it anyway",
     ]
     assert json.loads(shop.run("encoder", "--json").stdout) == {
         "configured": None,
@@ -147,7 +147,7 @@ def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(sh
     ended = shop.run("encoder", "--accept")
     assert ended.exit_code == 0
     assert ended.stdout.splitlines()[1] == "in use:     words and links alone (from now on)"
-    assert ended.stdout.splitlines()[3] == "accepted; a service takes it when it starts again"
+    assert ended.stdout.splitlines()[3] == "accepted; a service switches when it restarts"
     assert shop.run("encoder").output == "configured: words and links alone\nin use:     words and links alone\n"
 
 

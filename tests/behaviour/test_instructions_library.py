@@ -85,11 +85,11 @@ def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop
     assert waits in published.stdout
     assert told_review(shop) == old
     again = shop.run("publish", str(shop.folder))
-    assert again.stdout.startswith(f"v2 holds already; nothing to publish\n{waits}")
+    assert again.stdout.startswith(f"v2 is already published; nothing to do\n{waits}")
     approved = shop.run("approve", "code-review", "--entity", "acme:user/ann")
-    assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is told from now on\n")
+    assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is active from now on\n")
     assert told_review(shop) == new
-    assert shop.run("publish", str(shop.folder)).stdout == "v2 holds already; nothing to publish\n"
+    assert shop.run("publish", str(shop.folder)).stdout == "v2 is already published; nothing to do\n"
     for name, reason in (("code-review", "waits for an approval"), ("nothing", "lists no unit")):
         refused = shop.run("approve", name)
         assert refused.exit_code == 1

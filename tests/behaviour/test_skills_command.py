@@ -153,7 +153,7 @@ def test_without_a_folder_home_and_workspace_are_read(place: Path) -> None:
     assert run("show", "mine").exit_code == 0
     assert "theirs" in run("index", "--also", ".claude/skills").stdout
     refused = run("list", place, "--also", ".claude/skills")
-    assert str(refused.exception).startswith("--also is for your own skills and those of the workspace")
+    assert str(refused.exception).startswith("--also applies only without DIR")
     (place / "home/.holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
     assert "theirs" in run("list").stdout
 
