@@ -89,6 +89,7 @@ def command(
             audit.pass_over(item)
         else:
             transcripts.append(item)
+    # A resumed or forked transcript repeats the calls of the one it continues: count each call once.
     chosen = _select_session(counted_once(transcripts, since=start_at), wanted)
     for transcript in with_progress(chosen, "conversations", len(chosen)):
         audit.add(transcript)
@@ -256,6 +257,7 @@ def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[Pol
             row = find_model(name, models)
         except UserError:
             continue
+        # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
         if transcript.spelled and takes_marks(row):
             totals.add(compare(transcript.recording, roster.fresh(), setting_for(row, ttl_upgrade=False)), None, 0)
     return totals.report().policies
@@ -305,6 +307,7 @@ def _summary_lines(report: "AuditReport") -> "Iterator[str]":
 
 
 def _describe_difference(report: "AuditReport") -> str:
+    # planned_usd is (lowest, highest) cost; the highest cost gives the lowest saving.
     low, high = (report.spent_usd - cost for cost in reversed(report.planned_usd))
     if max(abs(low), abs(high)) < SAME_SHARE * report.spent_usd:
         return "about what you spent"

@@ -18,6 +18,7 @@ def judged_lines(request: ConfirmationRequest, workspace: Path) -> list[str]:
     arguments = arguments_of(request.arguments_json) or {}
     match request.tool_name, arguments:
         case "run_command", {"command": str(command)}:
+            # Every line of the command is shown: a second line must not run unseen.
             first, *rest = visible(command)
             return [f"$ {first}", *(f"  {line}" for line in rest)]
         case "write_file", {"path": str(path), "content": str(content)}:

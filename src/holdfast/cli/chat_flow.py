@@ -53,6 +53,7 @@ def enter(wishes: Wishes, screen: Screen, environ: Mapping[str, str]) -> int:
             _show_greeting(room, stored)
             _run_messages(room)
         _show_ending(room, is_new=stored is None)
+        # A script that pipes messages must see a failure; an interactive user has already seen it.
         return int(room.failed and not screen.interactive)
 
 
@@ -95,6 +96,7 @@ def _open_room(
         finally:
             with undisturbed():
                 thread.call(session.aclose())
+                # A new chat in which nothing was sent leaves no session behind.
                 if stored is None and not session.turn_count:
                     log.delete(session.id)
     finally:

@@ -67,6 +67,7 @@ class Room:
         self.screen.end_line()
         self.plan = view.plan or self.plan
         self._conclude(over)
+        # The session's counters are cumulative: the turn is the difference between two readings.
         cost, usage = self.session.cost - cost_before, since(usage_before, self.session.usage)
         if usage.tokens_sent or cost:
             cached = self.session.cache_state()

@@ -25,6 +25,7 @@ from holdfast.runtime.options import Options
 
 NAME = "chat"
 SIMULATED_NAME = "simulated chat"
+# To find the newest chat of a folder, the first event of each candidate is read: search only recent sessions.
 SESSIONS_LOOKED_AT_MAX = 500
 CONFIRM_SECONDS_MAX = 24 * 3600.0
 """A confirmation may wait a day: the user may be away with the question on the screen."""
@@ -103,6 +104,7 @@ def check_reach(model: Model, wishes: Wishes, config: Config, environ: Mapping[s
             raise UserError(f"{model.provider} is a command and cannot be simulated; name another --model")
         return
     address = config.base_urls.get(provider.name, provider.base_url)
+    # A local endpoint (a simulator or a gateway) may need no key.
     if provider.is_command or environ.get(provider.key_variable) or _host(address) in _LOOPBACK:
         return
     raise UserError(f"no key for {provider.name}: set {provider.key_variable}, or try it offline with --simulate")
@@ -122,7 +124,7 @@ def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace:
         "skills": with_tools if declared is None else not declared.isdisjoint(SKILL_TOOLS),
         "recall_history": with_tools if declared is None else RECALL_TOOL in declared,
         "confirm_seconds_max": CONFIRM_SECONDS_MAX,
-        "allow_uncached": True,
+        "allow_uncached": True,  # check_reach has already refused an uncached model without --allow-uncached.
     }
     if wishes.also_skills:
         options["also_skills"] = wishes.also_skills

@@ -19,7 +19,7 @@ from holdfast.runtime.waking import CacheState
 
 VALUE_CHARACTERS_MAX = 60
 DIFF_LINES_MAX = 40
-COMPARED_LINES_MAX = 5_000
+COMPARED_LINES_MAX = 5_000  # difflib takes quadratic time in the worst case.
 TAB = "    "
 FILLS = "█▓▒░▞▚"
 """Characters that draw the layers of a bar in turn, so that neighbours differ without colours."""
@@ -175,10 +175,12 @@ def bar_cells(amounts: Sequence[int], width: int) -> list[int]:
     whole = sum(amounts)
     if not whole:
         return [0 for _ in amounts]
+    # Each amount first gets the whole part of its share, amount / whole * width. The cells left over by rounding down
+    # go to the largest fractional parts; ties go to the earlier amount, so that the result is deterministic.
     cells = [amount * width // whole for amount in amounts]
-    largest = sorted(range(len(amounts)), key=lambda at: (-(amounts[at] * width % whole), at))
-    for at in largest[: width - sum(cells)]:
-        cells[at] += 1
+    by_remainder = sorted(range(len(amounts)), key=lambda index: (-(amounts[index] * width % whole), index))
+    for index in by_remainder[: width - sum(cells)]:
+        cells[index] += 1
     return cells
 
 

@@ -41,6 +41,7 @@ def command(
     from holdfast.compaction.values import CompactionConfig
     from holdfast.engine.compacting import Unhelpful, propose
 
+    # An option that is left out keeps the default of CompactionConfig.
     limits = {"tail_tokens_max": tail_tokens, "record_tokens_max": record_tokens}
     config: CompactionConfig = msgspec.structs.replace(
         CompactionConfig(), **{name: value for name, value in limits.items() if value is not None}
@@ -92,6 +93,7 @@ def standing_in(log: "Log", session_id: str) -> "Standing":
     def new_draft() -> Draft:
         return Draft(adapter_for(model.provider), lambda data: count_block(data, model.tokens_factor))
 
+    # The request as the next message would send it: its bytes and token counts decide what compaction gains.
     draft = new_draft()
     draft.update(assemble(sent_view(state)))
     return Standing(
@@ -111,6 +113,7 @@ def _append(log: "Log", snapshot: "Standing", proposal: "Proposal") -> None:
     from holdfast.clock import new_ulid, system_clock
     from holdfast.events.envelope import Event
 
+    # Each event names its predecessor as parent, starting from the last event of the session.
     at, parent, events = system_clock(), snapshot.state.last_event_id, []
     for payload in proposal.payloads:
         event = Event(new_ulid(at), at, snapshot.state.session_id, "user", payload, None, parent)

@@ -41,6 +41,7 @@ def info(db: str | None, as_json: bool, check: bool) -> None:
 
     with _open_database(db) as log:
         if check:
+            # Sessions that are not rolled up yet would show as differences.
             _catch_up(log)
         facts = log.facts()
         mismatches = tuple(differences(log, configured_models())) if check else None
@@ -129,6 +130,7 @@ def prune(*, db: str | None, older_than: str | None, audit_too: bool, dry_run: b
     from holdfast.stores.retention import AUDIT_TYPES
 
     before = _prune_before(older_than)
+    # Passed as ("",) if empty: the SQL needs at least one value in its list, and no event has an empty type.
     kept_types = () if audit_too else AUDIT_TYPES
     with _open_database(db) as log:
         old = log.prunable(kept_types or ("",), before=before)
@@ -273,6 +275,7 @@ def import_events(file: IO[bytes], db: str | None) -> None:
                 else:
                     owners.add(item)
     finally:
+        # Also after a failure: the user must see what is already in the store.
         for line in owners.lines():
             click.echo(line)
         if sessions:

@@ -168,6 +168,7 @@ def try_out(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> Non
         improved = improver.improved(speaks, body, path=path)
     except HoldfastError:
         raise
+    # FILE may hold anything, and a body that is no request can fail anywhere in the improver.
     except Exception as error:
         raise UserError(f"{file!r} is not a request that can be improved: {type(error).__name__}") from error
     if improved.body is None:

@@ -53,6 +53,7 @@ def at_once(work: "Callable[[Callable[[], None]], None]") -> AtOnce[Callable[[],
 
 
 def _report_spending(key_id: str, at: float, dollars: float) -> None:
+    # The gateway may have closed its end of the pipe already.
     with contextlib.suppress(OSError):
         write_frame(sys.stdout.buffer, msgspec.msgpack.encode(Spent(key_id, at, dollars)))
 

@@ -57,6 +57,7 @@ class _Commands(Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
+            # Only the missing signing package is an installation hint; any other missing module is a bug.
             if (error.name or "").partition(".")[0] != SIGNING:
                 raise
             raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error

@@ -100,6 +100,7 @@ def hook(
         if dry_run:
             raise UserError("--dry-run needs --install or --uninstall")
         context = _context(options)
+    # Whatever fails, the runtime must get a valid reply, or the session would not start.
     except Exception as error:
         line = _error_line(error, hidden=(os.environ.get(KEY), options.wake_token))
         if strict:
@@ -187,6 +188,7 @@ def standard_input(seconds_max: float) -> bytes:
         number = sys.stdin.fileno()
     except io.UnsupportedOperation:
         return sys.stdin.buffer.read(EVENT_BYTES_MAX + 1)
+    # A runtime may leave the pipe open without writing: a plain read() would then block the session's start.
     raw, until = b"", time.monotonic() + seconds_max
     while len(raw) <= EVENT_BYTES_MAX:
         ready, _, _ = select.select([number], [], [], max(0.0, until - time.monotonic()))
@@ -215,6 +217,7 @@ def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
             line = "instructions need an extra package: pip install 'holdfast[instructions]'"
         case _:
             line = f"the hook failed: {type(error).__name__}"
+    # An error may quote the key or the token, and stderr often ends up in a log file.
     for secret in hidden:
         line = line.replace(secret, "[removed]") if secret else line
     return _one_line(line)
@@ -241,6 +244,7 @@ def _command(ctx: click.Context, options: Asked) -> str:
         raise UserError("do not put an address with a password or options into settings: set HOLDFAST_DB, not --db")
     if options.url is not None:
         service_address(options.url)
+    # -P keeps the current folder off sys.path: a workspace must not be able to replace our modules by its own.
     words = ["holdfast"] if shutil.which("holdfast") else [sys.executable, "-P", "-m", "holdfast"]
     words += ["instructions", "hook"]
     for name in names:

@@ -76,6 +76,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
     with open_records(db) as (_, records):
         rows = records.all_keys()
     if as_json:
+        # The digest is left out: it identifies the key, and nothing outside the store needs it.
         document = [
             {name: value for name, value in msgspec.structs.asdict(row).items() if name != "digest"}
             | {"state": state_of(row, now)}

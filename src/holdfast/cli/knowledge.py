@@ -184,6 +184,7 @@ def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
     from holdfast.knowledge.folder import knowledge_folder
     from holdfast.sources.home import holdfast_home
 
+    # --no-workspace is stored in the context's meta, so that no command needs a parameter for it.
     root = None if click.get_current_context().meta[_NO_WORKSPACE] else Path(workspace)
     return knowledge_folder(root, holdfast_home(os.environ)), root
 

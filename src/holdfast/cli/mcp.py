@@ -65,6 +65,7 @@ def command(
         if not over_http:
             asyncio.run(serve_stdio(server))
             return
+        # Other Host headers are refused: a web page could otherwise reach a local server by DNS rebinding.
         names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (host,)
         app = http_app(server, authorize, hosts=(*names, *allowed))
         with contextlib.closing(bind(host, port)) as bound:

@@ -24,6 +24,7 @@ class Roster:
         self._ours = OurPolicy(Learned(), keep_alive=keep_alive)
 
     def fresh(self) -> tuple[Policy, ...]:
+        # Real sessions start with learned parameters too; the other policies learn nothing.
         self._ours = OurPolicy(self._ours.learned(), keep_alive=self._keep_alive)
         policies: dict[str, Policy] = {OurPolicy.name: self._ours, **compared()}
         return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)

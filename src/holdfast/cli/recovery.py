@@ -104,7 +104,9 @@ def run(
         stored = _open_conversation(log, found_session(log, session_id))
         incident_ledger = ConversationLedger(stored)
         row = configured_models().get(stored.state.model)
+        # An unknown model may bind thinking blocks to their prefix, so treat it as if it did.
         view = ViewSteps(stored, binds_thinking=row is None or row.cache.binds_thinking)
+        # Later entries win: a command given with --step replaces the built-in step.
         recoverer = Recoverer(
             incident_ledger,
             {**view.steps, **ContextSteps(stored).steps, **_expired_cache_steps(log, stored), **commands},
@@ -167,6 +169,7 @@ def _expired_cache_steps(log: "Log", stored: "StoredConversation") -> "Steps":
     async def confirm(context: StepContext) -> str:
         del context
         outlook = outlook_of(standing_in(log, stored.state.session_id))
+        # rates.write is the price of a cache write relative to plain input, unit_usd the price of one input token.
         usd = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
         return f"the next message writes {outlook.prompt_tokens} tokens, for about ${usd:.2f}"
 
@@ -219,8 +222,13 @@ def _command(line: str) -> "StepFunction":
         import signal
 
         del context
+        # Its own process group, so that a cancelled step also stops what the command has started.
         process = await asyncio.create_subprocess_shell(
-            line, stdin=-3, stdout=-1, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+            line,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             output, _ = await process.communicate()

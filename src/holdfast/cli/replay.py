@@ -129,6 +129,7 @@ def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "Sent
     from holdfast.canonical.encoding import plain_json
 
     def sent(policy: str, at: float, body: bytes) -> None:
+        # Raw keeps the body byte for byte as it would be sent.
         write(plain_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
 
     return sent

@@ -45,6 +45,7 @@ def command(
             raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
         tables, scope = log.tables(), Scope(since=start, session_id=wanted, simulated=simulated or wanted is not None)
         report = report_of(tables, scope)
+        # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
         everything = msgspec.structs.replace(scope, simulated=True)
         simulated_count = sum(1 for _ in all_sessions(tables, everything)) - len(report.sessions)
     if as_json:
@@ -122,6 +123,7 @@ def _show(report: "Report", limit: int) -> None:
 
 def sparkline(values: "list[float]") -> str:
     """One bar character per value, scaled so that the highest value is a full bar."""
+    # value / top * len(BARS) is in [0, len(BARS)]; the top value itself would be one past the last bar.
     top = max(values, default=0.0)
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 

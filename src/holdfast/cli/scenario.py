@@ -186,6 +186,7 @@ def system_prompt(model: Model) -> str:
     """
     guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
     rules = f"# Project instructions\n\n{FILES['AGENTS.md']}"
+    # Tokens missing to twice the floor, divided by the tokens of one appendix.
     missing = 2 * model.cache.tokens_min - count_tokens(guidance + rules, model.tokens_factor)
     times = max(0, math.ceil(missing / count_tokens(guidance, model.tokens_factor)))
     appendices = [f"# Appendix {number}\n\n{guidance}" for number in range(1, times + 1)]

@@ -32,7 +32,7 @@ from holdfast.testing.serving import served
 
 SWITCH_SECONDS = 0.0002
 CUT_ON_PURPOSE = "returned without completing response"
-SCOPES = ("gateway", "admin")
+SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
 DROPPED = "holdfast_gateway_dropped_total"
 
 
@@ -50,7 +50,7 @@ class Wishes(msgspec.Struct, frozen=True):
 
 @contextmanager
 def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
-    """Yield a function that puts the gateway in front of an application. Raises UserError for invalid options."""
+    """Yield a function that wraps an application in the gateway. Raises UserError for invalid options."""
     configured = dict(_pair(option, "--upstream") for option in upstreams)
     if wishes.simulate and configured:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
@@ -111,6 +111,7 @@ def judging(service: Service) -> Callable[[str | None], Holder | None]:
 
     def judge(key: str | None) -> Holder | None:
         if key is None:
+            # As in the HTTP API: no key is needed until the first one has been created.
             if service.require_keys or service.records.has_keys():
                 raise TurnedAwayError(401, "this gateway needs its own key in the header x-holdfast-key")
             return None

@@ -48,6 +48,7 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
     from holdfast.cli.tables import show_table
 
     headings = ("session", "name", "model", "started", "last event", "events", "parent")
+    # The last column, the parent, is shown only if a session has one.
     columns = None if any(row.parent_session_id for row in rows) else -1
     show_table(headings[:columns], (_session_row(row)[:columns] for row in rows), spare=("started", "model"))
 
@@ -174,6 +175,7 @@ def _detail_lines(events: "list[Event]") -> "Iterator[str]":
     from holdfast.cli.requests import printable
     from holdfast.events.payloads import EpochOpened, LlmCallFailed, SessionStarted
 
+    # Failed calls with usage were billed and are listed with the others; these cost nothing.
     failed = (
         payload for event in events if isinstance(payload := event.payload, LlmCallFailed) and payload.usage == Usage()
     )

@@ -198,6 +198,7 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
         return read_library(usual_roots(config, os.environ, workspace=here), mode)
     if also:
         raise UserError("--also applies only without DIR; leave out one of the two")
+    # Accept the path of a SKILL.md for the folder that it is in.
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
     return library_at(folder, mode)

@@ -33,6 +33,7 @@ def open_configured(db: str | None) -> "AbstractContextManager[Store]":
     models = configured_models()
     if db is None:
         path = load_config(os.environ, workspace=Path.cwd()).db_path
+        # Whether a URL's database exists is known only after connecting; opening it reports the error.
         exists = "://" in path or Path(path).exists()
         return contextlib.closing(open_store(path, models=models) if exists else MemoryStore(models=models))
     if "://" not in db and not Path(db).exists():

@@ -76,6 +76,7 @@ def http_app(server: Server, authorize: Authorize, *, hosts: Sequence[str]) -> A
         allowed_hosts=[*hosts, *allowed],
         allowed_origins=[f"http://{host}" for host in (*hosts, *allowed)],
     )
+    # Stateless: each request carries its key, so that several processes can serve the same clients.
     app = server.streamable_http_app(streamable_http_path=PATH, stateless_http=True, transport_security=security)
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

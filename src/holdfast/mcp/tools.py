@@ -165,6 +165,7 @@ def _make_tool(
         return run(caller, converted)
 
     _, components = msgspec.json.schema_components((request,))
+    # The title would be the name of a private struct.
     schema = {field: value for field, value in components[request.__name__].items() if field != "title"}
     return ToolFunction(name, description, schema, convert_and_run)
 

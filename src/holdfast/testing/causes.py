@@ -30,6 +30,7 @@ def likely_cause(before: SentRequest, after: SentRequest, moved: Moved) -> str |
         return tool_cause
     if moved.change == "changed":
         old, new = before.scroll.pieces[moved.block].data, after.scroll.pieces[moved.block].data
+        # Volatile text explains most changes; the other guesses are tried only if there is none.
         kind = _volatile_kind(after, moved) or _volatile_kind(before, moved) or _inserted_kind(old, new)
         if kind in _CAUSES:
             return _with_advice(_CAUSES[kind], kind)
@@ -51,6 +52,8 @@ def is_time(before: SentRequest, after: SentRequest, moved: Moved) -> bool:
 
 def _volatile_kind(request: SentRequest, moved: Moved) -> str | None:
     piece, link = request.scroll.pieces[moved.block], request.scroll.links[moved.block]
+    # moved.byte counts from the start of the prompt, link.end is where this block ends in it: their difference gives
+    # the offset in the block. It is negative if the change is in the separator before the block.
     return volatile_at(piece.data, max(0, moved.byte - (link.end - len(piece.data))))
 
 
@@ -92,6 +95,7 @@ def _history_cause(before: SentRequest, after: SentRequest, moved: Moved) -> str
     if moved.change == "removed":
         return "history: messages at the end were removed; only append to what was sent"
     new = after.scroll.pieces[moved.block]
+    # If the block now in this position came later before, the blocks between were removed.
     if any((piece.role, piece.data) == (new.role, new.data) for piece in followers):
         return "history: older messages were removed here; compact rarely, and remove much at a time"
     return "history: a message that was already sent has changed; only append to what was sent"

@@ -80,6 +80,7 @@ class Seen:
         return PrefixBreak(request.call.number, before.call.number, comparison, cause)
 
     def _find_head_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
+        # One request per distinct head: equal heads would give the same comparison.
         heads = {seen.head: seen for seen in earlier}
         if request.head in heads:
             return None
@@ -130,11 +131,11 @@ class _Request:
     def of_assistant(self) -> frozenset[str]:
         passages = self.request.wire.prompt.passages
         return frozenset(
-            known
+            key
             for passage in passages
             if passage.role == "assistant"
             for block in passage.content
-            if (known := _block_key(block))
+            if (key := _block_key(block))
         )
 
     def extends(self, before: "_Request") -> bool:
@@ -168,6 +169,7 @@ def _continued_request(request: _Request, earlier: Sequence[_Request]) -> _Reque
     nearest = max(earlier, key=nearness, default=None)
     if nearest is None:
         return None
+    # At least half of the smaller request must match; fewer common blocks, such as a shared greeting, are chance.
     in_common = request.in_common(nearest)
     smaller = min(nearest.blocks.total() + len(nearest.call.reply), request.blocks.total())
     return nearest if in_common and 2 * in_common >= smaller else None

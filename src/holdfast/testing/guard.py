@@ -65,6 +65,7 @@ def _diff_lines(diff: Sequence[str]) -> list[str]:
     lines = [printable(line) for line in diff]
     redacted = [hidden(line) for line in lines]
     removed, added = ([line[1:] for line in redacted if line.startswith(sign)] for sign in "-+")
+    # If hiding made the removed and added lines equal, say so: the diff would look empty.
     note = ["    (the difference is hidden: it looks like a key)"] if removed == added and redacted != lines else []
     return [f"    {line}" for line in redacted] + note
 

@@ -42,6 +42,7 @@ def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvid
             environment.delenv(name, raising=False)
         for name, value in provider.environment().items():
             environment.setenv(name, value)
+        # A proxy configured in the environment must not receive the requests for the local port.
         for name in ("NO_PROXY", "no_proxy"):
             environment.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))))
         request.node.stash[_provider] = provider
@@ -75,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DECLARED)
     config.stash[_limits] = limits_of(config)
+    # pytest-xdist workers have `workerinput`; only the main process prints the summary.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Summary(config.stash[_limits]), "holdfast summary")
 

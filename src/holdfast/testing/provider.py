@@ -16,6 +16,7 @@ from holdfast.simulator.script import Script, parse_script
 from holdfast.testing.calls import ModelCall, model_calls
 from holdfast.testing.serving import served
 
+# Far above the simulator's defaults: the guard and the report must see every request of a test.
 REQUESTS_MAX = 100_000
 REQUESTS_BYTES_MAX = 512 * 1024 * 1024
 KEY = "simulated"

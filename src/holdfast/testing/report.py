@@ -11,7 +11,7 @@ from holdfast.testing.calls import Spending, spending
 from holdfast.testing.limits import Limits
 from holdfast.testing.provider import ServedProvider
 
-CALLS_TO_READ_MIN = 2
+CALLS_TO_READ_MIN = 2  # The first call writes the cache; only a second one can read it.
 ROWS_MAX = 30
 
 

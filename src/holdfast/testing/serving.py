@@ -9,7 +9,7 @@ from typing import TypeVar
 from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
 
-STEP_SECONDS_MAX = 5.0
+STEP_SECONDS_MAX = 5.0  # A server that does not start or stop must not hang the test run.
 
 T = TypeVar("T")
 
