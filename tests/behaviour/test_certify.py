@@ -87,7 +87,7 @@ async def test_a_session_holds_with_every_provider(tmp_path: Path, model: str) -
     await kept.play()
     result = kept.certify()
     assert result.exit_code == 0, result.output
-    assert "4 requests hold" in result.output
+    assert "4 requests certified" in result.output
 
 
 async def test_each_request_says_with_how_many_bytes_of_which_call_it_begins(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_message_that_was_changed_on_the_log_is_found(tmp_path: Path) ->
     kept.change(place, MessageAppended(message))
     result = kept.certify()
     assert result.exit_code == 1
-    assert "call 1 does not hold: the log makes other bytes than were sent: block" in result.output
+    assert "call 1 failed: the log makes other bytes than were sent: block" in result.output
     assert "layer 'history'" in result.output
 
 
@@ -131,7 +131,7 @@ async def test_a_request_that_shares_what_was_never_sent_is_found(tmp_path: Path
     kept.change(place, msgspec.structs.replace(request, shared_blocks=shared))
     result = kept.certify()
     assert result.exit_code == 1
-    assert f"call 4 does not hold: it says that it shares {shared} blocks with a call of" in result.output
+    assert f"call 4 failed: it says that it shares {shared} blocks with a call of" in result.output
 
 
 @pytest.mark.parametrize(("simulated", "read"), [(False, 0), (True, 10)])
@@ -147,7 +147,7 @@ async def test_a_read_that_is_short_is_found(tmp_path: Path, simulated: bool, re
     kept.change(place, msgspec.structs.replace(call, usage=usage))
     result = kept.certify()
     assert result.exit_code == 1
-    assert f"call 2 does not hold: {read} tokens were read of" in result.output
+    assert f"call 2 failed: {read} tokens were read of" in result.output
 
 
 def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(
     result = invoke(command, certify)
     assert result.exit_code == 0, result.output
     assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
-    assert "4 requests hold" in result.output
+    assert "4 requests certified" in result.output
     made = json.loads(invoke(command, [*certify, "--json"]).output)
     assert [one["restarted"] for one in made] == [False, False, True, False]
     assert made[2]["expected_read_tokens"] > 1_000

@@ -44,7 +44,7 @@ def test_the_status_line_says_what_a_turn_took_and_how_long_its_prompt_stays_war
     usage = Usage(input=345, cache_read=12_000, output=210)
     line = status_line(usage, Decimal("0.00412"), session_usd=Decimal("0.0932"), warm_seconds=298.9)
     assert line == "in 12,345 (97 % read) · out 210 · $0.0041 · session $0.0932 · cache 4:58"
-    assert status_line(usage, Decimal(0), session_usd=Decimal(0), warm_seconds=0).endswith("cache cold")
+    assert status_line(usage, Decimal(0), session_usd=Decimal(0), warm_seconds=0).endswith("cache empty")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_change_is_shown_line_by_line_around_itself() -> None:
     before, after = "1\n2\n3\n4\n5\n6\n", "1\n2\n3\n4\nfive\n6\n"
     assert difference(before, after, "f") == ["f", "@@ -3,4 +3,4 @@", " 3", " 4", "-5", "+five", " 6"]
     assert difference(None, "a\nb", "f") == ["new file f, 2 lines", "+a", "+b"]
-    assert difference("a\n", "a\n", "f") == ["f: nothing changes"]
+    assert difference("a\n", "a\n", "f") == ["f: no change"]
     assert difference("a\n", "a", "f") == ["f: only the newline at the end of the file changes"]
 
 

@@ -74,15 +74,15 @@ def change(db: str, statement: str) -> None:
 
 def test_a_rebuild_makes_the_tables_anew(db: str) -> None:
     change(db, "UPDATE days SET spent = spent + 1")
-    assert ran("rebuild", "--db", db) == "2 sessions entered into the tables\n"
+    assert ran("rebuild", "--db", db) == "2 sessions rolled up\n"
     ran("info", "--db", db, "--check")
 
 
 def test_a_migration_enters_what_is_not_entered(db: str) -> None:
     change(db, "UPDATE sessions SET entered_events = 0 WHERE id = 's'")
-    assert "and 1 session to enter" in ran("info", "--db", db)
-    assert "1 session entered into the tables" in ran("migrate", "--db", db)
-    assert "to enter" not in ran("info", "--db", db)
+    assert "and 1 session not rolled up yet" in ran("info", "--db", db)
+    assert "1 session rolled up" in ran("migrate", "--db", db)
+    assert "not rolled up" not in ran("info", "--db", db)
 
 
 def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:

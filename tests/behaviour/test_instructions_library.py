@@ -372,7 +372,7 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
     shop.library.publish(shop.folder)
     ended = shop.run("shadow")
     assert ended.exit_code == 1
-    assert "coverage: not known (at least 95%)\ntokens: not known, 0 of 0 a turn (below 50%)" in ended.output
+    assert "coverage: unknown (at least 95%)\ntokens: unknown, 0 of 0 per turn (below 50%)" in ended.output
     for _ in range(10):
         told = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
         assert shop.run("usage", told["audit_token"], "--used", "checkout-procedure").exit_code == 0

@@ -89,7 +89,7 @@ def test_what_is_kept_is_kept_once_and_told_by_the_metrics(shop: Shop) -> None:
     assert (told["detected_used"], told["said_used"], told["kept"]) == (["checkout-procedure"], None, True)
     shown = shop.run("metrics").stdout
     assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
-    assert "\nrecall@3: not known\n" in shown
+    assert "\nrecall@3: unknown\n" in shown
 
 
 def test_words_and_a_trace_can_be_given_at_once(shop: Shop) -> None:

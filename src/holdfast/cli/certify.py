@@ -56,7 +56,8 @@ def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None
     if not certificates:
         click.echo("no request has been made yet, so there is nothing to check")
     elif violated is None:
-        click.echo(f"{counted(len(certificates), 'request')} certified: every prefix is unchanged and was read in full")
+        requests = counted(len(certificates), "request")
+        click.echo(f"{requests} certified: no prefix changed, and no cached tokens were missed")
     else:
         click.echo(f"call {violated.call} failed: {violated.violation}")
 

@@ -88,7 +88,7 @@ def status_line(
 ) -> str:
     """Tokens and cost of a turn, and how long its prompt stays cached."""
     output = f"{'about ' if estimated else ''}{usage.output:,}"
-    warm = clock_time(warm_seconds) if warm_seconds > 0 else "expired"
+    warm = clock_time(warm_seconds) if warm_seconds > 0 else "empty"
     return (
         f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {output} · {dollars(cost_usd)} · "
         f"session {dollars(session_usd)} · cache {warm}"

@@ -68,7 +68,7 @@ class Seen:
     def _find_break(
         self, request: "_Request", extended: "_Request | None", earlier: Sequence["_Request"]
     ) -> PrefixBreak | None:
-        if extended is None and not request.turns:
+        if extended is None and not request.assistant_turns:
             return self._find_head_break(request, earlier)
         before = extended or _continued_request(request, earlier)
         if before is None or request.branches_off(before):
@@ -76,7 +76,7 @@ class Seen:
         comparison = self._compare(before, request)
         if comparison.held:
             return None
-        cause = likely_cause(before.request, request.request, comparison.moved) if comparison.moved else None
+        cause = likely_cause(before.sent, request.sent, comparison.moved) if comparison.moved else None
         return PrefixBreak(request.call.number, before.call.number, comparison, cause)
 
     def _find_head_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
@@ -87,49 +87,49 @@ class Seen:
         for before in reversed(heads.values()):
             comparison = self._compare(before, request)
             moved = comparison.moved
-            if moved and moved.place != "messages" and is_time(before.request, request.request, moved):
-                cause = likely_cause(before.request, request.request, moved)
+            if moved and moved.place != "messages" and is_time(before.sent, request.sent, moved):
+                cause = likely_cause(before.sent, request.sent, moved)
                 return PrefixBreak(request.call.number, before.call.number, comparison, cause, opens=True)
         return None
 
     def _compare(self, before: "_Request", request: "_Request") -> Comparison:
-        tokens = before.request.scroll.tokens_total
+        tokens = before.sent.scroll.tokens_total
         price = price_of(request.call.model, self._models, at=request.call.at, tokens=tokens)
-        return compare(before.request, request.request, price)
+        return compare(before.sent, request.sent, price)
 
 
 class _Request:
     """A call, its decoded request, and the properties by which requests are matched."""
 
-    def __init__(self, call: ModelCall, request: SentRequest) -> None:
+    def __init__(self, call: ModelCall, sent: SentRequest) -> None:
         self.call = call
-        self.request = request
+        self.sent = sent
 
     @cached_property
     def blocks(self) -> Counter[tuple[str | None, bytes]]:
         """The message blocks with their roles, regardless of order."""
-        pieces = self.request.scroll.pieces
+        pieces = self.sent.scroll.pieces
         return Counter((piece.role, piece.data) for piece in pieces if piece.place == "messages")
 
     @cached_property
     def roles(self) -> tuple[str | None, ...]:
-        return tuple(piece.role for piece in self.request.scroll.pieces)
+        return tuple(piece.role for piece in self.sent.scroll.pieces)
 
     @cached_property
-    def turns(self) -> int:
+    def assistant_turns(self) -> int:
         """The number of assistant turns."""
-        spoken = [role == "assistant" for role in self.roles]
-        return sum(now and not before for before, now in zip([False, *spoken], spoken, strict=False))
+        is_assistant = [role == "assistant" for role in self.roles]
+        return sum(now and not before for before, now in zip([False, *is_assistant], is_assistant, strict=False))
 
     @cached_property
     def head(self) -> str:
         """A digest of the tools and the system prompt."""
-        end = start_of(self.request, "messages")
-        return self.request.scroll.links[end - 1].digest if end else ""
+        end = start_of(self.sent, "messages")
+        return self.sent.scroll.links[end - 1].digest if end else ""
 
     @cached_property
-    def of_assistant(self) -> frozenset[str]:
-        passages = self.request.wire.prompt.passages
+    def assistant_keys(self) -> frozenset[str]:
+        passages = self.sent.wire.prompt.passages
         return frozenset(
             key
             for passage in passages
@@ -139,22 +139,22 @@ class _Request:
         )
 
     def extends(self, before: "_Request") -> bool:
-        return self.shared(before) == len(before.request.scroll.links)
+        return self.count_shared_blocks(before) == len(before.sent.scroll.links)
 
-    def shared(self, before: "_Request") -> int:
-        return shared_links(before.request.scroll.links, self.request.scroll.links)
+    def count_shared_blocks(self, before: "_Request") -> int:
+        return shared_links(before.sent.scroll.links, self.sent.scroll.links)
 
-    def in_common(self, before: "_Request") -> int:
+    def count_common_blocks(self, before: "_Request") -> int:
         """How many blocks of the earlier request and of its reply also occur here."""
-        replied = sum(_block_key(block) in self.of_assistant for block in before.call.reply)
+        replied = sum(_block_key(block) in self.assistant_keys for block in before.call.reply)
         return (self.blocks & before.blocks).total() + replied
 
     def branches_off(self, before: "_Request") -> bool:
         """Whether this request differs from the earlier one only in that one's last turn."""
         last_turn = max((at + 1 for at, role in enumerate(before.roles) if role == "assistant"), default=0)
-        last_turn = max(last_turn, start_of(before.request, "messages"))
-        shared = self.shared(before)
-        return self.turns <= before.turns and last_turn <= shared < len(before.roles)
+        last_turn = max(last_turn, start_of(before.sent, "messages"))
+        shared = self.count_shared_blocks(before)
+        return self.assistant_turns <= before.assistant_turns and last_turn <= shared < len(before.roles)
 
 
 def _continued_request(request: _Request, earlier: Sequence[_Request]) -> _Request | None:
@@ -163,14 +163,19 @@ def _continued_request(request: _Request, earlier: Sequence[_Request]) -> _Reque
     Ties go to the longest common prefix, then to the shortest request, then to the newest.
     """
 
-    def nearness(candidate: _Request) -> tuple[int, int, int, int]:
-        return request.in_common(candidate), request.shared(candidate), -candidate.blocks.total(), candidate.call.number
+    def match_rank(candidate: _Request) -> tuple[int, int, int, int]:
+        return (
+            request.count_common_blocks(candidate),
+            request.count_shared_blocks(candidate),
+            -candidate.blocks.total(),
+            candidate.call.number,
+        )
 
-    nearest = max(earlier, key=nearness, default=None)
+    nearest = max(earlier, key=match_rank, default=None)
     if nearest is None:
         return None
     # At least half of the smaller request must match; fewer common blocks, such as a shared greeting, are chance.
-    in_common = request.in_common(nearest)
+    in_common = request.count_common_blocks(nearest)
     smaller = min(nearest.blocks.total() + len(nearest.call.reply), request.blocks.total())
     return nearest if in_common and 2 * in_common >= smaller else None
 
