@@ -51,7 +51,7 @@ def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id
     result = run("compact", session_id, "--db", db, "--dry-run")
     assert result.exit_code == 0
     assert re.search(r"^messages 1 to \d+ would be compacted; the log keeps them$", result.stdout, re.M)
-    for row in ("head", "record", "newest messages", "removed", "prompt before", "prompt after"):
+    for row in ("stable prefix", "summary", "newest messages", "removed", "prompt before", "prompt after"):
         assert re.search(rf"^{row} +[\d,]+", result.stdout, re.M)
     assert re.search(r"less per call|less at once", result.stdout)
     assert re.search(r"; 0 left\s+out$", result.stdout, re.M)
@@ -84,9 +84,9 @@ def test_a_session_of_another_client_has_no_messages_to_show(db: str, session_id
 
 def test_a_session_is_compacted_once_and_then_there_is_nothing_new(db: str, session_id: str) -> None:
     result = run("compact", session_id, "--db", db)
-    assert (result.exit_code, "were covered" in result.stdout) == (0, True)
+    assert (result.exit_code, "were compacted" in result.stdout) == (0, True)
     again = run("compact", session_id, "--db", db)
-    assert (again.exit_code, again.stdout) == (1, "nothing is compacted: there is nothing new to compact\n")
+    assert (again.exit_code, again.stdout) == (1, "not compacted: there is nothing new to compact\n")
     assert len(compactions(db, session_id)) == 1
     assert run("certify", session_id, "--db", db).exit_code == 0
 
@@ -156,4 +156,4 @@ def test_a_cut_off_turn_has_to_be_resumed_first(db: str, session_id: str) -> Non
 
 def test_a_session_too_short_is_told_with_status_1(db: str) -> None:
     result = run("compact", asyncio.run(stored(db, turns=1)), "--db", db)
-    assert (result.exit_code, result.stdout.startswith("nothing is compacted: ")) == (1, True)
+    assert (result.exit_code, result.stdout.startswith("not compacted: ")) == (1, True)

@@ -127,7 +127,7 @@ def test_an_exported_file_is_its_owners_and_overwrites_nothing(db: str, tmp_path
     file = tmp_path / "out.jsonl"
     ran("export", str(file), "--db", db, "--content")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "is there already" in refusal("export", str(file), "--db", db)
+    assert "already exists" in refusal("export", str(file), "--db", db)
 
 
 def test_one_session_or_the_newer_ones_are_exported_whole(db: str) -> None:
@@ -139,8 +139,8 @@ def test_one_session_or_the_newer_ones_are_exported_whole(db: str) -> None:
 def test_what_was_exported_is_imported_and_then_known(db: str, tmp_path: Path) -> None:
     file, other = str(tmp_path / "out.jsonl"), str(tmp_path / "other.db")
     ran("export", file, "--db", db, "--content")
-    assert ran("import", file, "--db", other) == "2 sessions: 23 events added, 0 were there\n"
-    assert ran("import", file, "--db", other) == "2 sessions: 0 events added, 23 were there\n"
+    assert ran("import", file, "--db", other) == "2 sessions: 23 events added, 0 already stored\n"
+    assert ran("import", file, "--db", other) == "2 sessions: 0 events added, 23 already stored\n"
     assert ran("export", "--content", "--db", other).splitlines()[1:] == Path(file).read_text().splitlines()[1:]
     ran("info", "--db", other, "--check")
 
@@ -152,7 +152,7 @@ def test_an_import_goes_on_where_a_session_stopped_and_refuses_one_that_went_ano
     ran("export", file, "--db", db, "--content")
     with SqliteStore(other) as store:
         store.append([PAST]).result(10)
-    assert ran("import", file, "--db", other) == "2 sessions: 22 events added, 1 were there\n"
+    assert ran("import", file, "--db", other) == "2 sessions: 22 events added, 1 already stored\n"
     with SqliteStore(other) as store:
         store.delete("s")
         store.append([said(99)]).result(10)

@@ -194,7 +194,7 @@ def test_instructions_and_events_come_together(tmp_path: Path, source: str) -> N
     (tmp_path / "out.jsonl").write_text(source)
     other = str(tmp_path / "other.db")
     done = ran(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", other)
-    assert done.splitlines()[-1] == "1 session: 1 event added, 0 were there"
+    assert done.splitlines()[-1] == "1 session: 1 event added, 0 already stored"
     assert ran(tmp_path, "export", "--content", "--db", other).splitlines()[1] == source.splitlines()[-2]
 
 
@@ -266,7 +266,7 @@ def test_instructions_of_a_deployment_that_is_not_this_one_are_not_exported(
             done = at.of_agent("PUT", "", {}) if kept == "agent" else at.ask("PUT", "/v1/instruction/units", body)
             assert done.status in (200, 201)
         line = refused(tmp_path, "export", "--content", "--instructions", "--db", db)
-        assert "of deployment 'local-too', and this one is 'local'" in line
+        assert "of deployment 'local-too', but this deployment is 'local'" in line
         assert ran(tmp_path, "export", "--content", "--db", db).count("\n") == 2
 
 
@@ -578,7 +578,7 @@ def test_any_value_in_place_of_another_is_taken_or_refused_in_one_line(
 def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "out.jsonl").write_text(source)
     line = refused(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", "memory:")
-    assert "SQLite file or in PostgreSQL" in line
+    assert "SQLite file or PostgreSQL" in line
 
 
 def test_records_are_read_page_by_page_and_none_is_lost(

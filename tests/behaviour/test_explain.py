@@ -106,7 +106,7 @@ def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> N
         first["rewritten_usd"],
     )
     lines = enter("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
-    assert lines[3].split()[:2] == ["layer", "stability"]
+    assert lines[3].split()[:2] == ["layer", "expected"]
     assert lines[6].split()[:4] == ["history", "growing", "4", str(history["tokens"])]
 
 

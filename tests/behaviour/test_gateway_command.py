@@ -69,7 +69,7 @@ def sessions_at(url: str) -> list[dict[str, object]]:
 def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:
     for arguments, said in (
         ((), "can be fixed in 1 call: volatile date"),
-        (("--improve",), "mended in 1 call: volatile date"),
+        (("--improve",), "fixed in 1 call: volatile date"),
     ):
         path = str(tmp_path / f"store{len(arguments)}.db")
         with serving("--simulate", "--db", path, *arguments) as url:

@@ -334,7 +334,7 @@ def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
     assert "policy litellm" in costs
     assert json.loads(run("gateway", "costs", session, "--db", path, "--json"))["calls"] == 3
     changes = run("gateway", "changes", session, "--db", path)
-    assert "call 2: mended: volatile date (system)" in changes
+    assert "call 2: fixed: volatile date (system)" in changes
     assert "xxxxx'x xxxx xx 0000-00-00" in changes
     assert "Today" not in changes
     days = json.loads(run("gateway", "spend", "--db", path, "--json"))

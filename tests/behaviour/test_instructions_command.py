@@ -69,7 +69,7 @@ def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path) -> None:
         command, ["serve", "--instructions", "--port", "0", "--db", "memory:"], env={"HOLDFAST_HOME": str(tmp_path)}
     )
     assert isinstance(ended.exception, UserError)
-    assert "SQLite file or in PostgreSQL" in str(ended.exception)
+    assert "SQLite file or PostgreSQL" in str(ended.exception)
 
 
 @pytest.mark.parametrize("name", ["recall", "coverage"])

@@ -377,7 +377,7 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
         told = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
         assert shop.run("usage", told["audit_token"], "--used", "checkout-procedure").exit_code == 0
     passed = shop.run("shadow")
-    assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have done")
+    assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have sufficed")
     wrong = shop.library.recall("approve a purchase", shadow=True, max_chunks=1)
     shop.library.submit_usage(wrong.audit_token, used=("code-review",))
     failed = shop.run("shadow")

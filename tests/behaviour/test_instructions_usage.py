@@ -68,10 +68,10 @@ def test_both_columns_stand_side_by_side_and_nothing_is_kept_unasked(shop: Shop)
     assert ended.exit_code == 0, ended.output
     assert ended.stdout == (
         f"{token} 'claim a ticket'\n"
-        "unit                loaded  said    detected\n"
-        "checkout-procedure  1       -       used: address (step 1)\n"
-        "release-notes       -       missed  -\n"
-        "code-review         -       -       missed: address (step 1)\n"
+        "unit                loaded  reported  detected\n"
+        "checkout-procedure  1       -         used: address (step 1)\n"
+        "release-notes       -       missed    -\n"
+        "code-review         -       -         missed: address (step 1)\n"
         "\n"
         "1 recall in 3 steps, 0 recorded; --keep records the others\n"
     )
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(
         (("--trace", "no.jsonl", "--session", "s"), "only one of --trace and --session"),
         (("--trace", "no.jsonl"), "cannot be read"),
         (("--trace", "."), "cannot be read"),
-        (("audi_x", "--session", "s"), "nothing was said"),
+        (("audi_x", "--session", "s"), "no messages of session"),
     ],
 )
 def test_what_is_missing_is_said(shop: Shop, words: tuple[str, ...], reason: str) -> None:

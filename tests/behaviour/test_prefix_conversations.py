@@ -207,7 +207,7 @@ def test_a_time_in_the_head_keeps_new_conversations_from_reading(asked: Asked) -
             "random (a UUID): ",
         ),
         ("<Tool at 0x7f0000000001>", "<Tool at 0x7f0000000002>", "object address (an object's address): "),
-        ("At commit 1234567.", "At commit 1234568.", "a git hash is in it"),
+        ("At commit 1234567.", "At commit 1234568.", "it contains a git hash"),
         ("red, green, blue", "blue, red, green", "set order: "),
         ("Be brief.", "Be long.", None),
     ],
@@ -286,7 +286,7 @@ def test_a_tool_that_is_gone_is_named(asked: Asked) -> None:
     reply = asked.ask(user("one"), tools=tools)
     asked.ask(user("one"), assistant(reply), user("two"), tools=tools[:1])
     (found,) = asked.breaks
-    assert (found.cause or "").startswith("tool list: write is gone; ")
+    assert (found.cause or "").startswith("tool list: write was removed; ")
     assert "tools.1 is not there any more: layer tools, block 1, byte " in told(asked.breaks)
     assert found.comparison.moved is not None
     assert not any(line.startswith("+") for line in found.comparison.moved.diff)
@@ -296,7 +296,7 @@ def test_of_many_new_tools_some_are_named(asked: Asked) -> None:
     reply = asked.ask(user("one"), tools=[tool("a")])
     many = [tool(name, description=f"Does {name}.") for name in "bcdefgh"]
     asked.ask(user("one"), assistant(reply), user("two"), tools=many)
-    assert (asked.breaks[0].cause or "").startswith("tool list: b, c, d, e, f and 2 more are new, a is gone; ")
+    assert (asked.breaks[0].cause or "").startswith("tool list: b, c, d, e, f and 2 more were added, a was removed; ")
 
 
 def test_another_description_of_a_tool_is_told_as_such(asked: Asked) -> None:

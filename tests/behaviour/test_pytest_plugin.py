@@ -125,7 +125,7 @@ def test_the_run_ends_with_what_each_test_read_paid_and_saved(pytester: pytest.P
     assert lines[start + 2].endswith("::test_much")
     assert lines[start + 3].split()[1] == "0.0%"
     assert lines[start + 3].split()[3].startswith("-$0.00")
-    assert lines[start + 4].endswith("in all")
+    assert lines[start + 4].endswith("total")
 
 
 @pytest.mark.parametrize("fixture", ["", "simulated_provider"])
@@ -148,7 +148,7 @@ def test_workers_tell_the_run_what_they_took(pytester: pytest.Pytester) -> None:
     options = ("-p", "holdfast.testing.plugin", "-p", "xdist", "-n", "2", "--holdfast-max-cost", "0.001")
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=4)
-    assert any(line.split()[:1] == ["8"] and line.endswith("in all") for line in result.outlines)
+    assert any(line.split()[:1] == ["8"] and line.endswith("total") for line in result.outlines)
     assert "the run cost $" in printed(result)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 

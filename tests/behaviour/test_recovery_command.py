@@ -131,7 +131,7 @@ def test_a_person_runs_a_recipe_by_commands_and_goes_on_where_it_stopped(tmp_pat
     assert failed.exit_code == 1
     assert failed.output.splitlines() == [
         "  rebase_branch: done: rebased",
-        "  clean_build: failed: the command ended with 3: red",
+        "  clean_build: failed: the command exited with 3: red",
         "branch a: not recovered; the next run starts with clean_build",
     ]
     again = invoked("run", "s1", "stale_branch", "--db", db, *rebase, "--step", "clean_build=true")
@@ -146,7 +146,7 @@ def test_a_dry_run_does_nothing(tmp_path: Path) -> None:
     db = stored(tmp_path / "log.db", STALE)
     shown = invoked("run", "s1", "stale_branch", "--db", db, "--dry-run", "--step", f"rebase_branch=touch {tmp_path}/x")
     assert shown.output.splitlines() == [
-        "branch a: would do",
+        "branch a: would run",
         "  rebase_branch",
         "  clean_build  (needs a command: give --step)",
     ]
