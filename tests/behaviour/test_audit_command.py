@@ -58,7 +58,7 @@ def test_what_was_spent_and_lost_stands_on_top_in_plain_words(folder: Path) -> N
     spent = (3.75 * written + 0.30 * read + 3 * plain + 15 * output) / 1e6
     assert lines[0] == f"You spent ${spent:.4f} on 7 calls in 2 sessions, 2026-04-01 to 2026-04-01."
     assert lines[1].startswith("$0.0759 of it (")
-    assert lines[1].endswith("went to 1 cold call.")
+    assert lines[1].endswith("went to 1 cache miss.")
     assert "Holdfast's plan would have cost" in lines[2]
 
 
@@ -84,7 +84,7 @@ def test_json_tells_causes_models_sessions_and_broken_lines(folder: Path) -> Non
 
 
 def test_the_list_is_cut_and_says_so(folder: Path) -> None:
-    assert "1 session more" in audit(folder, "--limit", 1).output
+    assert "1 more session" in audit(folder, "--limit", 1).output
     assert "quay" not in audit(folder, "--limit", 1).output
 
 
@@ -179,7 +179,7 @@ async def test_without_transcripts_the_configured_store_is_looked_at(
 
 
 def test_an_empty_folder_is_one_line_that_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no call with its usage in the transcripts \(\.jsonl\) at"):
+    with pytest.raises(UserError, match=r"no call with reported usage in the transcripts \(\.jsonl\) at"):
         audit(tmp_path)
     with pytest.raises(UserError, match="there is nothing at"):
         audit(tmp_path / "gone")
@@ -188,17 +188,17 @@ def test_an_empty_folder_is_one_line_that_says_what_was_looked_for(tmp_path: Pat
 def test_a_plan_that_saves_next_to_nothing_is_not_said_to_save(tmp_path: Path) -> None:
     path = Script().ask().reply(usage(0, 9_000)).write(tmp_path / "a.jsonl")
     lines = audit(path).output.splitlines()
-    assert lines[1] == "No call was cold."
+    assert lines[1] == "No call missed the cache."
     assert lines[2:4] == [
         "Holdfast's plan would have cost $0.0353 on the same prompts,",
-        "about what you spent; with hindsight, no plan less than about $0.0285.",
+        "about what you spent; the optimum in hindsight is about $0.0285.",
     ]
 
 
 def test_a_plan_that_costs_more_says_so(tmp_path: Path) -> None:
     # Read an hour after it was written for five minutes: somebody else kept it warm, which no plan can count on.
     script = Script().ask().reply(usage(0, 90_000)).ask(after=4_000).reply(usage(90_003, 100))
-    assert " more; with hindsight" in audit(script.write(tmp_path / "a.jsonl")).output.splitlines()[3]
+    assert " more; the optimum in hindsight" in audit(script.write(tmp_path / "a.jsonl")).output.splitlines()[3]
 
 
 class Terminal(io.StringIO):

@@ -87,7 +87,7 @@ async def test_a_session_holds_with_every_provider(tmp_path: Path, model: str) -
     await kept.play()
     result = kept.certify()
     assert result.exit_code == 0, result.output
-    assert "4 requests hold" in result.output
+    assert "4 requests certified" in result.output
 
 
 async def test_each_request_says_with_how_many_bytes_of_which_call_it_begins(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_message_that_was_changed_on_the_log_is_found(tmp_path: Path) ->
     kept.change(place, MessageAppended(message))
     result = kept.certify()
     assert result.exit_code == 1
-    assert "call 1 does not hold: the log makes other bytes than were sent: block" in result.output
+    assert "call 1 failed: the log makes other bytes than were sent: block" in result.output
     assert "layer 'history'" in result.output
 
 
@@ -131,7 +131,7 @@ async def test_a_request_that_shares_what_was_never_sent_is_found(tmp_path: Path
     kept.change(place, msgspec.structs.replace(request, shared_blocks=shared))
     result = kept.certify()
     assert result.exit_code == 1
-    assert f"call 4 does not hold: it says that it shares {shared} blocks with a call of" in result.output
+    assert f"call 4 failed: it says that it shares {shared} blocks with a call of" in result.output
 
 
 @pytest.mark.parametrize(("simulated", "read"), [(False, 0), (True, 10)])
@@ -147,7 +147,7 @@ async def test_a_read_that_is_short_is_found(tmp_path: Path, simulated: bool, re
     kept.change(place, msgspec.structs.replace(call, usage=usage))
     result = kept.certify()
     assert result.exit_code == 1
-    assert f"call 2 does not hold: {read} tokens were read of" in result.output
+    assert f"call 2 failed: {read} tokens were read of" in result.output
 
 
 def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(
     certify = ["certify", row.id[:20], "--db", str(tmp_path / "log.db")]
     result = invoke(command, certify)
     assert result.exit_code == 0, result.output
-    assert "A simulated cache ends with its process. First in a new one: call 3;" in result.output
-    assert "4 requests hold" in result.output
+    assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
+    assert "4 requests certified" in result.output
     made = json.loads(invoke(command, [*certify, "--json"]).output)
     assert [one["restarted"] for one in made] == [False, False, True, False]
     assert made[2]["expected_read_tokens"] > 1_000
@@ -199,7 +199,7 @@ async def test_a_pruned_session_is_not_vouched_for_and_its_prefix_is_not_said_to
         store.prune(kept.id, AUDIT_TYPES, before=float("1e300"))
     refusal = kept.certify().exception
     assert isinstance(refusal, UserError)
-    assert f"session {kept.id!r} was pruned: its calls are kept and what they sent is not" in str(refusal)
+    assert f"session {kept.id!r} was pruned: its requests are no longer stored" in str(refusal)
     asked = ["sessions", "show", kept.id, "--db", str(kept.db)]
     assert " held" not in CliRunner().invoke(command, asked).output
     told = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
@@ -212,7 +212,7 @@ def test_a_session_that_has_sent_nothing_has_nothing_to_vouch_for(tmp_path: Path
     with SqliteStore(kept.db) as store:
         store.append([Event("e1", 1.0, "quiet", "system", SessionStarted(kept.model))]).result(10)
     result = kept.certify()
-    assert (result.exit_code, result.output) == (0, "no request was made yet, so there is nothing to vouch for\n")
+    assert (result.exit_code, result.output) == (0, "no request has been made yet, so there is nothing to check\n")
 
 
 def test_a_session_that_is_not_there_is_one_line(tmp_path: Path) -> None:

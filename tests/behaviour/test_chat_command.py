@@ -52,7 +52,7 @@ def test_a_line_that_ends_in_a_backslash_goes_on(tmp_path: Path) -> None:
 
 def test_what_would_have_to_be_asked_is_refused(tmp_path: Path) -> None:
     result = offline(tmp_path, "write a.txt: x")
-    assert "write_file: nobody is here to be asked; --yes would allow it" in result.stderr
+    assert "write_file: refused without a terminal to ask; --yes allows it" in result.stderr
     assert "The user did not allow this call" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -99,7 +99,7 @@ def test_a_model_that_is_not_known_to_cache_needs_a_word(tmp_path: Path) -> None
     model = ("--model", "openrouter:openai/gpt-5.4")
     refused = offline(tmp_path, "hi", words=model)
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "say --allow-uncached" in refused.stderr
+    assert "add --allow-uncached" in refused.stderr
     assert "You said: hi" in offline(tmp_path, "hi", words=(*model, "--allow-uncached")).stdout
 
 
@@ -139,7 +139,7 @@ def test_a_simulated_session_is_not_continued_for_real_money(tmp_path: Path) -> 
 
 def test_where_there_is_nothing_to_resume_that_is_said(tmp_path: Path) -> None:
     result = offline(tmp_path, "hi", words=("--resume",))
-    assert "there is no simulated chat of this folder to go on with; leave out --resume" in result.stderr
+    assert "this folder has no stored simulated chat to continue; leave out --resume" in result.stderr
     assert session_ids() == []
     assert not Path(os.environ["HOLDFAST_HOME"], "holdfast.db").exists()
     assert "there is no session 'nowhere'" in offline(tmp_path, "hi", words=("--resume", "nowhere")).stderr
@@ -161,7 +161,7 @@ def test_a_resumed_session_changes_its_model_only_once_that_is_agreed_to(tmp_pat
 
 def test_a_chat_in_which_nothing_was_said_is_not_kept(tmp_path: Path) -> None:
     result = offline(tmp_path, "/help")
-    assert "nothing was said, and nothing is kept" in result.stderr
+    assert "no message was sent; nothing is stored" in result.stderr
     assert session_ids() == []
 
 
@@ -169,7 +169,7 @@ def test_the_spending_limit_holds_and_ends_with_1(tmp_path: Path) -> None:
     result = offline(tmp_path, "hi", words=("--spend-max", "0.0001"))
     assert result.exit_code == 1
     assert "the session has spent $0.0000 of its $0.0001" in result.stderr
-    assert "is no amount of dollars" in offline(tmp_path, "hi", words=("--spend-max", "much")).stderr
+    assert "is not an amount of dollars" in offline(tmp_path, "hi", words=("--spend-max", "much")).stderr
 
 
 def test_another_store_is_used_and_named_in_the_way_back(tmp_path: Path) -> None:
@@ -183,21 +183,21 @@ def test_another_store_is_used_and_named_in_the_way_back(tmp_path: Path) -> None
 
 def test_cost_shows_each_turn_with_and_without_a_cache(tmp_path: Path) -> None:
     output = offline(tmp_path, "/cost", "hi", "read a.txt", "/cost").stdout
-    assert output.startswith("nothing was paid yet\n")
+    assert output.startswith("no cost yet\n")
     assert re.search(r"^turn +calls +in +read +written +uncached +out +cost +without$", output, re.M)
     assert re.search(r"^1 +1 ", output, re.M)
     assert re.search(r"^2 +2 ", output, re.M)
-    assert re.search(r"^all +3 ", output, re.M)
+    assert re.search(r"^total +3 ", output, re.M)
     assert re.search(r"^\$0.\d{4}; without a cache \$0.\d{4}: saved -?\$0.\d{4} \(-?\d+ %\)$", output, re.M)
 
 
 def test_compact_says_what_it_did_or_why_it_did_nothing(tmp_path: Path) -> None:
     short = offline(tmp_path, "hi", "/compact")
-    assert (short.exit_code, "nothing is compacted: " in short.stdout) == (0, True)
+    assert (short.exit_code, "not compacted: " in short.stdout) == (0, True)
     (tmp_path / "long.txt").write_text("\n".join(f"{number} bottles of ale" for number in range(3_000)))
     long = offline(tmp_path, *["read long.txt"] * 4, "/compact", "read long.txt")
     assert re.search(
-        r"^\d+ messages left the view, which the log keeps; [\d,]+ tokens became [\d,]+$", long.stdout, re.M
+        r"^compacted \d+ messages: [\d,]+ tokens became [\d,]+; the log keeps the messages$", long.stdout, re.M
     )
     assert long.exit_code == 0
 
@@ -205,10 +205,10 @@ def test_compact_says_what_it_did_or_why_it_did_nothing(tmp_path: Path) -> None:
 def test_cache_tells_what_is_warm_and_why(tmp_path: Path) -> None:
     output = offline(tmp_path, "/cache", "hi", "/cache").stdout
     assert output.startswith("nothing is cached\n")
-    assert re.search(r"^warm: [\d,]+ tokens for 4:5\d more, 5:00 from each use$", output, re.M)
+    assert re.search(r"^cached: [\d,]+ tokens for another 4:5\d; each use renews the TTL of 5:00$", output, re.M)
     assert re.search(r"^next: come back within 2[78]\d s for ", output, re.M)
     assert "last: first use, 0 tokens read" in output
-    assert "mark: behind block 10 for 5m: end of the tools" in output
+    assert "breakpoint: after block 10, TTL 5m: end of the tools" in output
 
 
 def test_context_shows_the_layers_as_a_bar(tmp_path: Path) -> None:
@@ -247,11 +247,11 @@ def test_model_lists_quotes_and_switches(tmp_path: Path) -> None:
     result = offline(tmp_path, "hi", "/model", "/model openai:gpt-6-sol", "hi", "/session", words=("--yes",))
     assert "anthropic:claude-sonnet-5-5\n  anthropic:" in result.stdout
     assert "openai:gpt-6-sol starts cold: about " in result.stdout
-    assert "openai:gpt-6-sol goes on from here" in result.stdout
+    assert "now using openai:gpt-6-sol" in result.stdout
     assert "model      openai:gpt-6-sol (simulated)" in result.stdout
     unsaid = offline(tmp_path, "hi", "/model openai:gpt-6-sol", "/model anthropic:claude-sonnet-5-5", "/model nope")
-    assert "anthropic:claude-sonnet-5-5 goes on\n" in unsaid.stdout
-    assert "anthropic:claude-sonnet-5-5 speaks already" in unsaid.stdout
+    assert "staying with anthropic:claude-sonnet-5-5\n" in unsaid.stdout
+    assert "anthropic:claude-sonnet-5-5 is already in use" in unsaid.stdout
     assert "unknown model 'nope'" in unsaid.stderr
 
 
@@ -264,8 +264,11 @@ def test_tools_say_which_of_them_ask(tmp_path: Path) -> None:
 
 def test_an_unknown_command_names_the_nearest_and_the_way_to_send_it(tmp_path: Path) -> None:
     result = offline(tmp_path, "/cots", "/zzz", " /etc is a folder")
-    assert "there is no /cots; did you mean /cost? A space in front sends the line as it is." in result.stderr
-    assert "there is no /zzz; /help lists what there is" in result.stderr
+    assert (
+        "unknown command /cots; did you mean /cost? To send the line as a message, start it with a space."
+        in result.stderr
+    )
+    assert "unknown command /zzz; /help lists all commands" in result.stderr
     assert "You said: /etc is a folder" in result.stdout
 
 
@@ -278,7 +281,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
 
 def test_a_chat_can_be_told_to_keep_its_cache_alive(tmp_path: Path) -> None:
     result = offline(tmp_path, "hi", "/cache", words=("--keep-alive",))
-    assert (result.exit_code, "warm: " in result.stdout) == (0, True)
+    assert (result.exit_code, "cached: " in result.stdout) == (0, True)
 
 
 def test_exit_leaves_before_what_comes_after(tmp_path: Path) -> None:

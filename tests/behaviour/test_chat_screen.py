@@ -110,9 +110,9 @@ def test_why_a_reply_or_a_turn_broke_off_is_said() -> None:
     one.happen(completed("max_tokens"), completed("refusal"), completed("end_turn"))
     one.happen(TurnCancelled("step_limit", 1, 0), TurnCancelled("user_cancel", 1, 0))
     assert one.notes == [
-        "  the reply was cut: it reached the limit of output tokens",
+        "  the reply was cut off at the limit of output tokens",
         "  the model refused to answer",
-        "  stopped: the turn has had all the model calls it may have",
+        "  stopped: the turn reached its limit of model calls",
     ]
 
 
@@ -169,7 +169,7 @@ def test_ctrl_c_without_a_terminal_cancels_and_ends_with_130(tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     assert (begun, process.returncode) == ("1 2 3", 130)
-    assert "cancelled; what was said so far is kept" in errors
+    assert "cancelled; the conversation so far is kept" in errors
     assert "Traceback" not in errors
 
 

@@ -84,11 +84,11 @@ def test_ctrl_c_stops_a_reply_and_the_session_goes_on(tmp_path: Path, events_db:
         terminal.enter("count to 1000")
         terminal.expect("7 8 9")
         terminal.type(CTRL_C)
-        assert "1000" not in terminal.expect("cancelled; what was said so far is kept")
+        assert "1000" not in terminal.expect("cancelled; the conversation so far is kept")
         assert re.search(r"· out about [1-9]\d* ·", terminal.expect("\n> "))
         assert "You said: and now?" in say(terminal, "and now?")
         terminal.type(CTRL_C)
-        terminal.expect("Ctrl-D or /exit leaves\n> ")
+        terminal.expect("Ctrl-D or /exit ends the chat\n> ")
         assert "You said: one\ntwo\n" in say(terminal, "one\\\rtwo")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
@@ -108,7 +108,7 @@ def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: 
             terminal.kill(signal.SIGSTOP)
             terminal.type(CTRL_C)
             terminal.kill(signal.SIGCONT)
-            terminal.expect("Ctrl-D or /exit leaves\n> ")
+            terminal.expect("Ctrl-D or /exit ends the chat\n> ")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
 

@@ -44,7 +44,7 @@ def test_the_status_line_says_what_a_turn_took_and_how_long_its_prompt_stays_war
     usage = Usage(input=345, cache_read=12_000, output=210)
     line = status_line(usage, Decimal("0.00412"), session_usd=Decimal("0.0932"), warm_seconds=298.9)
     assert line == "in 12,345 (97 % read) · out 210 · $0.0041 · session $0.0932 · cache 4:58"
-    assert status_line(usage, Decimal(0), session_usd=Decimal(0), warm_seconds=0).endswith("cache cold")
+    assert status_line(usage, Decimal(0), session_usd=Decimal(0), warm_seconds=0).endswith("cache empty")
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_change_is_shown_line_by_line_around_itself() -> None:
     before, after = "1\n2\n3\n4\n5\n6\n", "1\n2\n3\n4\nfive\n6\n"
     assert difference(before, after, "f") == ["f", "@@ -3,4 +3,4 @@", " 3", " 4", "-5", "+five", " 6"]
     assert difference(None, "a\nb", "f") == ["new file f, 2 lines", "+a", "+b"]
-    assert difference("a\n", "a\n", "f") == ["f: nothing changes"]
-    assert difference("a\n", "a", "f") == ["f: only the end of its last line changes"]
+    assert difference("a\n", "a\n", "f") == ["f: no change"]
+    assert difference("a\n", "a", "f") == ["f: only the newline at the end of the file changes"]
 
 
 def test_files_that_are_too_long_are_not_compared() -> None:
@@ -120,7 +120,7 @@ def test_what_is_to_be_judged_is_the_command_or_the_change(tmp_path: Path) -> No
     edited = judged_lines(asked("edit_file", path="f", old_text="two", new_text="2"), tmp_path)
     assert edited == written
     missed = judged_lines(asked("edit_file", path="f", old_text="x\ny", new_text="z"), tmp_path)
-    assert missed == ["f: the passage is not there, or not only once", "-x", "-y", "+z"]
+    assert missed == ["f: the old text does not occur exactly once", "-x", "-y", "+z"]
 
 
 @pytest.mark.parametrize("path", ["binary", "folder", "link"])
@@ -129,7 +129,7 @@ def test_what_cannot_be_compared_is_not_called_new(tmp_path: Path, path: str) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("/etc/hostname")
     lines = judged_lines(asked("write_file", path=path, content="x"), tmp_path)
-    assert lines == [f"{path}: in place of what cannot be compared", "+x"]
+    assert lines == [f"{path}: replaces a file that cannot be compared", "+x"]
 
 
 def test_a_path_that_leads_out_is_not_read(tmp_path: Path) -> None:
@@ -178,16 +178,14 @@ def test_the_cache_is_warm_lapsed_or_empty() -> None:
     broken = Verdict("prefix_changed", 900, 200, Decimal("0.5"), "tools", detail="a tool came")
     warm = cache_lines(CacheState(1_000, 300, 1_100), wake, plan, broken, at=1_000)
     assert warm == [
-        "warm: 1,000 tokens for 1:40 more, 5:00 from each use",
+        "cached: 1,000 tokens for another 1:40; each use renews the TTL of 5:00",
         f"next: {wake}",
         "last: prefix changed, 200 tokens read, 700 lost for $0.5000: tools, a tool came",
-        "mark: behind block 4 for 1h: end of the tools",
-        "mark: behind block 6 for 5m",
+        "breakpoint: after block 4, TTL 1h: end of the tools",
+        "breakpoint: after block 6, TTL 5m",
         "note: too short",
     ]
-    assert cache_lines(CacheState(1_000, 300, 900), NO_WAKE, None, None, at=961) == [
-        "cold: 1,000 tokens lapsed 1:01 ago"
-    ]
+    assert cache_lines(CacheState(1_000, 300, 900), NO_WAKE, None, None, at=961) == ["expired: 1,000 tokens, 1:01 ago"]
     assert cache_lines(CacheState(0, 300, 1_100), NO_WAKE, None, None, at=1_000) == ["nothing is cached"]
 
 

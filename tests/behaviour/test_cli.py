@@ -151,7 +151,7 @@ def test_the_demo_prints_a_line_per_call_and_what_it_saved() -> None:
     for row in rows:
         prompt, read, written, uncached = map(int, row[1:5])
         assert prompt == read + written + uncached
-    assert "12 calls, 12 of them on an unmoved prefix; 90% of the prompt read from cache" in output
+    assert "12 calls, 12 of them with an unchanged prefix; 90% of the prompt read from cache" in output
     assert re.search(r"cost \$0\.\d{6}; without caching \$0\.\d{6}: saved \$0\.\d{6} \(\d\d %\)\n$", output)
 
 
@@ -191,7 +191,7 @@ def test_the_demo_keeps_nothing_unless_told(tmp_path: Path) -> None:
     assert json.loads(run("sessions", "list", "--json").output) == []
     kept = run("demo", "--keep").output
     (row,) = json.loads(run("sessions", "list", "--json").output)
-    assert kept.endswith(f"\nKept: holdfast sessions show {row['id']}\n")
+    assert kept.endswith(f"\nStored: holdfast sessions show {row['id']}\n")
     again = json.loads(run("demo", "--keep", "--json").output)["session_id"]
     assert {one["id"] for one in json.loads(run("sessions", "list", "--json").output)} == {row["id"], again}
     calls = json.loads(run("sessions", "show", row["id"], "--json").output)
@@ -229,7 +229,7 @@ def test_the_demo_shows_what_a_route_costs_that_is_off_and_caches_once_it_is_on(
 
 def test_the_demo_has_tools_and_says_so_to_whom_cannot_use_them() -> None:
     refused = run("demo", "--model", "claude-code:claude-sonnet-5-5").stderr
-    assert refused == ("holdfast: claude-code runs its own tools, and the demo has tools; try another --model\n")
+    assert refused == ("holdfast: claude-code runs its own tools and cannot use the demo's; try another --model\n")
 
 
 def test_sessions_are_listed_with_name_and_model(store: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_name_cannot_colour_the_terminal_or_move_its_cursor(tmp_path: Path) ->
 
 
 def test_an_empty_store_says_how_to_fill_it_and_is_not_made_by_looking() -> None:
-    assert "No session is stored yet" in run("sessions", "list").output
+    assert "No sessions are stored yet" in run("sessions", "list").output
     assert not Path(os.environ["HOLDFAST_HOME"]).exists()
 
 
@@ -323,7 +323,7 @@ def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Pat
         ping = CachePinged("warm", "anthropic:m", "5m", Usage(cache_write_5m=9), Decimal("0.25"), "v")
         log.append([Event(id="1", at=0.0, session_id="s", actor="system", payload=ping)]).result()
     total = run("sessions", "show", "s", "--db", str(path)).output.splitlines()[-1]
-    assert total == "0 calls, $0.250000, $0.250000 of it for requests that asked for nothing; none"
+    assert total == "0 calls, $0.250000, $0.250000 of it for keep-alive and prewarm requests; none"
 
 
 def test_an_estimated_output_says_so(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_an_estimated_output_says_so(tmp_path: Path) -> None:
         log.append([Event(f"e{at}", 1e9 + at, "s1", "agent", it) for at, it in enumerate(payloads)]).result()
     first, second, note, *_ = run("sessions", "show", "s1", "--db", str(path)).output.splitlines()[1:]
     assert (first.split()[7], second.split()[7]) == ("~7", "7")
-    assert note == "~ of a call that broke off, the output is estimated from what arrived"
+    assert note == "~ the call broke off; its output is estimated from what arrived"
     told = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)
     assert [one["output_estimated"] for one in told] == [True, False]
 

@@ -50,10 +50,10 @@ def compactions(db: str, session_id: str) -> list[ContextCompacted]:
 def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id: str) -> None:
     result = run("compact", session_id, "--db", db, "--dry-run")
     assert result.exit_code == 0
-    assert re.search(r"^messages 1 to \d+ would be covered; the log keeps them$", result.stdout, re.M)
-    for row in ("head", "record", "newest messages", "removed", "prompt before", "prompt after"):
+    assert re.search(r"^messages 1 to \d+ would be compacted; the log keeps them$", result.stdout, re.M)
+    for row in ("stable prefix", "summary", "newest messages", "removed", "prompt before", "prompt after"):
         assert re.search(rf"^{row} +[\d,]+", result.stdout, re.M)
-    assert re.search(r"less with every call|less at once", result.stdout)
+    assert re.search(r"less per call|less at once", result.stdout)
     assert re.search(r"; 0 left\s+out$", result.stdout, re.M)
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     assert compactions(db, session_id) == []
@@ -78,15 +78,15 @@ def test_a_session_of_another_client_has_no_messages_to_show(db: str, session_id
             [Event("e1", 1.0, "forwarded", "system", first.payload), Event("e2", 2.0, "forwarded", "system", started)]
         )
     for name in ("history", "compact"):
-        with pytest.raises(UserError, match="'forwarded' is that of another client, or was pruned"):
+        with pytest.raises(UserError, match="'forwarded' was recorded from another client or was pruned"):
             run(name, "forwarded", "--db", db)
 
 
 def test_a_session_is_compacted_once_and_then_there_is_nothing_new(db: str, session_id: str) -> None:
     result = run("compact", session_id, "--db", db)
-    assert (result.exit_code, "were covered" in result.stdout) == (0, True)
+    assert (result.exit_code, "were compacted" in result.stdout) == (0, True)
     again = run("compact", session_id, "--db", db)
-    assert (again.exit_code, again.stdout) == (1, "nothing is compacted: there is nothing new to compact\n")
+    assert (again.exit_code, again.stdout) == (1, "not compacted: there is nothing new to compact\n")
     assert len(compactions(db, session_id)) == 1
     assert run("certify", session_id, "--db", db).exit_code == 0
 
@@ -115,7 +115,10 @@ def test_unknown_sessions_and_bad_ranges_are_one_line(db: str, session_id: str) 
     for words, told in (
         (("compact", "nobody", "--db", db), "there is no session 'nobody'"),
         (("history", "nobody", "--db", db), "there is no session 'nobody'"),
-        (("history", session_id, "--db", db, "--range", "some"), "'some' is no range of messages; write m12 or 12-20"),
+        (
+            ("history", session_id, "--db", db, "--range", "some"),
+            "'some' is not a range of messages; write m12 or 12-20",
+        ),
         (("history", session_id, "--db", db, "--range", "9999"), "has no such messages; its last is m48"),
     ):
         with pytest.raises(UserError, match=re.escape(told)):
@@ -145,10 +148,12 @@ def test_a_cut_off_turn_has_to_be_resumed_first(db: str, session_id: str) -> Non
     log = open_store(db)
     log.append([Event("z" * 26, 2e9, session_id, "user", TurnStarted("", 0))]).result()
     log.close()
-    with pytest.raises(UserError, match=r"a turn is under way in session .*, or was cut off; resume it first"):
+    with pytest.raises(
+        UserError, match=r"session .* has a turn that is in progress or was interrupted; resume it first"
+    ):
         run("compact", session_id, "--db", db)
 
 
 def test_a_session_too_short_is_told_with_status_1(db: str) -> None:
     result = run("compact", asyncio.run(stored(db, turns=1)), "--db", db)
-    assert (result.exit_code, result.stdout.startswith("nothing is compacted: ")) == (1, True)
+    assert (result.exit_code, result.stdout.startswith("not compacted: ")) == (1, True)

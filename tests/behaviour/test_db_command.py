@@ -55,12 +55,12 @@ def test_info_tells_what_the_store_is_and_holds(db: str) -> None:
 
 
 def test_a_check_says_that_all_is_well_or_ends_with_one(db: str) -> None:
-    assert "the tables are what the events add up to" in ran("info", "--db", db, "--check")
+    assert "the roll-up tables match the events" in ran("info", "--db", db, "--check")
     change(db, "UPDATE days SET spent = spent + 1")
     result = run("info", "--db", db, "--check")
     assert result.exit_code == 1
     assert (
-        "1 tables are not what the events add up to; `holdfast db rebuild` makes them anew:\n          days"
+        "1 roll-up tables do not match the events; `holdfast db rebuild` recomputes them:\n          days"
         in result.output
     )
     assert json.loads(run("info", "--db", db, "--check", "--json").output)["differences"] == ["days"]
@@ -74,21 +74,21 @@ def change(db: str, statement: str) -> None:
 
 def test_a_rebuild_makes_the_tables_anew(db: str) -> None:
     change(db, "UPDATE days SET spent = spent + 1")
-    assert ran("rebuild", "--db", db) == "2 sessions entered into the tables\n"
+    assert ran("rebuild", "--db", db) == "2 sessions rolled up\n"
     ran("info", "--db", db, "--check")
 
 
 def test_a_migration_enters_what_is_not_entered(db: str) -> None:
     change(db, "UPDATE sessions SET entered_events = 0 WHERE id = 's'")
-    assert "and 1 session to enter" in ran("info", "--db", db)
-    assert "1 session entered into the tables" in ran("migrate", "--db", db)
-    assert "to enter" not in ran("info", "--db", db)
+    assert "and 1 session not rolled up yet" in ran("info", "--db", db)
+    assert "1 session rolled up" in ran("migrate", "--db", db)
+    assert "not rolled up" not in ran("info", "--db", db)
 
 
 def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
     asked = ("prune", "--db", db, "--older-than", "2030-01-01")
     warning, would = ran(*asked, "--dry-run").splitlines()
-    assert warning == "What they cost stays; what was said goes, and with it how their calls were judged."
+    assert warning == "Costs and confirmations are kept; content and the verdicts on calls are removed."
     assert would.startswith("would remove 17 events of 2 sessions without an event since 2030-01-01")
     assert run(*asked, told="n\n").exit_code == 1
     assert "events    23" in ran("info", "--db", db)
@@ -102,7 +102,7 @@ def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
 
 
 def test_how_old_is_old_may_be_configured(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "nothing says how old is old: give --older-than 90d" in refusal("prune", "--db", db)
+    assert "no age is given: pass --older-than 90d" in refusal("prune", "--db", db)
     monkeypatch.setenv("HOLDFAST_RETENTION_DAYS", "30")
     assert "would remove 2 events of 1 session " in ran("prune", "--db", db, "--dry-run")
 
@@ -127,7 +127,7 @@ def test_an_exported_file_is_its_owners_and_overwrites_nothing(db: str, tmp_path
     file = tmp_path / "out.jsonl"
     ran("export", str(file), "--db", db, "--content")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "is there already" in refusal("export", str(file), "--db", db)
+    assert "already exists" in refusal("export", str(file), "--db", db)
 
 
 def test_one_session_or_the_newer_ones_are_exported_whole(db: str) -> None:
@@ -139,8 +139,8 @@ def test_one_session_or_the_newer_ones_are_exported_whole(db: str) -> None:
 def test_what_was_exported_is_imported_and_then_known(db: str, tmp_path: Path) -> None:
     file, other = str(tmp_path / "out.jsonl"), str(tmp_path / "other.db")
     ran("export", file, "--db", db, "--content")
-    assert ran("import", file, "--db", other) == "2 sessions: 23 events added, 0 were there\n"
-    assert ran("import", file, "--db", other) == "2 sessions: 0 events added, 23 were there\n"
+    assert ran("import", file, "--db", other) == "2 sessions: 23 events added, 0 already stored\n"
+    assert ran("import", file, "--db", other) == "2 sessions: 0 events added, 23 already stored\n"
     assert ran("export", "--content", "--db", other).splitlines()[1:] == Path(file).read_text().splitlines()[1:]
     ran("info", "--db", other, "--check")
 
@@ -152,7 +152,7 @@ def test_an_import_goes_on_where_a_session_stopped_and_refuses_one_that_went_ano
     ran("export", file, "--db", db, "--content")
     with SqliteStore(other) as store:
         store.append([PAST]).result(10)
-    assert ran("import", file, "--db", other) == "2 sessions: 22 events added, 1 were there\n"
+    assert ran("import", file, "--db", other) == "2 sessions: 22 events added, 1 already stored\n"
     with SqliteStore(other) as store:
         store.delete("s")
         store.append([said(99)]).result(10)

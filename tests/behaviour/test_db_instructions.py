@@ -186,7 +186,7 @@ def test_what_is_exported_from_one_store_is_told_by_the_other(tmp_path: Path, he
             again = told(exported(tmp_path, second))
             assert again[1:] == lines[1:]
             assert answers(at) == known
-        told_again = "3 owners of instructions, 3 of them here already: 0 records added\n"
+        told_again = "3 owners of instructions, 3 of them already stored: 0 records added\n"
         assert ran(tmp_path, "import", file, "--db", second) == told_again
 
 
@@ -194,7 +194,7 @@ def test_instructions_and_events_come_together(tmp_path: Path, source: str) -> N
     (tmp_path / "out.jsonl").write_text(source)
     other = str(tmp_path / "other.db")
     done = ran(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", other)
-    assert done.splitlines()[-1] == "1 session: 1 event added, 0 were there"
+    assert done.splitlines()[-1] == "1 session: 1 event added, 0 already stored"
     assert ran(tmp_path, "export", "--content", "--db", other).splitlines()[1] == source.splitlines()[-2]
 
 
@@ -266,7 +266,7 @@ def test_instructions_of_a_deployment_that_is_not_this_one_are_not_exported(
             done = at.of_agent("PUT", "", {}) if kept == "agent" else at.ask("PUT", "/v1/instruction/units", body)
             assert done.status in (200, 201)
         line = refused(tmp_path, "export", "--content", "--instructions", "--db", db)
-        assert "of deployment 'local-too', and this one is 'local'" in line
+        assert "of deployment 'local-too', but this deployment is 'local'" in line
         assert ran(tmp_path, "export", "--content", "--db", db).count("\n") == 2
 
 
@@ -305,7 +305,7 @@ def test_an_owner_that_is_here_already_is_left_alone(tmp_path: Path, source: str
         before = rows(told(exported(tmp_path, db)), "unit")
     file = tmp_path / "out.jsonl"
     file.write_text(source)
-    assert "3 owners of instructions, 1 of them here already: 2 records added" in ran(
+    assert "3 owners of instructions, 1 of them already stored: 2 records added" in ran(
         tmp_path, "import", str(file), "--db", db
     )
     after = rows(told(exported(tmp_path, db)), "unit")
@@ -326,8 +326,8 @@ def test_what_no_key_known_here_has_signed_is_quarantined_until_it_is_known(tmp_
     file, db = tmp_path / "out.jsonl", str(tmp_path / "other.db")
     file.write_text(source)
     done = ran(tmp_path, "import", str(file), "--db", db)
-    assert "1 unit quarantined: no key that is known here has signed them" in done
-    assert "2 approvals left out: signed by no key that is known here" in done
+    assert "1 unit quarantined: not signed by a key that this deployment knows" in done
+    assert "2 approvals left out: not signed by a key that this deployment knows" in done
     with served(db, tmp_path) as at:
         assert "release-notes" not in at.recalled("announce a new version")
         assert "code-review" in at.recalled("review a pull request")
@@ -492,7 +492,7 @@ def test_a_record_that_cannot_be_is_refused_by_its_line_with_all_of_its_owner(
     # What stands before it has come, and the whole file brings the rest.
     assert [one["uri"] for one in rows(left, "unit")] == [SHARED]
     (tmp_path / "good.jsonl").write_text(source)
-    assert "1 of them here already" in ran(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
+    assert "1 of them already stored" in ran(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
 
 
 AGENT_LINE = '{"instruction_records":"agent","row":{"id":"a","deployment":"local","created_at":1}}\n'
@@ -578,7 +578,7 @@ def test_any_value_in_place_of_another_is_taken_or_refused_in_one_line(
 def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "out.jsonl").write_text(source)
     line = refused(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", "memory:")
-    assert "SQLite file or in PostgreSQL" in line
+    assert "SQLite file or PostgreSQL" in line
 
 
 def test_records_are_read_page_by_page_and_none_is_lost(
@@ -603,4 +603,4 @@ def test_without_its_package_the_command_says_how_to_get_it(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ, cwd=tmp_path
     )
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: instructions need their package: pip install 'holdfast[instructions]'\n"
+    assert ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast[instructions]'\n"

@@ -458,7 +458,7 @@ async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
     assert f"2 calls, ${cost:.6f}, ${sum(one.cost_usd for one in children):.6f} of it for delegated tasks" in parent
     assert "not padded: " in parent
     child = CliRunner().invoke(command, ["sessions", "show", children[0].session_id, "--db", str(path)]).output
-    assert f"works for session {session.id}, call a" in child
+    assert f"subagent of session {session.id}, call a" in child
 
 
 async def test_what_works_for_a_simulated_session_is_simulated_too_also_once_it_was_resumed() -> None:

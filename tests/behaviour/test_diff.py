@@ -83,7 +83,7 @@ def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
     assert len(lines) < 20
     assert max(map(len, lines)) < 200
     assert "system.0 differs: layer system, block 1, byte " in result.stdout
-    assert "tools: survives\nsystem: lost\nmessages: lost\n" in result.stdout
+    assert "tools: still cached\nsystem: lost\nmessages: lost\n" in result.stdout
 
 
 def test_the_byte_is_the_first_that_differs_in_what_the_provider_hashes() -> None:

@@ -416,15 +416,15 @@ def test_pictures_and_sealed_thinking_are_not_looked_at() -> None:
 def test_a_file_without_anything_volatile_ends_with_0_and_says_so(tmp_path: Path) -> None:
     result = start("doctor", plant(tmp_path, "request.json", ANTHROPIC))
     assert (result.returncode, result.stdout.count("\n")) == (0, 1)
-    assert "looks as if it changed" in result.stdout
+    assert "looks likely to change" in result.stdout
 
 
 def test_a_file_with_something_volatile_says_what_it_costs(tmp_path: Path) -> None:
     body = changed(ANTHROPIC, "system", 0, "text", to=f"Today is Monday. {ANTHROPIC['system'][0]['text']}")
     shown = enter("doctor", plant(tmp_path, "request.json", body)).stdout
     assert "system.0, byte " in shown
-    assert "words for now: Today is\n  in the next request it may be another; then " in shown
-    assert "tokens (estimated) are written again, for $0." in shown
+    assert "words for now: Today is\n  if it differs in the next request, " in shown
+    assert "tokens (estimated) must be written again, for $0." in shown
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,6 @@ def test_a_clock_in_its_prompt_fails_its_tests_with_layer_and_byte(copy: Path) -
     agent.write_text(volatile.replace("import anthropic", "import datetime\n\nimport anthropic"))
     status, printed = run_tests(copy)
     assert status == 1, printed
-    assert "the cached prefix moved: call 2 does not extend call 1" in printed
+    assert "the cached prefix changed: call 2 does not extend call 1" in printed
     assert "system.0 differs: layer system, block 1, byte 2" in printed
     assert "likely cause: clock (a date and time)" in printed

@@ -106,7 +106,7 @@ def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> N
         first["rewritten_usd"],
     )
     lines = enter("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
-    assert lines[3].split()[:2] == ["layer", "stability"]
+    assert lines[3].split()[:2] == ["layer", "expected"]
     assert lines[6].split()[:4] == ["history", "growing", "4", str(history["tokens"])]
 
 
@@ -246,7 +246,7 @@ def test_a_long_history_is_shortened_in_the_table_and_whole_in_the_json(tmp_path
     messages = [{"role": ("user", "assistant")[index % 2], "content": f"Message {index}."} for index in range(200)]
     long = changed(ANTHROPIC, "messages", to=messages)
     shown = enter("explain", plant(tmp_path, "request.json", long)).stdout
-    assert "142 blocks in the middle are left out" in shown
+    assert "142 blocks in the middle are not shown" in shown
     assert "messages.199.content" in shown
     assert len(explain(tmp_path, long)["parts"]) == 202
 
@@ -297,7 +297,7 @@ def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> No
     for path, reason in (
         (tmp_path / "none.json", "No such file or directory"),
         (tmp_path, "Is a directory"),
-        (huge, f"it has more than {FILE_BYTES_MAX} bytes; no provider takes such a request"),
+        (huge, f"the file has more than {FILE_BYTES_MAX} bytes; no provider accepts such a request"),
     ):
         result = CliRunner().invoke(command, ["explain", str(path)])
         assert (result.exit_code, result.stderr) == (2, f"holdfast: {path}: {reason}\n")

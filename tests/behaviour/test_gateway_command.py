@@ -68,8 +68,8 @@ def sessions_at(url: str) -> list[dict[str, object]]:
 
 def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:
     for arguments, said in (
-        ((), "could be mended in 1 call: volatile date"),
-        (("--improve",), "mended in 1 call: volatile date"),
+        ((), "can be fixed in 1 call: volatile date"),
+        (("--improve",), "fixed in 1 call: volatile date"),
     ):
         path = str(tmp_path / f"store{len(arguments)}.db")
         with serving("--simulate", "--db", path, *arguments) as url:
@@ -85,7 +85,7 @@ def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path
         with closing(SqliteStore(path)) as store:
             newest = store.sessions()[0].id
         result = CliRunner().invoke(command, ("sessions", "show", newest, "--db", path))
-        assert "through the gateway; its calls belong together by 70% or more" in result.output
+        assert "sent through the gateway; calls matched to this session with at least 70% confidence" in result.output
         assert any(line.startswith(said) for line in result.output.splitlines())
 
 

@@ -260,8 +260,8 @@ def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) ->
     (row,) = json.loads(run("gateway", "spend", "--db", paths[0], "--json"))
     assert (row["calls"], row["failed"]) == (3, 2)
     shown = run("sessions", "show", session_in(paths[0]), "--db", paths[0])
-    assert "2 calls more came to nothing: 2 rate_limit" in shown
-    assert "could be mended in 3 calls: marks missing" in shown
+    assert "2 more calls failed: 2 rate_limit" in shown
+    assert "can be fixed in 3 calls: marks missing" in shown
 
 
 def test_the_report_names_long_sessions_that_use_no_cache(tmp_path: Path, stored: tuple[str, str]) -> None:
@@ -331,10 +331,10 @@ def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
     path, session = stored
     costs = run("gateway", "costs", session, "--db", path)
     assert "paid: $" in costs
-    assert "the plan of litellm" in costs
+    assert "policy litellm" in costs
     assert json.loads(run("gateway", "costs", session, "--db", path, "--json"))["calls"] == 3
     changes = run("gateway", "changes", session, "--db", path)
-    assert "call 2: mended: volatile date (system)" in changes
+    assert "call 2: fixed: volatile date (system)" in changes
     assert "xxxxx'x xxxx xx 0000-00-00" in changes
     assert "Today" not in changes
     days = json.loads(run("gateway", "spend", "--db", path, "--json"))

@@ -69,7 +69,7 @@ def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path) -> None:
         command, ["serve", "--instructions", "--port", "0", "--db", "memory:"], env={"HOLDFAST_HOME": str(tmp_path)}
     )
     assert isinstance(ended.exception, UserError)
-    assert "SQLite file or in PostgreSQL" in str(ended.exception)
+    assert "SQLite file or PostgreSQL" in str(ended.exception)
 
 
 @pytest.mark.parametrize("name", ["recall", "coverage"])
@@ -80,4 +80,4 @@ def test_without_its_package_a_command_says_how_to_get_it(name: str) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: instructions need their package: pip install 'holdfast[instructions]'\n"
+    assert ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast[instructions]'\n"

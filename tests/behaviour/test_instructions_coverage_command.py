@@ -59,11 +59,11 @@ def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: Sh
     ended = shop.run("coverage", "--against", "v1")
     lines = ended.output.splitlines()
     assert ended.exit_code == 1
-    assert lines[0] == "v1 as it was published, and v2 as it is now"
+    assert lines[0] == "v1 as published, compared with v2 as it is now"
     assert lines[1].startswith("encoder: wordllama-")
     worse = lines.index("worse   checkout-procedure: 100% -> 73%")
     assert "  ! 'draft release messages' is new and finds release-notes" in lines[worse:]
-    assert lines[-2:] == ["gone    budget-rules: was 100%", "1 unit as before"]
+    assert lines[-2:] == ["gone    budget-rules: was 100%", "1 unit unchanged"]
     told = json.loads(shop.run("coverage", "--against", "v1", "--json").output)
     assert (told["passed"], told["diff"]["later_version"]) == (False, "v2")
     assert {one["unit"]: one["verdict"] for one in told["diff"]["units"]}["release-notes"] == "same"
@@ -86,16 +86,16 @@ def test_queries_that_changed_sides_are_told_with_what_they_find(shop: Shop) -> 
     shop.library.publish(shop.folder)
     ended = shop.run("coverage", "--against", "v1")
     told = ["better  security-posture: 90% -> 100%", "  + 'what am I not allwoed to do' finds it now"]
-    assert (ended.exit_code, ended.output.splitlines()[2:]) == (0, [*told, "4 units as before"])
+    assert (ended.exit_code, ended.output.splitlines()[2:]) == (0, [*told, "4 units unchanged"])
     shop.clock.advance(60)
     shop.library.rollback("v1")
     ended = shop.run("coverage", "--against", "v2")
     told = ["worse   security-posture: 100% -> 90%", "  - 'what am I not allwoed to do' finds nothing now"]
-    assert (ended.exit_code, ended.output.splitlines()[2:]) == (1, [*told, "4 units as before"])
+    assert (ended.exit_code, ended.output.splitlines()[2:]) == (1, [*told, "4 units unchanged"])
 
 
 def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> None:
-    assert shop.run("coverage", "--against", "v1").output.splitlines()[2:] == ["5 units as before"]
+    assert shop.run("coverage", "--against", "v1").output.splitlines()[2:] == ["5 units unchanged"]
     text = f"{UNITS['security-posture'][2]} That is not allwoed."
     shop.clock.advance(60)
     given = GivenUnit("instruction:local/main/security-posture/v2", text)
@@ -133,10 +133,10 @@ def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(sh
     ended = shop.run("encoder")
     assert (ended.exit_code, ended.stderr) == (1, f"{MEASURING} none, which is new here\n")
     assert ended.stdout.splitlines() == [
-        "configured: words and links alone",
+        "configured: words and links only",
         "in use:     wordllama",
-        "with the configured one 1 manifest failed: main",
-        "mend their triggers (`holdfast instructions check FOLDER` names the units), or use it all the same: --accept",
+        "1 manifest failed with the configured encoder: main",
+        "fix their triggers (`holdfast instructions check FOLDER` names the units), or pass --accept to use it anyway",
     ]
     assert json.loads(shop.run("encoder", "--json").stdout) == {
         "configured": None,
@@ -146,15 +146,15 @@ def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(sh
     }
     ended = shop.run("encoder", "--accept")
     assert ended.exit_code == 0
-    assert ended.stdout.splitlines()[1] == "in use:     words and links alone (from now on)"
-    assert ended.stdout.splitlines()[3] == "accepted; a service takes it when it starts again"
-    assert shop.run("encoder").output == "configured: words and links alone\nin use:     words and links alone\n"
+    assert ended.stdout.splitlines()[1] == "in use:     words and links only (from now on)"
+    assert ended.stdout.splitlines()[3] == "accepted; a service switches when it restarts"
+    assert shop.run("encoder").output == "configured: words and links only\nin use:     words and links only\n"
 
 
 def test_an_encoder_that_all_pass_with_is_used_from_then_on(shop: Shop) -> None:
     configure(shop, "none")
     ended = shop.run("encoder")
-    assert (ended.exit_code, ended.stdout.splitlines()[1]) == (0, "in use:     words and links alone (from now on)")
+    assert (ended.exit_code, ended.stdout.splitlines()[1]) == (0, "in use:     words and links only (from now on)")
 
 
 def test_what_failed_is_measured_again_when_asked_or_when_a_manifest_changed(

@@ -49,7 +49,7 @@ def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path,
         shop.write()
         shop.library.publish(shop.folder)
     assert run("--install", "--db", "../kept.db", "--agent", "main").output == (
-        ".claude/settings.json: the hook is set\n"
+        ".claude/settings.json: the hook is installed\n"
     )
     (group,) = hooks((project / ".claude" / "settings.json").read_text())
     assert group["matcher"] == "startup|clear|compact"
@@ -72,7 +72,7 @@ def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path,
 def test_the_hook_is_set_once_however_often_it_is_installed(settings: Path) -> None:
     run("--install")
     first, file = settings.read_bytes(), settings.stat().st_ino
-    assert run("--install").output == ".claude/settings.json: the hook is set already\n"
+    assert run("--install").output == ".claude/settings.json: the hook is already installed\n"
     assert (settings.read_bytes(), settings.stat().st_ino) == (first, file)
 
 
@@ -124,9 +124,9 @@ def test_every_other_byte_stays_and_comes_back_when_the_hook_is_taken_out(settin
     assert is_put_in(text, with_ours)
     assert json.loads(with_ours)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
     assert with_ours.count("\r\n") == (with_ours.count("\n") if "\r\n" in text else 0)
-    assert run("--uninstall").output == ".claude/settings.json: the hook is taken out\n"
+    assert run("--uninstall").output == ".claude/settings.json: the hook is removed\n"
     assert settings.read_bytes() == text.encode()
-    assert run("--uninstall").output == ".claude/settings.json: there is no hook of ours\n"
+    assert run("--uninstall").output == ".claude/settings.json: the hook is not installed\n"
 
 
 def test_what_is_added_looks_like_what_is_there() -> None:

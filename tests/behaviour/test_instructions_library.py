@@ -85,11 +85,11 @@ def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop
     assert waits in published.stdout
     assert told_review(shop) == old
     again = shop.run("publish", str(shop.folder))
-    assert again.stdout.startswith(f"v2 holds already; nothing to publish\n{waits}")
+    assert again.stdout.startswith(f"v2 is already published; nothing to do\n{waits}")
     approved = shop.run("approve", "code-review", "--entity", "acme:user/ann")
-    assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is told from now on\n")
+    assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is active from now on\n")
     assert told_review(shop) == new
-    assert shop.run("publish", str(shop.folder)).stdout == "v2 holds already; nothing to publish\n"
+    assert shop.run("publish", str(shop.folder)).stdout == "v2 is already published; nothing to do\n"
     for name, reason in (("code-review", "waits for an approval"), ("nothing", "lists no unit")):
         refused = shop.run("approve", name)
         assert refused.exit_code == 1
@@ -372,12 +372,12 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
     shop.library.publish(shop.folder)
     ended = shop.run("shadow")
     assert ended.exit_code == 1
-    assert "coverage: not known (at least 95%)\ntokens: not known, 0 of 0 a turn (below 50%)" in ended.output
+    assert "coverage: unknown (at least 95%)\ntokens: unknown, 0 of 0 per turn (below 50%)" in ended.output
     for _ in range(10):
         told = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
         assert shop.run("usage", told["audit_token"], "--used", "checkout-procedure").exit_code == 0
     passed = shop.run("shadow")
-    assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have done")
+    assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have sufficed")
     wrong = shop.library.recall("approve a purchase", shadow=True, max_chunks=1)
     shop.library.submit_usage(wrong.audit_token, used=("code-review",))
     failed = shop.run("shadow")

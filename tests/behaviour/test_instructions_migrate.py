@@ -187,7 +187,7 @@ def test_a_file_with_more_sections_than_a_manifest_has_room_for_is_joined(projec
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--at", "("), "no regular expression"),
+        (("--at", "("), "not a valid regular expression"),
         (("--agent", "a/b"), "instruction:{deployment}/{agent}"),
         (("--version", "latest"), "floats"),
     ],

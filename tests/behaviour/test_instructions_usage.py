@@ -68,12 +68,12 @@ def test_both_columns_stand_side_by_side_and_nothing_is_kept_unasked(shop: Shop)
     assert ended.exit_code == 0, ended.output
     assert ended.stdout == (
         f"{token} 'claim a ticket'\n"
-        "unit                loaded  said    detected\n"
-        "checkout-procedure  1       -       used: address (step 1)\n"
-        "release-notes       -       missed  -\n"
-        "code-review         -       -       missed: address (step 1)\n"
+        "unit                loaded  reported  detected\n"
+        "checkout-procedure  1       -         used: address (step 1)\n"
+        "release-notes       -       missed    -\n"
+        "code-review         -       -         missed: address (step 1)\n"
         "\n"
-        "1 recall by 3 steps, 0 on record; --keep puts the others on record\n"
+        "1 recall in 3 steps, 0 recorded; --keep records the others\n"
     )
     assert shop.library.metrics().detected.traced == 0
 
@@ -82,14 +82,14 @@ def test_what_is_kept_is_kept_once_and_told_by_the_metrics(shop: Shop) -> None:
     token = recall(shop)
     path = steps(shop, "", said("I keep to checkout-procedure/v1."))
     ended = shop.run("usage", token, "--trace", path, "--keep")
-    assert "checkout-procedure  1       nothing yet  used: address (step 1)" in ended.stdout
-    assert "1 recall by 1 step, 1 on record\n" in ended.stdout
+    assert "checkout-procedure  1       not yet   used: address (step 1)" in ended.stdout
+    assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
     other = steps(shop, said("Nothing."))
     (told,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
     assert (told["detected_used"], told["said_used"], told["kept"]) == (["checkout-procedure"], None, True)
     shown = shop.run("metrics").stdout
-    assert "by the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
-    assert "\nrecall@3: not known\n" in shown
+    assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
+    assert "\nrecall@3: unknown\n" in shown
 
 
 def test_words_and_a_trace_can_be_given_at_once(shop: Shop) -> None:
@@ -108,7 +108,7 @@ def test_each_recall_of_the_agent_is_seen_by_what_came_after_it(shop: Shop) -> N
         (second, ["code-review"]),
     ]
     ended = shop.run("usage", "--trace", steps(shop, *lines), "--agent", "nobody")
-    assert "no recall of 'nobody'" in str(ended.exception)
+    assert "no result of a recall of 'nobody'" in str(ended.exception)
 
 
 def test_a_session_of_the_store_is_a_trace(shop: Shop) -> None:
@@ -123,7 +123,7 @@ def test_a_session_of_the_store_is_a_trace(shop: Shop) -> None:
         store.append([event(f"e{number}", MessageAppended(one)) for number, one in enumerate(messages)]).result(10)
     (told,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
     assert told["detected_used"] == ["checkout-procedure"]
-    assert "nothing was said in a session 'none'" in str(shop.run("usage", "--session", "none").exception)
+    assert "this store has no messages of session 'none'" in str(shop.run("usage", "--session", "none").exception)
 
 
 def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
@@ -191,13 +191,13 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "name its audit token"),
-        (("--used", "x", "--session", "s"), "name its audit token"),
-        (("audi_x", "--keep"), "--keep is for what a trace shows"),
-        (("--trace", "no.jsonl", "--session", "s"), "one trace at a time"),
+        ((), "Give its audit token"),
+        (("--used", "x", "--session", "s"), "Give its audit token"),
+        (("audi_x", "--keep"), "--keep records what a trace shows"),
+        (("--trace", "no.jsonl", "--session", "s"), "only one of --trace and --session"),
         (("--trace", "no.jsonl"), "cannot be read"),
         (("--trace", "."), "cannot be read"),
-        (("audi_x", "--session", "s"), "nothing was said"),
+        (("audi_x", "--session", "s"), "no messages of session"),
     ],
 )
 def test_what_is_missing_is_said(shop: Shop, words: tuple[str, ...], reason: str) -> None:

@@ -118,7 +118,7 @@ def test_a_session_that_is_deleted_takes_its_outputs_along(tmp_path: Path) -> No
     (folder,) = (home / "outputs").iterdir()
     assert len(list(folder.iterdir())) == 1
     said = run(command, ["sessions", "delete", folder.name, "--dry-run"], catch_exceptions=False).output
-    assert said.endswith("events and 1 long output kept in files\n")
+    assert said.endswith("events and 1 long output stored in files\n")
     assert folder.exists()
     said = run(command, ["sessions", "delete", folder.name, "--yes"], catch_exceptions=False).output
     assert said.startswith(f"deleted session {folder.name} with ")

@@ -66,7 +66,7 @@ async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(t
     where = ("--workspace", str(workspace), "--db", db)
     dry = run("knowledge", "harvest", *where)
     assert dry.exit_code == 0
-    assert "1 session to harvest, 0 known: 4 new items" in dry.stdout
+    assert "1 session to harvest, 0 already harvested: 4 new items" in dry.stdout
     assert not (workspace / ".holdfast").exists()
     done = run("knowledge", "harvest", "--apply", *where)
     assert "1 session harvested into .holdfast/knowledge: 4 items" in done.stdout
@@ -78,7 +78,7 @@ async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(t
     (body,) = await bodies(workspace, "hello")
     assert FACT in json.loads(body)["system"][-1]["text"]
     again = run("knowledge", "harvest", *where)
-    assert "0 sessions to harvest, 1 known" in again.stdout
+    assert "0 sessions to harvest, 1 already harvested" in again.stdout
 
 
 @pytest.mark.parametrize("model", MODELS)

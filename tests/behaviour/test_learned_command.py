@@ -63,4 +63,4 @@ def test_a_deleted_session_is_unlearned(tmp_path: Path) -> None:
     taught(path, Memory(calls=1, belief=Belief().seen(read=True)))
     with SqliteStore(path) as store:
         store.delete("s1")
-    assert shown("--db", str(path)) == "No session has learned anything yet.\n"
+    assert shown("--db", str(path)) == "Nothing has been learned yet.\n"

@@ -264,4 +264,4 @@ def test_presets_are_listed_shown_and_chosen(workspace: Path) -> None:
     shown = run("curation", "show", "reader", *where).stdout
     assert "## src/app.py lines 4-12 of 16 (sha256 " in shown
     assert shown.rstrip().endswith("pass")
-    assert "No files are chosen." in run("curation", "off", *where).stdout
+    assert "No preset is active." in run("curation", "off", *where).stdout

@@ -166,7 +166,7 @@ def test_a_script_is_made_of_texts_blocks_and_lines(simulated_provider: ServedPr
 
 
 def test_a_script_beside_replies_is_refused(simulated_provider: ServedProvider) -> None:
-    with pytest.raises(UserError, match="a whole script stands alone"):
+    with pytest.raises(UserError, match="a Script must be the only argument"):
         simulated_provider.script("a text", parse_script('{"content": "b"}'))
     with pytest.raises(UserError, match="line 1 of 'script'"):
         simulated_provider.script({"contents": "b"})
@@ -183,7 +183,7 @@ def test_addresses_are_those_that_the_clients_take(simulated_provider: ServedPro
     assert simulated_provider.base_url("anthropic") == simulated_provider.base_url("gemini") == url
     assert simulated_provider.base_url("openai") == simulated_provider.base_url("openai-chat") == f"{url}/v1"
     assert simulated_provider.base_url("openrouter") == f"{url}/api/v1"
-    with pytest.raises(UserError, match="'claude-code' is a command on this machine and has no address"):
+    with pytest.raises(UserError, match="'claude-code' is a local command and has no base URL"):
         simulated_provider.base_url("claude-code")
     with pytest.raises(UserError, match="unknown provider 'nobody'"):
         simulated_provider.base_url("nobody")

@@ -81,6 +81,6 @@ def test_an_audit_takes_a_database_and_does_not_show_its_password(postgres: str)
         store.append(talk(2)).result(10)
     result = CliRunner().invoke(command, ["audit", postgres])
     told = result.output + str(result.exception)
-    assert "no call with its usage" in told
+    assert "no call with reported usage" in told
     assert "the store 'postgresql://" in told
     assert (urlsplit(postgres).password or PASSWORD) not in told

@@ -178,7 +178,7 @@ def test_a_parameter_that_costs_the_messages_is_named(asked: Asked) -> None:
     asked.ask(user("one"), assistant(reply), user("two"), tools=tools, tool_choice={"type": "none"})
     (found,) = asked.breaks
     assert found.comparison.moved is None
-    assert "tool_choice changed: messages and what stands behind is lost" in told(asked.breaks)
+    assert "tool_choice changed: messages and everything after it is lost" in told(asked.breaks)
 
 
 def test_new_conversations_may_have_any_prompt(asked: Asked) -> None:
@@ -193,7 +193,7 @@ def test_a_time_in_the_head_keeps_new_conversations_from_reading(asked: Asked) -
     asked.ask(user("a"), system="Something else. " + LONG)
     (found,) = asked.breaks
     assert (found.call, found.call_before, found.opens) == (3, 2, True)
-    assert "call 3 begins anew and could have read the head of call 2" in told(asked.breaks)
+    assert "call 3 starts a conversation and could have read the prefix of call 2" in told(asked.breaks)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_time_in_the_head_keeps_new_conversations_from_reading(asked: Asked) -
             "random (a UUID): ",
         ),
         ("<Tool at 0x7f0000000001>", "<Tool at 0x7f0000000002>", "object address (an object's address): "),
-        ("At commit 1234567.", "At commit 1234568.", "a git hash is in it"),
+        ("At commit 1234567.", "At commit 1234568.", "it contains a git hash"),
         ("red, green, blue", "blue, red, green", "set order: "),
         ("Be brief.", "Be long.", None),
     ],
@@ -250,8 +250,8 @@ def test_the_first_break_is_told_in_full_and_the_others_by_number(asked: Asked) 
     for number in range(25):
         messages = [*messages, assistant(asked.ask(*messages, system=f"{number:02} {LONG}")), user("more")]
     lines = told(asked.breaks).splitlines()
-    assert lines[0] == f"the cached prefix moved: call 2 does not extend call 1 (anthropic:{SONNET})"
-    assert lines[-1] == f"  so did call {', '.join(str(number) for number in range(3, 23))} and 3 more"
+    assert lines[0] == f"the cached prefix changed: call 2 does not extend call 1 (anthropic:{SONNET})"
+    assert lines[-1] == f"  also broken: call {', '.join(str(number) for number in range(3, 23))} and 3 more"
 
 
 def test_what_looks_like_a_key_is_not_shown(asked: Asked) -> None:
@@ -275,7 +275,7 @@ def test_a_tool_that_is_added_is_named_and_no_order_is_blamed(asked: Asked) -> N
     reply = asked.ask(user("one"), tools=tools)
     asked.ask(user("one"), assistant(reply), user("two"), tools=[*tools, tool("grep", description="A third.")])
     (found,) = asked.breaks
-    assert found.cause == "tool list: grep is new; give all tools with the first call, and keep them"
+    assert found.cause == "tool list: grep was added; declare all tools in the first call and do not change them"
     assert "tools.2 of call 2 is new, where system.0 stood: layer tools, block 2, byte " in told(asked.breaks)
     assert found.comparison.moved is not None
     assert not any(line.startswith("-") for line in found.comparison.moved.diff)
@@ -286,7 +286,7 @@ def test_a_tool_that_is_gone_is_named(asked: Asked) -> None:
     reply = asked.ask(user("one"), tools=tools)
     asked.ask(user("one"), assistant(reply), user("two"), tools=tools[:1])
     (found,) = asked.breaks
-    assert (found.cause or "").startswith("tool list: write is gone; ")
+    assert (found.cause or "").startswith("tool list: write was removed; ")
     assert "tools.1 is not there any more: layer tools, block 1, byte " in told(asked.breaks)
     assert found.comparison.moved is not None
     assert not any(line.startswith("+") for line in found.comparison.moved.diff)
@@ -296,13 +296,13 @@ def test_of_many_new_tools_some_are_named(asked: Asked) -> None:
     reply = asked.ask(user("one"), tools=[tool("a")])
     many = [tool(name, description=f"Does {name}.") for name in "bcdefgh"]
     asked.ask(user("one"), assistant(reply), user("two"), tools=many)
-    assert (asked.breaks[0].cause or "").startswith("tool list: b, c, d, e, f and 2 more are new, a is gone; ")
+    assert (asked.breaks[0].cause or "").startswith("tool list: b, c, d, e, f and 2 more were added, a was removed; ")
 
 
 def test_another_description_of_a_tool_is_told_as_such(asked: Asked) -> None:
     reply = asked.ask(user("one"), tools=[tool("read", description="Reads.")])
     asked.ask(user("one"), assistant(reply), user("two"), tools=[tool("read", description="Fetches.")])
-    assert asked.breaks[0].cause == "tool schema: a tool has another description or schema"
+    assert asked.breaks[0].cause == "tool schema: the description or schema of a tool changed"
 
 
 def test_messages_that_were_dropped_are_told_from_messages_that_were_changed(asked: Asked) -> None:
@@ -310,13 +310,13 @@ def test_messages_that_were_dropped_are_told_from_messages_that_were_changed(ask
     for word in ("two", "three"):
         messages = [*messages, assistant(asked.ask(*messages)), user(word)]
     asked.ask(*messages[2:], assistant(asked.ask(*messages)), user("four"))
-    assert (asked.breaks[0].cause or "").startswith(
-        "history: what was sent here is gone, and what followed stands here"
-    )
+    assert (asked.breaks[0].cause or "").startswith("history: older messages were removed here")
     changed = Asked()
     reply = changed.ask(user("one"))
     changed.ask(user("ONE, in short"), assistant(reply), user("two"))
-    assert (changed.breaks[0].cause or "").startswith("history: what was sent here is other text now; append")
+    assert (changed.breaks[0].cause or "").startswith(
+        "history: a message that was already sent has changed; only append"
+    )
 
 
 @pytest.mark.parametrize(
@@ -336,4 +336,4 @@ def test_a_time_or_an_id_that_comes_or_goes_is_seen(asked: Asked, first: str, se
 def test_two_keys_that_are_both_hidden_are_said_to_differ(asked: Asked) -> None:
     reply = asked.ask(user("one"), system=LONG + "\nKey sk-ant-very-secret-1 is")
     asked.ask(user("one"), assistant(reply), user("two"), system=LONG + "\nKey sk-ant-very-secret-2 is")
-    assert "(what differs is hidden: it looks like a key)" in told(asked.breaks)
+    assert "(the difference is hidden: it looks like a key)" in told(asked.breaks)

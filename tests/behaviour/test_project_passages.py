@@ -50,7 +50,7 @@ def test_a_passage_is_found_by_its_words_with_path_lines_and_digest(project: Pat
     shown = run("rag", "query", "lighthouse", "--workspace", str(project)).output
     assert shown.startswith("a.txt:41-80  0.70  sha256 ")
     assert "the lighthouse keeper sleeps" in shown
-    assert "No passage fits." in run("rag", "query", "zebra", "--workspace", str(project)).output
+    assert "No passage matches." in run("rag", "query", "zebra", "--workspace", str(project)).output
 
 
 def test_only_what_changed_is_read_again(project: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_passage_that_may_hold_a_secret_is_in_no_index_and_no_answer(project: 
     secret = "AKIAIOSFODNN7EXAMPLE"
     write(project, a_dot_txt=f"deploy with {secret}\n", b_dot_txt="deploy with care\n")
     done = run("rag", "index", "--workspace", str(project))
-    assert "1 passage left out that may hold a secret" in done.output
+    assert "1 passage left out because of possible secrets" in done.output
     assert secret.encode() not in (rag_folder(project).path / "index.jsonl").read_bytes()
     assert found(project, "deploy") == ["b.txt:1-1"]
 

@@ -41,9 +41,9 @@ def printed(result: pytest.RunResult) -> str:
 def test_a_test_that_moves_the_prefix_fails_with_layer_and_byte(pytester: pytest.Pytester) -> None:
     result = run(pytester, "def test_it(prefix_guard):\n    talk(LONG + 'A', LONG + 'B')\n")
     result.assert_outcomes(failed=1)
-    assert "the cached prefix moved: call 2 does not extend call 1 (anthropic:claude-sonnet-5-5)" in printed(result)
+    assert "the cached prefix changed: call 2 does not extend call 1 (anthropic:claude-sonnet-5-5)" in printed(result)
     assert "system.0 differs: layer system, block 0, byte 36" in printed(result)
-    assert 'to move it on purpose: @pytest.mark.moves_prefix(reason="...")' in printed(result)
+    assert 'to change it on purpose: @pytest.mark.moves_prefix(reason="...")' in printed(result)
 
 
 def test_a_test_that_does_not_move_it_passes(pytester: pytest.Pytester) -> None:
@@ -80,7 +80,7 @@ def test_a_mark_with_a_reason_lets_the_prefix_move(pytester: pytest.Pytester) ->
 def test_a_mark_without_a_reason_is_an_error(pytester: pytest.Pytester, given: str) -> None:
     result = run(pytester, f"@pytest.mark.moves_prefix{given}\ndef test_it():\n    pass\n")
     result.assert_outcomes(errors=1)
-    assert '::test_it: say why: @pytest.mark.moves_prefix(reason="...")' in printed(result)
+    assert '::test_it: give a reason: @pytest.mark.moves_prefix(reason="...")' in printed(result)
 
 
 def test_a_mark_that_was_not_needed_is_warned_of(pytester: pytest.Pytester) -> None:
@@ -90,14 +90,14 @@ def test_a_mark_that_was_not_needed_is_warned_of(pytester: pytest.Pytester) -> N
         "def test_it(prefix_guard):\n    talk(LONG, LONG)\n    prefix_guard.check()\n",
     )
     result.assert_outcomes(passed=1, warnings=1)
-    assert "test_it is marked as moving the prefix, but the prefix did not move" in printed(result)
+    assert "test_it is marked as changing the prefix, but did not change it" in printed(result)
 
 
 def test_a_failure_tells_of_the_prefix_beside_its_own_reason(pytester: pytest.Pytester) -> None:
     result = run(pytester, "def test_it(prefix_guard):\n    talk(LONG, LONG + 'x')\n    assert 1 == 2\n")
     result.assert_outcomes(failed=1)
     assert "assert 1 == 2" in printed(result)
-    assert "the cached prefix moved: call 2" in printed(result)
+    assert "the cached prefix changed: call 2" in printed(result)
 
 
 def test_a_failure_that_has_nothing_to_do_with_the_prefix_is_told_alone(pytester: pytest.Pytester) -> None:
@@ -125,7 +125,7 @@ def test_the_run_ends_with_what_each_test_read_paid_and_saved(pytester: pytest.P
     assert lines[start + 2].endswith("::test_much")
     assert lines[start + 3].split()[1] == "0.0%"
     assert lines[start + 3].split()[3].startswith("-$0.00")
-    assert lines[start + 4].endswith("in all")
+    assert lines[start + 4].endswith("total")
 
 
 @pytest.mark.parametrize("fixture", ["", "simulated_provider"])
@@ -148,7 +148,7 @@ def test_workers_tell_the_run_what_they_took(pytester: pytest.Pytester) -> None:
     options = ("-p", "holdfast.testing.plugin", "-p", "xdist", "-n", "2", "--holdfast-max-cost", "0.001")
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=4)
-    assert any(line.split()[:1] == ["8"] and line.endswith("in all") for line in result.outlines)
+    assert any(line.split()[:1] == ["8"] and line.endswith("total") for line in result.outlines)
     assert "the run cost $" in printed(result)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
@@ -192,7 +192,7 @@ def test_a_run_that_costs_too_much_fails_and_names_the_dearest_test(pytester: py
     result = run(pytester, tests, "--holdfast-max-cost=$0.004")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "more than $0.004 (--holdfast-max-cost); the dearest test is " in printed(result)
+    assert "more than $0.004 (--holdfast-max-cost); the most expensive test is " in printed(result)
     assert "::test_dear: $0.00" in printed(result)
     assert run(pytester, tests, "--holdfast-max-cost=1").ret == pytest.ExitCode.OK
 
@@ -201,14 +201,14 @@ def test_a_run_that_costs_too_much_fails_and_names_the_dearest_test(pytester: py
 def test_what_is_no_share_is_one_line(pytester: pytest.Pytester, share: str) -> None:
     result = run(pytester, "def test_it():\n    pass\n", f"--holdfast-min-read-share={share}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"--holdfast-min-read-share: '{share}' is no share; write 0.8 or 80%" in result.stderr.str()
+    assert f"--holdfast-min-read-share: '{share}' is not a share; write 0.8 or 80%" in result.stderr.str()
 
 
 @pytest.mark.parametrize("cost", ["-1", "free", "inf"])
 def test_what_is_no_amount_is_one_line(pytester: pytest.Pytester, cost: str) -> None:
     result = run(pytester, "def test_it():\n    pass\n", ini=f"holdfast_max_cost = {cost}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"holdfast_max_cost: '{cost}' is no amount in US dollars; write 0.05" in result.stderr.str()
+    assert f"holdfast_max_cost: '{cost}' is not an amount in US dollars; write 0.05" in result.stderr.str()
 
 
 def test_many_tests_are_shown_by_the_dearest(pytester: pytest.Pytester) -> None:

@@ -113,7 +113,7 @@ STALE = RecoveryEnqueued("branch a", "stale_branch", "surface", "main has moved"
 
 
 def test_nothing_that_waits_is_said_to_be_nothing(tmp_path: Path) -> None:
-    assert invoked("list", "--db", stored(tmp_path / "log.db")).output == "Nothing waits to be recovered.\n"
+    assert invoked("list", "--db", stored(tmp_path / "log.db")).output == "No open incidents.\n"
 
 
 def test_what_waits_is_listed_with_its_next_step(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_person_runs_a_recipe_by_commands_and_goes_on_where_it_stopped(tmp_pat
     assert failed.exit_code == 1
     assert failed.output.splitlines() == [
         "  rebase_branch: done: rebased",
-        "  clean_build: failed: the command ended with 3: red",
+        "  clean_build: failed: the command exited with 3: red",
         "branch a: not recovered; the next run starts with clean_build",
     ]
     again = invoked("run", "s1", "stale_branch", "--db", db, *rebase, "--step", "clean_build=true")
@@ -146,9 +146,9 @@ def test_a_dry_run_does_nothing(tmp_path: Path) -> None:
     db = stored(tmp_path / "log.db", STALE)
     shown = invoked("run", "s1", "stale_branch", "--db", db, "--dry-run", "--step", f"rebase_branch=touch {tmp_path}/x")
     assert shown.output.splitlines() == [
-        "branch a: would do",
+        "branch a: would run",
         "  rebase_branch",
-        "  clean_build  (nobody does it yet: give --step)",
+        "  clean_build  (needs a command: give --step)",
     ]
     assert not (tmp_path / "x").exists()
     told = json.loads(invoked("run", "s1", "stale_branch", "--db", db, "--dry-run", "--json").output)
@@ -181,7 +181,7 @@ def test_a_lost_result_is_made_up_for_by_hand(tmp_path: Path) -> None:
         (("run", "s1", "stale_branch", "--step", "clean=true"), "there is no step 'clean'"),
         (
             ("run", "s1", "stale_branch"),
-            "nobody does these steps yet: give --step rebase_branch=COMMAND --step clean_build=COMMAND",
+            "these steps need a command: give --step rebase_branch=COMMAND --step clean_build=COMMAND",
         ),
     ],
 )

@@ -39,7 +39,7 @@ def test_every_policy_has_a_row_cheapest_first(traces: Path) -> None:
     costs = [float(line.split()[1].lstrip("$")) for line in shown[1 : 2 + len(compared())]]
     assert costs == sorted(costs)
     assert "2 conversations, 6 calls" in "\n".join(shown)
-    assert "1 broken lines were passed over" in "\n".join(shown)
+    assert "1 broken lines were skipped" in "\n".join(shown)
 
 
 def test_json_has_the_ratios(traces: Path) -> None:

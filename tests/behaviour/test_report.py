@@ -53,7 +53,7 @@ async def test_spent_saved_lost_and_why_are_told_and_the_worst_session_is_first(
     await shop.talk(10, 4_000, 10, name="pausing")
     lines = shop.report().splitlines()
     assert "spent on 6 calls in 2 sessions" in lines[0]
-    assert "of the calls read something" in lines[1]
+    assert "of the calls hit the cache" in lines[1]
     assert lines[2].startswith("spent by day  ")
     cause = next(line for line in lines if line.startswith("ttl_expired"))
     assert cause.split()[1] == "1"
@@ -89,7 +89,7 @@ async def test_only_later_calls_are_counted_and_yet_judged_by_what_came_before(t
 async def test_a_store_without_calls_says_so(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     await shop.talk(name="silent")
-    assert "No call is stored yet" in shop.report()
+    assert "No calls are stored yet" in shop.report()
 
 
 def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_the_highest_bar_is_full() -> None:
 async def test_simulated_sessions_are_counted_only_if_that_is_asked_for(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     played = await shop.talk(10, 10, name="played", simulated=True)
-    assert shop.report() == "not counted: 1 simulated session; --simulated counts all\n"
+    assert shop.report() == "not counted: 1 simulated session; --simulated includes them\n"
     assert "spent on 2 calls in 1 session;" in shop.report("--session", played[:8])
     await shop.talk(10, name="paid")
     told = shop.report()
     assert "spent on 1 call in 1 session;" in told
-    assert told.endswith("\nnot counted: 1 simulated session; --simulated counts all\n")
+    assert told.endswith("\nnot counted: 1 simulated session; --simulated includes them\n")
     assert [one["name"] for one in json.loads(shop.report("--json"))["sessions"]] == ["paid"]
     everything = shop.report("--simulated")
     assert "spent on 3 calls in 2 sessions;" in everything

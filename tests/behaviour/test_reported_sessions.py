@@ -179,9 +179,7 @@ def test_a_person_sees_to_a_cold_prompt_by_hand(tmp_path: Path) -> None:
     assert "deterministic_tidy: done: " in result.stdout
     assert "tokens became" in result.stdout
     assert "confirm_cost: done: the next message writes " in result.stdout
-    assert (
-        run("recovery", "list", "--db", db).stdout == "Nothing waits to be recovered (1 recovered; --all shows them).\n"
-    )
+    assert run("recovery", "list", "--db", db).stdout == "No open incidents (1 recovered; --all shows them).\n"
 
 
 def test_a_person_is_told_what_could_be_cut_and_switches_it_off(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_key_that_there_cannot_be_is_refused_in_one_line(
     result = run("keys", "create", "--db", db, *arguments)
     assert result.exit_code == 1
     assert trouble in result.stderr
-    assert "No key was made yet" in run("keys", "list", "--db", db).output
+    assert "There are no keys yet" in run("keys", "list", "--db", db).output
 
 
 @pytest.mark.parametrize(("expires", "at"), [("12h", 143_200.0), ("2d", 272_800.0), ("1970-01-03", 172_800.0)])
@@ -124,7 +124,7 @@ def test_a_revoked_key_is_listed_as_such_and_revoked_once(tmp_path: Path) -> Non
     assert "revoked" in run("keys", "list", "--db", db).output
     again = run("keys", "revoke", told["id"], "--db", db)
     assert again.exit_code == 1
-    assert "there is no valid key" in again.stderr
+    assert "no valid key has the id" in again.stderr
 
 
 def test_keys_are_kept_in_postgres_too(postgres: str) -> None:
@@ -212,4 +212,4 @@ def test_without_its_packages_the_service_says_how_to_get_them(tmp_path: Path) -
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: the service needs its packages: pip install 'holdfast[server]'\n"
+    assert ended.stderr == "holdfast: the service needs extra packages: pip install 'holdfast[server]'\n"

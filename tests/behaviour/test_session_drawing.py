@@ -86,7 +86,7 @@ async def test_the_newest_calls_are_drawn_and_the_rest_are_counted() -> None:
     lines = drawing(tuple(entries(events, shipped_models())), strata(events), 30)
     assert len(lines) == CALLS_DRAWN_MAX + 2
     assert lines[0].startswith("   3 ")
-    assert lines[-1] == "2 calls before these are not drawn"
+    assert lines[-1] == "2 earlier calls not drawn"
     assert drawing((), {}, 80) == []
 
 

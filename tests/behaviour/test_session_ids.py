@@ -44,13 +44,15 @@ def test_what_is_an_id_itself_is_never_the_start_of_another(db: str) -> None:
 
 @pytest.mark.parametrize("said", ["", "01K", "nope", "01kabcdef0t"])
 def test_what_is_too_short_or_no_start_at_all_is_no_session(db: str, said: str) -> None:
-    short = "; the start of an id needs 4 characters" if len(said) < 4 else ""
+    short = "; a shortened id needs at least 4 characters" if len(said) < 4 else ""
     with pytest.raises(UserError, match=f"there is no session '{said}'{short}; `holdfast sessions list` shows all"):
         CliRunner().invoke(command, ["certify", said, "--db", db], catch_exceptions=False)
 
 
 def test_what_fits_several_lists_them(db: str) -> None:
-    with pytest.raises(UserError, match="2 sessions begin with '01KABC': 01KABCDEF0TWO, 01KABCDEF0ONE; say more of it"):
+    with pytest.raises(
+        UserError, match="2 sessions begin with '01KABC': 01KABCDEF0TWO, 01KABCDEF0ONE; give more characters"
+    ):
         CliRunner().invoke(command, ["sessions", "show", "01KABC", "--db", db], catch_exceptions=False)
 
 

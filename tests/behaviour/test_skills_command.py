@@ -77,7 +77,7 @@ def test_validate_is_strict_unless_told_otherwise(root: Path) -> None:
     write_skill(root, "odd", more="version: 1\n")
     assert run("validate", root).exit_code == 1
     seed = run("validate", root, "--mode", "seed")
-    assert (seed.exit_code, seed.stdout) == (0, "2 valid, 0 invalid by the rules of seed\n")
+    assert (seed.exit_code, seed.stdout) == (0, "2 valid, 0 invalid under the seed rules\n")
     lenient = run("validate", root, "--mode", "lenient")
     assert lenient.exit_code == 0
     assert f"warning: {root}/odd/SKILL.md:4: unknown fields: 'version'" in lenient.stdout
@@ -99,7 +99,7 @@ def test_all_modes_are_counted_by_one_command(root: Path) -> None:
 @pytest.mark.parametrize("spelled", ["good", "good/SKILL.md", "good/"])
 def test_one_skill_is_looked_at_alone(root: Path, spelled: str) -> None:
     result = run("validate", f"{root}/{spelled}")
-    assert (result.exit_code, result.stdout) == (0, "1 valid, 0 invalid by the rules of strict\n")
+    assert (result.exit_code, result.stdout) == (0, "1 valid, 0 invalid under the strict rules\n")
 
 
 def test_a_lower_case_file_is_one_skill_too(root: Path) -> None:
@@ -153,7 +153,7 @@ def test_without_a_folder_home_and_workspace_are_read(place: Path) -> None:
     assert run("show", "mine").exit_code == 0
     assert "theirs" in run("index", "--also", ".claude/skills").stdout
     refused = run("list", place, "--also", ".claude/skills")
-    assert str(refused.exception).startswith("--also is for your own skills and those of the workspace")
+    assert str(refused.exception).startswith("--also applies only without DIR")
     (place / "home/.holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
     assert "theirs" in run("list").stdout
 
@@ -197,5 +197,5 @@ def test_show_says_what_it_cannot_show(place: Path, root: Path) -> None:
     write_skill(place / "work/.holdfast/skills", "pdf-forms")
     assert "did you mean pdf-forms?" in str(run("show", "pdf-form").exception)
     assert "`holdfast skills list` shows all" in str(run("show", "xyz").exception)
-    assert "there are 2 skills in" in str(run("show", root).exception)
+    assert "contains 2 skills" in str(run("show", root).exception)
     assert "odd/SKILL.md:2: the name 'Other'" in str(run("show", root / "odd").exception)

@@ -1,4 +1,4 @@
-"""`holdfast audit`: what the sessions on this disk spent, what cold calls cost, and what a better plan would have."""
+"""`holdfast audit`: what the sessions on this disk spent, what cache misses cost, and what Holdfast would save."""
 
 import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,35 +25,36 @@ ID_CHARACTERS = 8
 PROJECT_CHARACTERS_MAX = 24
 PROJECT_CHARACTERS_NARROW = 12
 NARROW_COLUMNS = 110
-"""A terminal that is not as wide is shown less of each session."""
+"""On a narrower terminal the model column is dropped and project names are cut shorter."""
 
 DATED_FROM = 365 * 86_400.0
-"""What would be of 1970 has no date: its times only count from its beginning."""
+"""Timestamps in 1970 are relative to the start of a recording, so they have no date."""
 
 SAME_SHARE = 0.005
-"""An estimate is not good enough to tell less than this apart."""
+"""Cost differences below this share are within the error of the estimate and are reported as equal."""
 
 SQLITE_HEADER = b"SQLite format 3\0"
 
 MEANINGS = {
-    "expired": "nobody called before it lapsed",
-    "edited": "the client left out what it had sent",
-    "head changed": "tools, system or settings were others",
-    "lost": "the provider lost it, or the client changed unseen",
-    "unnamed": "only a part was found again",
-    "model changed": "another model has another cache",
-    "uncached": "the call before had nothing kept",
+    "expired": "no call came before the TTL ended",
+    "edited": "the client removed messages it had sent before",
+    "head changed": "tools, system prompt or settings changed",
+    "lost": "the provider evicted it, or the client changed it unseen",
+    "unnamed": "only part of the prefix was read",
+    "model changed": "each model has its own cache",
+    "uncached": "the previous call wrote nothing to the cache",
 }
+"""Cause of a cache miss -> explanation for the user."""
 
 
 @click.command("audit")
 @click.argument("path", required=False)
 @click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
 @click.option("--since", type=click.DateTime(formats=["%Y-%m-%d"]), help="Only calls from this day on (UTC).")
-@click.option("--simulated", is_flag=True, help="Count simulated sessions of a store too.")
+@click.option("--simulated", is_flag=True, help="Include simulated sessions of a store.")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
-@click.option("--rivals", is_flag=True, help="Also play every other policy; slow.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, all sessions included.")
+@click.option("--rivals", is_flag=True, help="Also replay every other cache policy; slow.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all sessions.")
 def command(
     *,
     path: str | None,
@@ -64,10 +65,10 @@ def command(
     rivals: bool,
     as_json: bool,
 ) -> None:
-    """Show what was spent, what was lost to cold calls and why, and what a better plan would have cost.
+    """Show what was spent, what cache misses cost and why, and what Holdfast's plan would have cost.
 
-    PATH is a folder of Claude Code transcripts, one of them, or a store of Holdfast; without it, Claude Code's own
-    folder, else the configured store. Nothing leaves this machine.
+    PATH is a folder of Claude Code transcripts, a single transcript, or a Holdfast store. Without PATH, Claude Code's
+    own folder is used if it exists, otherwise the configured store. Nothing leaves this machine.
     """
     import msgspec
 
@@ -79,33 +80,34 @@ def command(
 
     models = _models()
     audit = Audit(models)
-    begin = since.replace(tzinfo=datetime.UTC).timestamp() if since else 0.0
-    look = Look(begin, rivals, simulated or wanted is not None, [])
-    place, read = _found(path, look)
+    start_at = since.replace(tzinfo=datetime.UTC).timestamp() if since else 0.0
+    query = Look(start_at, rivals, simulated or wanted is not None, [])
+    location, items = _find_transcripts(path, query)
     transcripts: list[Transcript] = []
-    for item in read:
+    for item in items:
         if isinstance(item, BrokenLine):
             audit.pass_over(item)
         else:
             transcripts.append(item)
-    chosen = _chosen(counted_once(transcripts, since=begin), wanted)
+    # A resumed or forked transcript repeats the calls of the one it continues: count each call once.
+    chosen = _select_session(counted_once(transcripts, since=start_at), wanted)
     for transcript in with_progress(chosen, "conversations", len(chosen)):
         audit.add(transcript)
     report = audit.report()
     if not report.calls:
-        raise UserError(f"{_nothing_in(place, since)}; {'; '.join(_passed_over(report, look))}")
+        raise UserError(f"{_describe_nothing_found(location, since)}; {'; '.join(_describe_skipped(report, query))}")
     if rivals:
         report = msgspec.structs.replace(report, rivals=_rivals(chosen, models))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         _show(report, limit)
-        for line in _left_out(look):
+        for line in _describe_left_out(query):
             click.echo(line)
 
 
 class Look(NamedTuple):
-    """What to look at; ids of simulated sessions that were left out are added to `left_out`."""
+    """What to audit; the readers add ids of skipped simulated sessions to `left_out`."""
 
     since: float
     spelled: bool
@@ -113,14 +115,14 @@ class Look(NamedTuple):
     left_out: list[str]
 
 
-def _left_out(look: Look) -> "Iterator[str]":
-    if look.left_out:
-        yield f"not counted: {counted(len(look.left_out), 'simulated session')}; --simulated counts all"
+def _describe_left_out(query: Look) -> "Iterator[str]":
+    if query.left_out:
+        yield f"not counted: {counted(len(query.left_out), 'simulated session')}; --simulated includes them"
 
 
-def _passed_over(report: "AuditReport", look: Look) -> "Iterator[str]":
+def _describe_skipped(report: "AuditReport", query: Look) -> "Iterator[str]":
     yield f"{counted(report.broken_lines, 'line')} could not be read"
-    yield from _left_out(look)
+    yield from _describe_left_out(query)
 
 
 def _models() -> "Models":
@@ -134,25 +136,25 @@ def _models() -> "Models":
     return with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
 
 
-def _nothing_in(place: str, since: datetime.datetime | None) -> str:
+def _describe_nothing_found(location: str, since: datetime.datetime | None) -> str:
     when = f" since {since:%Y-%m-%d}" if since else ""
-    return f"no call with its usage{when} in {place}"
+    return f"no call with reported usage{when} in {location}"
 
 
-def _found(path: str | None, look: Look) -> "tuple[str, Read]":
-    """Where was looked, in words, and what is there."""
+def _find_transcripts(path: str | None, query: Look) -> "tuple[str, Read]":
+    """The source in words (for error messages), and its transcripts."""
     from pathlib import Path
 
     from holdfast.stores.shown import shown
 
     if path is None:
-        return _found_by_itself(look)
+        return _find_default_transcripts(query)
     if path.startswith(("sqlite:", "postgresql:", "postgres:")) or _is_database(Path(path)):
-        return f"the store {shown(path)!r}", _stored(path, look)
-    return f"the transcripts (.jsonl) at {path!r}", _transcripts(Path(path), look)
+        return f"the store {shown(path)!r}", _read_store(path, query)
+    return f"the transcripts (.jsonl) at {path!r}", _read_transcripts(Path(path), query)
 
 
-def _found_by_itself(look: Look) -> "tuple[str, Read]":
+def _find_default_transcripts(query: Look) -> "tuple[str, Read]":
     import os
     from pathlib import Path
 
@@ -163,21 +165,21 @@ def _found_by_itself(look: Look) -> "tuple[str, Read]":
     folders = _client_folders()
     for folder in folders:
         if next(folder.rglob("*.jsonl"), None) is not None:
-            return f"the transcripts of {str(folder)!r}", _transcripts(folder, look)
+            return f"the transcripts of {str(folder)!r}", _read_transcripts(folder, query)
     store = load_config(os.environ, workspace=Path.cwd()).db_path
     if "://" in store or Path(store).exists():
-        return f"the store {shown(store)!r}", _stored(store, look)
-    looked = ", ".join(repr(str(place)) for place in (*folders, store))
-    raise UserError(f"nothing to audit: neither transcripts (.jsonl) nor a store at {looked}; name a folder or a store")
+        return f"the store {shown(store)!r}", _read_store(store, query)
+    searched = ", ".join(repr(str(path)) for path in (*folders, store))
+    raise UserError(f"nothing to audit: no transcripts (.jsonl) and no store at {searched}; name a folder or a store")
 
 
 def _client_folders() -> "tuple[Path, ...]":
-    """Where Claude Code keeps its transcripts: where it was told to, or in one of its two usual places."""
+    """Where Claude Code stores its transcripts: below CLAUDE_CONFIG_DIR, or in one of its two default places."""
     import os
     from pathlib import Path
 
-    told = os.environ.get("CLAUDE_CONFIG_DIR")
-    homes = (Path(told),) if told else (Path.home() / ".claude", Path.home() / ".config" / "claude")
+    configured = os.environ.get("CLAUDE_CONFIG_DIR")
+    homes = (Path(configured),) if configured else (Path.home() / ".claude", Path.home() / ".config" / "claude")
     return tuple(home / "projects" for home in homes)
 
 
@@ -189,17 +191,17 @@ def _is_database(path: "Path") -> bool:
         return False
 
 
-def _transcripts(path: "Path", look: Look) -> "Read":
+def _read_transcripts(path: "Path", query: Look) -> "Read":
     from holdfast.cli.progress import with_progress
     from holdfast.replay.transcripts import read_transcript, transcript_files
 
-    # A file that was last written before that day holds no call of it.
-    files = [file for file in transcript_files(path) if file.stat().st_mtime >= look.since]
+    # A file last written before the start date cannot contain a call after it.
+    files = [file for file in transcript_files(path) if file.stat().st_mtime >= query.since]
     for file in with_progress(files, "transcripts", len(files)):
-        yield from read_transcript(file, spelled=look.spelled)
+        yield from read_transcript(file, spelled=query.spelled)
 
 
-def _stored(address: str, look: Look) -> "Read":
+def _read_store(address: str, query: Look) -> "Read":
     import contextlib
 
     from holdfast.cli.progress import with_progress
@@ -210,33 +212,33 @@ def _stored(address: str, look: Look) -> "Read":
     with contextlib.closing(open_store(address)) as log:
         rows = log.sessions()
         for row in with_progress(rows, "sessions", len(rows)):
-            if not look.simulated and is_simulated(log, row.id):
-                look.left_out.append(row.id)
+            if not query.simulated and is_simulated(log, row.id):
+                query.left_out.append(row.id)
                 continue
             transcript = stored_transcript(log.read(row.id), row.id)
             if transcript is not None:
                 yield transcript
 
 
-def _chosen(transcripts: "list[Transcript]", wanted: str | None) -> "list[Transcript]":
+def _select_session(transcripts: "list[Transcript]", wanted: str | None) -> "list[Transcript]":
     from holdfast.errors import UserError
 
     if wanted is None:
         return transcripts
-    found = [one for one in transcripts if one.session.startswith(wanted)]
-    names = {one.session for one in found}
+    matches = [transcript for transcript in transcripts if transcript.session.startswith(wanted)]
+    names = {transcript.session for transcript in matches}
     if wanted in names:
-        return [one for one in found if one.session == wanted]
+        return [transcript for transcript in matches if transcript.session == wanted]
     if len(names) != 1:
         candidates = f": {', '.join(sorted(names)[:CANDIDATES_MAX])}" if names else ""
         raise UserError(
-            f"{len(names) or 'no'} sessions begin with {wanted!r}{candidates}; `--json` lists all with their ids"
+            f"{len(names) or 'no'} sessions begin with {wanted!r}{candidates}; `--json` lists all session ids"
         )
-    return found
+    return matches
 
 
 def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[PolicyRow, ...]":
-    """Each conversation by the rules and at today's prices of the model that answered most of its calls."""
+    """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
     from collections import Counter
 
     from holdfast.catalog.lookup import find_model
@@ -249,14 +251,15 @@ def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[Pol
     from holdfast.replay.totals import Totals
 
     totals, roster = Totals(), Roster()
-    for one in with_progress(transcripts, "conversations played", len(transcripts)):
-        name = Counter(call.model or "" for call in one.recording.calls).most_common(1)[0][0]
+    for transcript in with_progress(transcripts, "conversations played", len(transcripts)):
+        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
         try:
             row = find_model(name, models)
         except UserError:
             continue
-        if one.spelled and takes_marks(row):
-            totals.add(compare(one.recording, roster.fresh(), setting_for(row, ttl_upgrade=False)), None, 0)
+        # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
+        if transcript.spelled and takes_marks(row):
+            totals.add(compare(transcript.recording, roster.fresh(), setting_for(row, ttl_upgrade=False)), None, 0)
     return totals.report().policies
 
 
@@ -264,7 +267,7 @@ def _show(report: "AuditReport", limit: int) -> None:
     from holdfast.cli.policies import show_policies
     from holdfast.cli.tables import columns_shown, show_table
 
-    for line in _told(report):
+    for line in _summary_lines(report):
         click.echo(line)
     if report.causes:
         click.echo("")
@@ -272,37 +275,39 @@ def _show(report: "AuditReport", limit: int) -> None:
             (cause.cause, str(cause.calls), f"{cause.tokens:,}", _usd(cause.lost_usd), MEANINGS.get(cause.cause, ""))
             for cause in report.causes
         )
-        show_table(("cold because", "calls", "tokens", "lost", "which means"), rows)
+        show_table(("cache miss", "calls", "tokens", "lost", "meaning"), rows)
     click.echo("")
-    headings = ("session", "date", "project", "model", "calls", "spent", "lost", "because", "Holdfast")
-    characters = _telling_characters([row.session for row in report.sessions])
+    headings = ("session", "date", "project", "model", "calls", "spent", "lost", "main cause", "Holdfast")
+    characters = _distinct_id_length([row.session for row in report.sessions])
     table = [headings, *(_session_row(row, characters) for row in report.sessions[:limit])]
-    table = [_narrowed(row) for row in table] if columns_shown() < NARROW_COLUMNS else table
+    table = [_narrow_row(row) for row in table] if columns_shown() < NARROW_COLUMNS else table
     show_table(table[0], table[1:])
     if len(report.sessions) > limit:
-        click.echo(f"{counted(len(report.sessions) - limit, 'session')} more; --limit shows them, --json has all")
+        click.echo(f"{counted(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all")
     if report.rivals:
-        click.echo("\nThe same prompts under every policy; tokens are counted by us, prompts only, prices of today:")
+        click.echo("\nThe same prompts under every policy (prompt costs only, estimated tokens, today's prices):")
         show_policies(report.rivals)
-    for line in _noted(report):
+    for line in _footnotes(report):
         click.echo(line)
 
 
-def _told(report: "AuditReport") -> "Iterator[str]":
+def _summary_lines(report: "AuditReport") -> "Iterator[str]":
     sessions, calls = counted(len(report.sessions), "session"), counted(report.calls, "call")
     days = f"{_day(report.from_at)} to {_day(report.to_at)}"
     yield f"You spent {_usd(report.spent_usd)} on {calls} in {sessions}, {days}."
     if report.cold_calls:
         share = report.lost_usd / report.spent_usd if report.spent_usd else 0.0
-        yield f"{_usd(report.lost_usd)} of it ({share:.0%}) went to {counted(report.cold_calls, 'cold call')}."
+        calls_missed = f"{report.cold_calls:,} cache miss{'' if report.cold_calls == 1 else 'es'}"
+        yield f"{_usd(report.lost_usd)} of it ({share:.0%}) went to {calls_missed}."
     else:
-        yield "No call was cold."
+        yield "No call missed the cache."
     if any(model.judged for model in report.models):
         yield f"Holdfast's plan would have cost {_range(report.planned_usd)} on the same prompts,"
-        yield f"{_compared(report)}; with hindsight, no plan less than about {_usd(report.optimum_usd)}."
+        yield f"{_describe_difference(report)}; the optimum in hindsight is about {_usd(report.optimum_usd)}."
 
 
-def _compared(report: "AuditReport") -> str:
+def _describe_difference(report: "AuditReport") -> str:
+    # planned_usd is (lowest, highest) cost; the highest cost gives the lowest saving.
     low, high = (report.spent_usd - cost for cost in reversed(report.planned_usd))
     if max(abs(low), abs(high)) < SAME_SHARE * report.spent_usd:
         return "about what you spent"
@@ -313,26 +318,26 @@ def _compared(report: "AuditReport") -> str:
     return f"between {_usd(-low)} more and {_usd(high)} less"
 
 
-def _noted(report: "AuditReport") -> "Iterator[str]":
+def _footnotes(report: "AuditReport") -> "Iterator[str]":
     from holdfast.cli.requests import printable
 
-    yield "\nPrices are those of each day. What a plan would have cost is an estimate from"
-    yield "sizes and times; a range, because nobody says whether an hour's mark also keeps"
-    yield "the five minutes' prefix in front of it."
+    yield "\nPrices are those of each day. Plan costs are estimates from prompt sizes and times;"
+    yield "they are a range because no provider documents whether a 1h breakpoint also extends"
+    yield "the 5m prefix before it."
     unpriced = [model for model in report.models if model.spent_usd is None]
     if unpriced:
         names = ", ".join(printable(model.model) or "unnamed" for model in unpriced)
         tokens = sum(model.usage.tokens_sent + model.usage.output for model in unpriced)
         calls = counted(sum(model.calls for model in unpriced), "call")
-        yield f"No price is known for {names}: {calls} with {counted(tokens, 'token')} not in these amounts."
+        yield f"No price is known for {names}: {calls} with {counted(tokens, 'token')} are not included."
     if report.broken_lines:
         first = report.broken[0]
         where = printable(f"{first.file}:{first.line}: {first.reason}")
-        yield f"passed over: {counted(report.broken_lines, 'broken line')}, the first at {where}"
+        yield f"skipped: {counted(report.broken_lines, 'broken line')}, the first at {where}"
 
 
-def _telling_characters(ids: "Sequence[str]") -> int:
-    """How much of each id is enough to tell it from the others."""
+def _distinct_id_length(ids: "Sequence[str]") -> int:
+    """The shortest length, from ID_CHARACTERS on, at which all shortened ids differ."""
     longest = max(map(len, ids), default=ID_CHARACTERS)
     lengths = range(ID_CHARACTERS, longest)
     return next((length for length in lengths if len({id[:length] for id in ids}) == len(ids)), longest)
@@ -354,7 +359,7 @@ def _session_row(row: "SessionRow", id_characters: int) -> tuple[str, ...]:
     )
 
 
-def _narrowed(row: "Sequence[str]") -> tuple[str, ...]:
+def _narrow_row(row: "Sequence[str]") -> tuple[str, ...]:
     session, date, project, _, *rest = row
     return session, date, project[:PROJECT_CHARACTERS_NARROW], *rest
 

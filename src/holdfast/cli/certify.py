@@ -1,4 +1,4 @@
-"""`holdfast certify`: checks a stored session again, byte by byte and token by token."""
+"""`holdfast certify`: verifies a stored session byte by byte and token by token."""
 
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 @click.option("--db", help="Store to use instead of the configured one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(session_id: str, db: str | None, as_json: bool) -> None:
-    """Make every request of a session anew from the log and compare it with what was sent.
+    """Rebuild every request of a session from the log and compare it with what was sent.
 
-    Ends with 1 at the first request whose bytes are others, whose prefix moved, or that read less than was there.
+    Exits with status 1 if a request has different bytes, changes the prefix of the one before, or reads fewer cached
+    tokens than were available.
     """
     import msgspec
 
@@ -28,40 +29,42 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
 
     with open_configured(db) as log:
         session_id = found_session(log, session_id)
-        made = tuple(certify(log.read(session_id), session_id, configured_models()))
-        if not made and any(isinstance(event.payload, LlmCallCompleted) for event in log.read(session_id)):
+        certificates = tuple(certify(log.read(session_id), session_id, configured_models()))
+        if not certificates and any(isinstance(event.payload, LlmCallCompleted) for event in log.read(session_id)):
             raise UserError(
-                f"session {session_id!r} was pruned: its calls are kept and what they sent is not, "
-                "so nothing can be vouched for"
+                f"session {session_id!r} was pruned: its requests are no longer stored, so they cannot be checked"
             )
-    first = next((one for one in made if one.violation is not None), None)
+    violated = next((certificate for certificate in certificates if certificate.violation is not None), None)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(certificates)).decode())
     else:
-        _show(made, first)
-    if first is not None:
+        _show(certificates, violated)
+    if violated is not None:
         raise click.exceptions.Exit(1)
 
 
-def _show(made: "tuple[Certificate, ...]", first: "Certificate | None") -> None:
+def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None") -> None:
     from holdfast.cli.tables import show_table
 
-    if made:
-        show_table(("call", "equal to", "for bytes", "must read", "read", ""), map(_row, made))
-    if restarted := [str(one.call) for one in made if one.restarted]:
-        click.echo(f"A simulated cache ends with its process. First in a new one: call {', '.join(restarted)};")
-        click.echo("there the same bytes were demanded, and not that they were read.")
-    if not made:
-        click.echo("no request was made yet, so there is nothing to vouch for")
-    elif first is None:
-        hold = "holds" if len(made) == 1 else "hold"
-        click.echo(f"{counted(len(made), 'request')} {hold}: no byte moved, and everything was read that was there")
+    if certificates:
+        headings = ("call", "extends", "prefix bytes", "expected read", "read", "result")
+        show_table(headings, map(_row, certificates))
+    if restarted := [str(certificate.call) for certificate in certificates if certificate.restarted]:
+        # A simulated cache lives in its process, so the first call of a new process cannot read from it.
+        click.echo(f"A simulated cache ends with its process. First call of a new process: {', '.join(restarted)};")
+        click.echo("for these, only the bytes were checked, not what was read.")
+    if not certificates:
+        click.echo("no request has been made yet, so there is nothing to check")
+    elif violated is None:
+        requests = counted(len(certificates), "request")
+        click.echo(f"{requests} certified: no prefix changed, and no cached tokens were missed")
     else:
-        click.echo(f"call {first.call} does not hold: {first.violation}")
+        click.echo(f"call {violated.call} failed: {violated.violation}")
 
 
-def _row(one: "Certificate") -> tuple[str, ...]:
-    equal = f"call {one.equal_to_call}" if one.equal_to_call is not None else ""
-    read = "" if one.read_tokens is None else str(one.read_tokens)
-    broken = "broken" if one.violation is not None else "holds, restarted" if one.restarted else "holds"
-    return str(one.call), equal, str(one.prefix_bytes), str(one.expected_read_tokens), read, broken
+def _row(certificate: "Certificate") -> tuple[str, ...]:
+    equal = f"call {certificate.equal_to_call}" if certificate.equal_to_call is not None else ""
+    read = "" if certificate.read_tokens is None else str(certificate.read_tokens)
+    result = "failed" if certificate.violation is not None else "ok, restarted" if certificate.restarted else "ok"
+    tokens = (str(certificate.expected_read_tokens), read)
+    return str(certificate.call), equal, str(certificate.prefix_bytes), *tokens, result

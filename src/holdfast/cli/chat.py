@@ -1,4 +1,4 @@
-"""`holdfast chat`: an agent in the terminal."""
+"""`holdfast chat`: an interactive agent in the terminal."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -16,7 +16,7 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     except InvalidOperation:
         amount = Decimal(-1)
     if not amount.is_finite() or amount < 0:
-        raise click.BadParameter(f"{value!r} is no amount of dollars such as 0.50")
+        raise click.BadParameter(f"{value!r} is not an amount of dollars such as 0.50")
     return amount
 
 
@@ -24,27 +24,29 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.argument(
     "folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False, exists=True)
 )
-@click.option("--model", metavar="PROVIDER:NAME", help="Model to speak to; the configured one if left out.")
+@click.option("--model", metavar="PROVIDER:NAME", help="Model to use. Default: the configured one.")
 @click.option(
     "--resume",
     is_flag=False,
     flag_value=NEWEST,
     metavar="[ID]",
-    help="Go on with a stored session; without an id, with the newest one of this folder.",
+    help="Continue a stored session; without an ID, the newest one of this folder.",
 )
-@click.option("--simulate", is_flag=True, help="Speak to a simulated model: no key, no network, no cost.")
+@click.option("--simulate", is_flag=True, help="Use a simulated model: no key, no network, no cost.")
 @click.option("--no-tools", is_flag=True, help="Give the model no tools.")
 @click.option(
     "--also-skills",
     multiple=True,
     type=click.Choice((".agents/skills", ".claude/skills", ".metis/skills")),
-    help="A folder of skills of another program to read too, at home and in DIR.",
+    help="Also load another program's skills from this folder, in your home and in DIR.",
 )
-@click.option("--yes", is_flag=True, help="Let tools write and execute without asking.")
-@click.option("--thinking", is_flag=True, help="Show what the model thinks, where it tells.")
-@click.option("--keep-alive", is_flag=True, help="Keep an idle cache alive where that is expected to pay.")
-@click.option("--spend-max", callback=_amount, metavar="USD", help="Stop before a call that could cost more in all.")
-@click.option("--allow-uncached", is_flag=True, help="Take a model that is not known to cache.")
+@click.option("--yes", is_flag=True, help="Let tools write files and run commands without asking.")
+@click.option("--thinking", is_flag=True, help="Show the model's thinking, if it returns any.")
+@click.option("--keep-alive", is_flag=True, help="Keep an idle cache alive when that is expected to save money.")
+@click.option(
+    "--spend-max", callback=_amount, metavar="USD", help="Stop before a call that could exceed this total cost."
+)
+@click.option("--allow-uncached", is_flag=True, help="Allow a model without known prompt caching.")
 @click.option("--store", metavar="PATH", help="Store to use instead of the configured one.")
 def command(
     folder: Path | None,
@@ -61,13 +63,13 @@ def command(
     allow_uncached: bool,
     store: str | None,
 ) -> None:
-    """Talk to an agent that works in DIR, the current folder if left out.
+    """Chat with an agent that works in DIR (default: the current folder).
 
-    It reads, searches, writes and runs what you let it: before anything is written or executed you are shown what and
-    asked. Ctrl-C stops a call, Ctrl-D leaves; /help lists what else can be typed. The session is stored as it happens.
+    It can read, search and write files and run commands. Before it writes or runs anything, it shows you what and asks.
+    Ctrl-C stops a call, Ctrl-D exits, /help lists the commands. The session is stored as it happens.
 
-    Without a terminal each line of standard input is one message; answers go to standard output, all else to standard
-    error, and what would have to be asked is refused unless --yes.
+    Without a terminal, each line of standard input is one message. Replies go to standard output, everything else to
+    standard error, and tools that would need your confirmation are refused unless you pass --yes.
     """
     import os
 

@@ -1,4 +1,4 @@
-"""What can be typed in a chat beside messages: lines that begin with a slash."""
+"""The slash commands of a chat, such as `/cost` and `/model`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,16 +28,18 @@ class Command(NamedTuple):
 
 
 def obey(room: Room, line: str) -> bool:
-    """Do what a line with a slash asks for; False if it asks to leave."""
+    """Run the slash command in `line`; False if it ends the chat."""
     name, _, argument = line[1:].strip().partition(" ")
     name = name.lower()
     if name in LEAVE:
         return False
     command = COMMANDS.get(name)
     if command is None:
-        meant = near(name, (*COMMANDS, *LEAVE))
-        hint = f"did you mean /{meant}?" if meant else "/help lists what there is."
-        room.screen.complain(f"there is no /{printable(name)}; {hint} A space in front sends the line as it is.")
+        closest = near(name, (*COMMANDS, *LEAVE))
+        hint = f"did you mean /{closest}?" if closest else "/help lists all commands."
+        room.screen.complain(
+            f"unknown command /{printable(name)}; {hint} To send the line as a message, start it with a space."
+        )
         return True
     try:
         command.run(room, argument.strip())
@@ -47,23 +49,23 @@ def obey(room: Room, line: str) -> bool:
 
 
 def switch_to(room: Room, name: str) -> None:
-    """Go on with another model, once its price was told and agreed to."""
+    """Switch to another model after the user has seen the cost and agreed."""
     setting, session = room.setting, room.session
     model = find_model(name, setting.models)
     if model.id == session.model:
-        room.screen.tell(f"{model.id} speaks already")
+        room.screen.tell(f"{model.id} is already in use")
         return
     check_reach(model, setting.wishes, setting.config, setting.environ)
     quote = session.quote_switch(model.id)
     room.screen.tell(str(quote))
     if quote.dropped:
-        room.screen.tell("what stays behind: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
+        room.screen.tell("not transferred: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
     if not room.sure("Switch?"):
-        room.screen.tell(f"{session.model} goes on")
+        room.screen.tell(f"staying with {session.model}")
         return
     room.call(session.switch_model(model.id, allow_uncached=True))
     room.plan = None
-    room.screen.tell(f"{session.model} goes on from here")
+    room.screen.tell(f"now using {session.model}")
 
 
 def _help(room: Room, argument: str) -> None:
@@ -71,8 +73,8 @@ def _help(room: Room, argument: str) -> None:
     widest = max(len(usage) for usage, _ in rows)
     room.screen.tell(
         *(f"{usage:<{widest}}  {about}" for usage, about in rows),
-        f"{'/exit':<{widest}}  leave; Ctrl-D does the same",
-        "A line that ends in \\ goes on in the next one. Ctrl-C stops a call.",
+        f"{'/exit':<{widest}}  end the chat; Ctrl-D does the same",
+        "A line that ends in \\ continues on the next one. Ctrl-C stops a call.",
     )
 
 
@@ -81,7 +83,7 @@ def _cost(room: Room, argument: str) -> None:
 
     turns = turn_costs(room.log.read(room.session.id), room.setting.models)
     if not turns:
-        room.screen.tell("nothing was paid yet")
+        room.screen.tell("no cost yet")
         return
     room.screen.end_line()
     show_table(("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"), cost_rows(turns))
@@ -102,15 +104,15 @@ def _context(room: Room, argument: str) -> None:
 
 
 def _compact(room: Room, argument: str) -> None:
-    done = room.call(room.session.compact())
-    if done.reason:
-        room.screen.tell(f"nothing is compacted: {done.reason}")
+    result = room.call(room.session.compact())
+    if result.reason:
+        room.screen.tell(f"not compacted: {result.reason}")
         return
     room.plan = None
     room.screen.tell(
-        f"{done.removed_message_count} messages left the view, which the log keeps; "
-        f"{done.tokens_before:,} tokens became {done.tokens_after:,}",
-        f"`holdfast history {room.session.id}` shows them; the next call writes the shorter prompt",
+        f"compacted {result.removed_message_count} messages: {result.tokens_before:,} tokens became "
+        f"{result.tokens_after:,}; the log keeps the messages",
+        f"`holdfast history {room.session.id}` shows them; the next call writes the shorter prompt to the cache",
     )
 
 
@@ -122,12 +124,13 @@ def _skills(room: Room, argument: str) -> None:
     library = read_library(usual_roots(setting.config, setting.environ, workspace=setting.workspace))
     skills = library.store.list_skills()
     if not skills:
-        room.screen.tell("no skills; they are folders with a SKILL.md in .holdfast/skills, here or at home")
+        room.screen.tell("no skills; a skill is a folder with a SKILL.md in .holdfast/skills, here or in your home")
     for skill in skills:
-        about = " ".join(printable(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
-        room.screen.tell(f"{skill.name} ({skill.source}, {counted(skill.estimated_body_tokens, 'token')}): {about}")
-    if unusable := sum(not report.valid for report in library.reports):
-        room.screen.tell(f"{unusable} could not be loaded; `holdfast skills validate` says why")
+        description = " ".join(printable(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
+        tokens = counted(skill.estimated_body_tokens, "token")
+        room.screen.tell(f"{skill.name} ({skill.source}, {tokens}): {description}")
+    if invalid := sum(not report.valid for report in library.reports):
+        room.screen.tell(f"{invalid} could not be loaded; `holdfast skills validate` says why")
 
 
 def _model(room: Room, argument: str) -> None:
@@ -137,16 +140,16 @@ def _model(room: Room, argument: str) -> None:
     provider = room.session.model.partition(":")[0]
     others = [name for name in room.setting.models if name.startswith(f"{provider}:") and name != room.session.model]
     room.screen.tell(room.session.model, *(f"  {name}" for name in others))
-    room.screen.tell("/model PROVIDER:NAME tells what a switch costs, and asks")
+    room.screen.tell("/model PROVIDER:NAME shows what a switch costs and asks before switching")
 
 
 def _tools(room: Room, argument: str) -> None:
-    asked = {one.spec.name for one in builtin_tools() if one.side_effects in CONFIRM_FOR} | set(MEMORY_NAMES)
+    confirmed = {tool.spec.name for tool in builtin_tools() if tool.side_effects in CONFIRM_FOR} | set(MEMORY_NAMES)
     if not room.session.tools:
         room.screen.tell("the model has no tools")
     for spec in room.session.tools:
-        first = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
-        room.screen.tell(f"{spec.name}{' (asks first)' if spec.name in asked else ''}: {printable(first)}")
+        sentence = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
+        room.screen.tell(f"{spec.name}{' (asks first)' if spec.name in confirmed else ''}: {printable(sentence)}")
 
 
 def _session(room: Room, argument: str) -> None:
@@ -162,12 +165,12 @@ def _session(room: Room, argument: str) -> None:
 
 COMMANDS = {
     "help": Command(_help, "/help", "this list"),
-    "cost": Command(_cost, "/cost", "what each turn took, and what it would have cost without a cache"),
-    "cache": Command(_cache, "/cache", "what is cached, until when, and what coming back late costs"),
-    "context": Command(_context, "/context", "what the prompt is made of"),
-    "compact": Command(_compact, "/compact", "make the conversation shorter: a record stands for its older part"),
-    "model": Command(_model, "/model [NAME]", "the model; with a name, another one from here on"),
-    "tools": Command(_tools, "/tools", "what the model can do"),
-    "skills": Command(_skills, "/skills", "what skills this folder has"),
-    "session": Command(_session, "/session", "this session, and how to resume it"),
+    "cost": Command(_cost, "/cost", "what each turn cost, and would have cost without a cache"),
+    "cache": Command(_cache, "/cache", "what is cached, until when, and what a late return costs"),
+    "context": Command(_context, "/context", "what the prompt consists of"),
+    "compact": Command(_compact, "/compact", "replace the older part of the conversation by a summary"),
+    "model": Command(_model, "/model [NAME]", "show the model, or switch to another one"),
+    "tools": Command(_tools, "/tools", "the tools of the model"),
+    "skills": Command(_skills, "/skills", "the skills available in this folder"),
+    "session": Command(_session, "/session", "this session and how to resume it"),
 }

@@ -1,4 +1,4 @@
-"""How a chat goes from its first line to its last."""
+"""Runs a chat from start to end: opens the store and session, reads messages, prints the closing line."""
 
 import logging
 import sys
@@ -35,28 +35,29 @@ LAST_LINES_MAX = 12
 
 
 def enter(wishes: Wishes, screen: Screen, environ: Mapping[str, str]) -> int:
-    """A whole chat; the status to end with."""
+    """Run a whole chat and return the exit status."""
     with ExitStack() as stack:
         stack.enter_context(hang_ups())
         if wishes.resume is None:
-            # What cannot be spoken to leaves no empty store behind.
-            _setting(wishes, None, environ)
+            # Check the model and key before opening the store, so that a failure leaves no empty store behind.
+            _load_setting(wishes, None, environ)
             path = wishes.store or load_config(environ).db_path
             log: Log = stack.enter_context(closing(open_store(path, models=configured_models())))
         else:
             log = stack.enter_context(open_configured(wishes.store))
         stored = stored_chat(wishes, log)
-        setting = _setting(wishes, stored, environ)
+        setting = _load_setting(wishes, stored, environ)
         thread = LoopThread()
         stack.callback(thread.close)
-        with _room(setting, stored, log=log, screen=screen, thread=thread) as room:
-            _greet(room, stored)
-            _converse(room)
-        _part(room, is_new=stored is None)
+        with _open_room(setting, stored, log=log, screen=screen, thread=thread) as room:
+            _show_greeting(room, stored)
+            _run_messages(room)
+        _show_ending(room, is_new=stored is None)
+        # A script that pipes messages must see a failure; an interactive user has already seen it.
         return int(room.failed and not screen.interactive)
 
 
-def _setting(wishes: Wishes, stored: State | None, environ: Mapping[str, str]) -> Setting:
+def _load_setting(wishes: Wishes, stored: State | None, environ: Mapping[str, str]) -> Setting:
     workspace = workspace_of(wishes, stored)
     config = load_config(
         environ, workspace=workspace, flags={"model": wishes.model, "also_skills": wishes.also_skills or None}
@@ -69,8 +70,10 @@ def _setting(wishes: Wishes, stored: State | None, environ: Mapping[str, str]) -
 
 
 @contextmanager
-def _room(setting: Setting, stored: State | None, *, log: Log, screen: Screen, thread: LoopThread) -> Iterator[Room]:
-    """The open session with everything around it; whatever happens, it is closed in good order."""
+def _open_room(
+    setting: Setting, stored: State | None, *, log: Log, screen: Screen, thread: LoopThread
+) -> Iterator[Room]:
+    """Open the session; on exit it is closed cleanly, and a new session without a turn is deleted."""
     wishes = setting.wishes
     model = find_model((stored.model if stored else "") or setting.config.model, setting.models)
     options = options_of(wishes, model, stored, workspace=setting.workspace)
@@ -93,36 +96,37 @@ def _room(setting: Setting, stored: State | None, *, log: Log, screen: Screen, t
         finally:
             with undisturbed():
                 thread.call(session.aclose())
+                # A new chat in which nothing was sent leaves no session behind.
                 if stored is None and not session.turn_count:
                     log.delete(session.id)
     finally:
         logger.removeHandler(warnings)
 
 
-def _greet(room: Room, stored: State | None) -> None:
-    """Who is spoken to and where; of a resumed session, what was said last."""
+def _show_greeting(room: Room, stored: State | None) -> None:
+    """Show the model and workspace; for a resumed session, also its last messages."""
     session, wishes = room.session, room.setting.wishes
     if room.screen.interactive:
-        place = printable(home_relative(str(room.setting.workspace.resolve())))
-        room.screen.tell(f"{session.model}{' (simulated)' if wishes.simulate else ''} in {place}")
-        room.screen.note("/help lists commands; Ctrl-C stops a call, Ctrl-D leaves")
+        folder = printable(home_relative(str(room.setting.workspace.resolve())))
+        room.screen.tell(f"{session.model}{' (simulated)' if wishes.simulate else ''} in {folder}")
+        room.screen.note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
     if stored is None:
         return
     room.screen.note(f"resumed after {counted(session.turn_count, 'turn')}, {dollars(session.cost)}")
-    said = [one for one in stored.passages if not one.injected and text_of(one.content).strip()]
+    messages = [passage for passage in stored.passages if not passage.injected and text_of(passage.content).strip()]
     if room.screen.interactive:
-        for passage in said[-2:]:
+        for passage in messages[-2:]:
             lines = visible(text_of(passage.content))
-            mark = "> " if passage.role == "user" else "  "
-            room.screen.change([mark + line for line in shortened_lines(lines, LAST_LINES_MAX)], whole=True)
-        for passage in said:
+            prefix = "> " if passage.role == "user" else "  "
+            room.screen.change([prefix + line for line in shortened_lines(lines, LAST_LINES_MAX)], whole=True)
+        for passage in messages:
             if passage.role == "user":
                 remember(text_of(passage.content))
     if wishes.model is not None and wishes.model != session.model:
         switch_to(room, wishes.model)
 
 
-def _converse(room: Room) -> None:
+def _run_messages(room: Room) -> None:
     screen = room.screen
     messages = messages_typed(screen) if screen.interactive else messages_piped(sys.stdin)
     room.tell_warnings()
@@ -138,10 +142,10 @@ def _converse(room: Room) -> None:
         room.tell_warnings()
 
 
-def _part(room: Room, *, is_new: bool) -> None:
+def _show_ending(room: Room, *, is_new: bool) -> None:
     session = room.session
     if is_new and not session.turn_count:
-        room.screen.note("nothing was said, and nothing is kept")
+        room.screen.note("no message was sent; nothing is stored")
         return
-    room.screen.note(f"{dollars(session.cost)} in {counted(session.turn_count, 'turn')}; to go on:")
+    room.screen.note(f"{dollars(session.cost)} in {counted(session.turn_count, 'turn')}; to continue:")
     room.screen.note(resume_command(room.setting.wishes, session.id))

@@ -1,4 +1,4 @@
-"""What a chat has in hand, how a message is seen through, and how a person is asked."""
+"""The state of a running chat: sends a message, shows the turn, and asks the user for confirmations."""
 
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What does not change while a chat goes on."""
+    """What stays fixed for the whole chat."""
 
     wishes: Wishes
     workspace: Path
@@ -38,7 +38,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Room:
-    """A session, the screen it is shown on, and the thread it lives on."""
+    """A session, the screen that shows it, and the thread that runs it."""
 
     def __init__(self, setting: Setting, session: Session, talk: Talk, *, log: Log, screen: Screen) -> None:
         self.setting = setting
@@ -53,31 +53,34 @@ class Room:
         return self.talk.thread.call(coroutine)
 
     def speak(self, message: str) -> None:
-        """Say something and show what comes of it, to the end of the turn; Ctrl-C cancels it."""
+        """Send the message and show the turn until it ends; Ctrl-C cancels it."""
         view = TurnView(self.screen, thinking=self.setting.wishes.thinking)
-        spent, taken = self.session.cost, self.session.usage
-        guesses: list[Event] = []
-        stop = self.session.subscribe(lambda event: guesses.append(event) if _is_guess(event) else None)
+        cost_before, usage_before = self.session.cost, self.session.usage
+        estimated: list[Event] = []
+        unsubscribe = self.session.subscribe(
+            lambda event: estimated.append(event) if _is_output_estimated(event) else None
+        )
         with interrupts(lambda number, frame: self.talk.cancel()):
             self.talk.begin(self.session, message)
             over = self._follow(view)
-        stop()
+        unsubscribe()
         self.screen.end_line()
         self.plan = view.plan or self.plan
         self._conclude(over)
-        cost, usage = self.session.cost - spent, since(taken, self.session.usage)
+        # The session's counters are cumulative: the turn is the difference between two readings.
+        cost, usage = self.session.cost - cost_before, since(usage_before, self.session.usage)
         if usage.tokens_sent or cost:
             cached = self.session.cache_state()
             warm = cached.expires_at - system_clock() if cached.tokens else 0.0
             total = self.session.cost
-            self.screen.note(status_line(usage, cost, session_usd=total, warm_seconds=warm, estimated=bool(guesses)))
+            self.screen.note(status_line(usage, cost, session_usd=total, warm_seconds=warm, estimated=bool(estimated)))
 
     def sure(self, question: str) -> bool:
-        """Whether the person says yes; --yes says so for them."""
+        """Whether the user answers yes; with --yes, the question is not asked."""
         return self.setting.wishes.yes or verdict(self.screen.ask(f"{question} [y]es / [n]o: ")) is True
 
     def tell_warnings(self) -> None:
-        """What has been warned of since the last turn."""
+        """Show the warnings logged since the last turn."""
         while not self.talk.notices.empty():
             notice = self.talk.notices.get()
             if isinstance(notice, Warned):
@@ -99,20 +102,20 @@ class Room:
         if self.setting.wishes.yes:
             return True
         if not self.screen.interactive:
-            self.screen.note(f"{printable(request.tool_name)}: nobody is here to be asked; --yes would allow it")
+            self.screen.note(f"{printable(request.tool_name)}: refused without a terminal to ask; --yes allows it")
             return False
         lines = judged_lines(request, self.setting.workspace)
         self.screen.change(lines, whole=False)
         is_cut = len(lines) > DIFF_LINES_MAX
         choices = "[y]es / [n]o / [a]lways this session" + (" / [s]how all" if is_cut else "")
         question = f"  {printable(request.tool_name)}: {choices}? "
-        while (said := self.screen.ask(question)) is not None and is_cut and said.strip().lower() in ("s", "show"):
+        while (answer := self.screen.ask(question)) is not None and is_cut and answer.strip().lower() in ("s", "show"):
             self.screen.change(lines, whole=True)
-        return verdict(said)
+        return verdict(answer)
 
     def _conclude(self, over: Over) -> None:
         if over.cancelled:
-            self.screen.note("cancelled; what was said so far is kept")
+            self.screen.note("cancelled; the conversation so far is kept")
             if not self.screen.interactive:
                 raise KeyboardInterrupt
         elif isinstance(over.error, HoldfastError):
@@ -125,6 +128,6 @@ class Room:
             raise over.error
 
 
-def _is_guess(event: Event) -> bool:
-    """Whether it counts an output that nobody has reported."""
+def _is_output_estimated(event: Event) -> bool:
+    """Whether the event is a broken-off call whose output tokens the provider did not report."""
     return isinstance(event.payload, LlmCallFailed) and event.payload.output_estimated

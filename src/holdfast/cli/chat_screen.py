@@ -1,4 +1,4 @@
-"""How a chat is shown and what is typed: streamed text, dim notes, one question at a time."""
+"""Terminal input and output of a chat: streamed text, dim notes, typed messages, signals."""
 
 import io
 import os
@@ -21,17 +21,17 @@ LOOK_SECONDS = 0.25
 _DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
 
 Answer = Callable[[int, FrameType | None], object] | signal.Handlers
-"""What a signal does: a function that is called, or nothing, or what it does by itself."""
+"""A signal handler: a function, SIG_IGN or SIG_DFL."""
 
 
 class Screen:
-    """All that a person sees goes through here. Where nobody sits, answers go to `out` and all else to `beside`."""
+    """All output of a chat goes through here. Without a terminal, replies go to `out` and the rest to `beside`."""
 
     def __init__(self, out: TextIO, beside: TextIO, *, interactive: bool, colours: bool) -> None:
         self._out = out
         self._beside = out if interactive else beside
         self._colours = colours
-        self._open: TextIO | None = None  # Where a line has begun and not ended.
+        self._open: TextIO | None = None  # The stream with an unfinished line.
         self.interactive = interactive
 
     @property
@@ -39,7 +39,7 @@ class Screen:
         return shutil.get_terminal_size().columns if self.interactive else 80
 
     def stream(self, text: str, *, dim: bool = False) -> None:
-        """A part of what a model says; its control characters are not passed on."""
+        """Print a part of the model's reply, without control characters."""
         shown = streamed(text)
         if not shown:
             return
@@ -48,7 +48,7 @@ class Screen:
         self._open = None if shown.endswith("\n") else self._out
 
     def begin_note(self, text: str) -> None:
-        """The start of a line that `end_note` ends, unless something else is shown in between."""
+        """Start a line that `end_note` completes, unless other output comes in between."""
         self.end_line()
         self._write(self._beside, self._styled(INDENT + text, _DIM))
         self._open = self._beside
@@ -62,7 +62,7 @@ class Screen:
         self.end_line()
 
     def tell(self, *lines: str) -> None:
-        """What was asked for."""
+        """Print the output of a command."""
         self.end_line()
         for line in lines:
             self._write(self._out, line + "\n")
@@ -72,7 +72,7 @@ class Screen:
         self._write(self._beside, self._styled(text, _RED) + "\n")
 
     def change(self, lines: Sequence[str], *, whole: bool) -> None:
-        """What somebody is to judge, added and removed lines in colour."""
+        """Print a change that the user must confirm, with added and removed lines in colour."""
         self.end_line()
         for line in lines if whole else shortened_lines(lines):
             style = _GREEN if line.startswith("+") else _RED if line.startswith("-") else ""
@@ -84,14 +84,14 @@ class Screen:
             self._open = None
 
     def ask(self, question: str) -> str | None:
-        """One line of answer; None for Ctrl-C, Ctrl-D, and where nobody sits."""
+        """Read a one-line answer; None for Ctrl-C, Ctrl-D and without a terminal."""
         self.end_line()
         if not self.interactive:
             return None
-        # What was typed before the question was seen is no answer to it.
+        # Discard keys typed before the question appeared: they are no answer to it.
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         try:
-            return _typed(question)
+            return _read_line(question)
         except (KeyboardInterrupt, EOFError):
             self._write(self._out, "\n")
             return None
@@ -109,23 +109,23 @@ class Screen:
 
 
 def terminal_screen(environ: Mapping[str, str]) -> Screen:
-    """The screen of this process: a terminal if somebody types and looks, else plain text."""
+    """The screen of this process; interactive if both stdin and stdout are terminals."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What cannot be read or shown here is no reason to end.
+            # A character that the locale cannot encode must not end the chat.
             stream.reconfigure(errors="replace")
     if interactive:
         import readline
 
-        # Answers to questions are no messages: what goes into the history is put there by name.
+        # Answers to questions do not belong in the input history; `remember` adds only messages.
         readline.set_auto_history(False)
     colours = interactive and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return Screen(sys.stdout, sys.stderr, interactive=interactive, colours=colours)
 
 
 def messages_typed(screen: Screen) -> Iterator[str]:
-    """What the person says, message by message, until Ctrl-D. A line that ends in a backslash goes on."""
+    """Read messages until Ctrl-D. A line that ends in a backslash continues on the next one."""
     while (line := _line(screen, PROMPT)) is not None:
         while line.endswith("\\") and (more := _line(screen, CONTINUED)) is not None:
             line = f"{line[:-1]}\n{more}"
@@ -135,7 +135,7 @@ def messages_typed(screen: Screen) -> Iterator[str]:
 
 
 def messages_piped(source: TextIO) -> Iterator[str]:
-    """A message a line; a line that ends in a backslash goes on."""
+    """Read one message per line. A line that ends in a backslash continues on the next one."""
     lines = (line.rstrip("\n") for line in source)
     for line in lines:
         while line.endswith("\\") and (more := next(lines, None)) is not None:
@@ -145,7 +145,7 @@ def messages_piped(source: TextIO) -> Iterator[str]:
 
 
 def remember(message: str) -> None:
-    """The message can be called up again with the arrow keys."""
+    """Add the message to the input history of the arrow keys."""
     import readline
 
     readline.add_history(message.encode("utf-8", "replace").decode().replace("\0", ""))
@@ -153,14 +153,14 @@ def remember(message: str) -> None:
 
 @contextmanager
 def interrupts(answer: Answer) -> Iterator[None]:
-    """What Ctrl-C does in here."""
+    """Handle Ctrl-C with `answer` inside this context."""
     with _signals(answer, signal.SIGINT):
         yield
 
 
 @contextmanager
 def hang_ups() -> Iterator[None]:
-    """End in good order where the terminal is closed or the process is told to end."""
+    """Exit cleanly when the terminal is closed (SIGHUP) or the process is terminated (SIGTERM)."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -171,43 +171,43 @@ def hang_ups() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whoever leaves in good order is not told again to leave."""
+    """Ignore further signals while the chat shuts down."""
     with _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield
 
 
 @contextmanager
 def _signals(answer: Answer, *numbers: signal.Signals) -> Iterator[None]:
-    before = {number: signal.signal(number, answer) for number in numbers}
+    previous = {number: signal.signal(number, answer) for number in numbers}
     try:
         yield
     finally:
-        for number, answered in before.items():
-            signal.signal(number, answered)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _line(screen: Screen, prompt: str) -> str | None:
-    """A line; Ctrl-C drops what was typed and asks again, Ctrl-D is None."""
+    """Read a line; Ctrl-C discards what was typed and prompts again, Ctrl-D returns None."""
     screen.end_line()
     while True:
         try:
-            return _typed(prompt)
+            return _read_line(prompt)
         except KeyboardInterrupt:
-            screen.tell("", f"{INDENT}Ctrl-D or /exit leaves")
+            screen.tell("", f"{INDENT}Ctrl-D or /exit ends the chat")
         except EOFError:
             screen.tell("")
             return None
 
 
-def _typed(prompt: str) -> str:
-    """A line; raises KeyboardInterrupt for Ctrl-C, also for one that comes just as the prompt does."""
-    with interrupts(signal.default_int_handler), _looked_after():
+def _read_line(prompt: str) -> str:
+    """Read a line; raises KeyboardInterrupt for Ctrl-C, even if that arrives together with the prompt."""
+    with interrupts(signal.default_int_handler), _poll_signals():
         return input(prompt)
 
 
 @contextmanager
-def _looked_after() -> Iterator[None]:
-    """Look for signals now and then: one that comes between the prompt and the wait for a key would wait as well."""
+def _poll_signals() -> Iterator[None]:
+    """Wake up regularly: a signal between printing the prompt and waiting for a key would otherwise be delayed."""
     with _signals(lambda number, frame: None, signal.SIGALRM):
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
         try:

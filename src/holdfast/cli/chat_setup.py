@@ -1,4 +1,4 @@
-"""Which session a chat goes on with, and what it is given: model, key, tools, store."""
+"""Prepares a chat: the session to continue, its workspace, a usable model, and the session options."""
 
 import shlex
 from collections.abc import Mapping
@@ -25,9 +25,10 @@ from holdfast.runtime.options import Options
 
 NAME = "chat"
 SIMULATED_NAME = "simulated chat"
+# To find the newest chat of a folder, the first event of each candidate is read: search only recent sessions.
 SESSIONS_LOOKED_AT_MAX = 500
 CONFIRM_SECONDS_MAX = 24 * 3600.0
-"""A person may have gone for lunch with a question on the screen."""
+"""A confirmation may wait a day: the user may be away with the question on the screen."""
 
 SYSTEM_PROMPT = """\
 You are a coding agent in a terminal. You work in one folder, the workspace, together with the person who types.
@@ -44,7 +45,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What was asked for on the command line. `resume` is a session's id, or empty for the newest one here."""
+    """The command line options. `resume` is a session id, or empty for the newest session of this folder."""
 
     folder: Path | None = None
     model: str | None = None
@@ -65,35 +66,37 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 def stored_chat(wishes: Wishes, log: Log) -> State | None:
-    """The session to go on with, as it was left; None for a new one."""
+    """The state of the session to continue; None for a new one."""
     if wishes.resume is None:
         return None
     session_id = found_session(log, wishes.resume) if wishes.resume else _newest_here(wishes, log)
     state = fold(log.read(session_id), session_id)
     if state.model and state.simulated != wishes.simulate:
-        way_out = "leave out --simulate" if wishes.simulate else "add --simulate"
-        was = "was not simulated" if wishes.simulate else "was simulated"
-        raise UserError(f"session {session_id} {was}; {way_out} to go on with it")
+        advice = "leave out --simulate" if wishes.simulate else "add --simulate"
+        mismatch = "was not simulated" if wishes.simulate else "was simulated"
+        raise UserError(f"session {session_id} {mismatch}; {advice} to continue it")
     return state
 
 
 def workspace_of(wishes: Wishes, stored: State | None) -> Path:
-    """A stored session stays in its folder."""
-    here = wishes.folder or Path.cwd()
+    """The folder to work in; a stored session keeps its own."""
+    requested = wishes.folder or Path.cwd()
     if stored is None or stored.workspace_path is None:
-        return here
-    kept = Path(stored.workspace_path)
-    if wishes.folder is not None and here.resolve() != kept:
-        raise UserError(f"session {stored.session_id} belongs to {str(kept)!r}; leave out the folder to go on there")
-    return kept
+        return requested
+    stored_path = Path(stored.workspace_path)
+    if wishes.folder is not None and requested.resolve() != stored_path:
+        raise UserError(
+            f"session {stored.session_id} belongs to {str(stored_path)!r}; leave out the folder to continue there"
+        )
+    return stored_path
 
 
 def check_reach(model: Model, wishes: Wishes, config: Config, environ: Mapping[str, str]) -> None:
-    """A model that cannot be spoken to, or that is dear without saying so, is told of before anything is made."""
+    """Raise UserError for a model that cannot be called or may silently cost much, before anything is created."""
     if not capabilities_of(model).supports_prompt_caching and not wishes.allow_uncached:
         raise UserError(
-            f"{model.id} is not known to cache: every call may pay for the whole conversation; say --allow-uncached to "
-            "use it all the same"
+            f"{model.id} has no known prompt caching: every call may pay for the whole conversation; add "
+            "--allow-uncached to use it anyway"
         )
     provider = provider_named(model.provider)
     if wishes.simulate:
@@ -101,26 +104,27 @@ def check_reach(model: Model, wishes: Wishes, config: Config, environ: Mapping[s
             raise UserError(f"{model.provider} is a command and cannot be simulated; name another --model")
         return
     address = config.base_urls.get(provider.name, provider.base_url)
+    # A local endpoint (a simulator or a gateway) may need no key.
     if provider.is_command or environ.get(provider.key_variable) or _host(address) in _LOOPBACK:
         return
     raise UserError(f"no key for {provider.name}: set {provider.key_variable}, or try it offline with --simulate")
 
 
 def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace: Path) -> Options:
-    """What the session is given; a stored one gets the tools it told its model of, no more and no less."""
-    known = {spec.name for spec in stored.tools} if stored else None
-    # A provider that is a command has tools of its own.
+    """The options of the session. A stored session gets exactly the tools that its cached prefix declares."""
+    declared = {spec.name for spec in stored.tools} if stored else None
+    # A provider that runs as a local command brings its own tools.
     with_tools = wishes.tools and not provider_named(model.provider).is_command
-    files = [name for name in NAMES if (with_tools if known is None else name in known)]
-    memory = with_tools if known is None else not known.isdisjoint(MEMORY_NAMES)
+    files = [name for name in NAMES if (with_tools if declared is None else name in declared)]
+    memory = with_tools if declared is None else not declared.isdisjoint(MEMORY_NAMES)
     options: Options = {
         "workspace": workspace,
         "builtin_tools": files,
         "memory": memory,
-        "skills": with_tools if known is None else not known.isdisjoint(SKILL_TOOLS),
-        "recall_history": with_tools if known is None else RECALL_TOOL in known,
+        "skills": with_tools if declared is None else not declared.isdisjoint(SKILL_TOOLS),
+        "recall_history": with_tools if declared is None else RECALL_TOOL in declared,
         "confirm_seconds_max": CONFIRM_SECONDS_MAX,
-        "allow_uncached": True,
+        "allow_uncached": True,  # check_reach has already refused an uncached model without --allow-uncached.
     }
     if wishes.also_skills:
         options["also_skills"] = wishes.also_skills
@@ -135,7 +139,7 @@ def options_of(wishes: Wishes, model: Model, stored: State | None, *, workspace:
 
 
 def resume_command(wishes: Wishes, session_id: str) -> str:
-    """What to type to go on, from any folder."""
+    """The shell command that continues the session from any folder."""
     words = ["holdfast", "chat", "--resume", session_id]
     words += ["--simulate"] if wishes.simulate else []
     words += [word for folder in wishes.also_skills for word in ("--also-skills", folder)]
@@ -151,7 +155,7 @@ def _newest_here(wishes: Wishes, log: Log) -> str:
         first = next(iter(log.read(row.id)), None)
         if first and isinstance(first.payload, SessionStarted) and first.payload.workspace_path == folder:
             return row.id
-    raise UserError(f"there is no {wishes.name} of this folder to go on with; leave out --resume to begin one")
+    raise UserError(f"this folder has no stored {wishes.name} to continue; leave out --resume to start one")
 
 
 def _host(address: str) -> str | None:

@@ -1,7 +1,7 @@
-"""How a session is spoken to while a person waits: it lives on a loop of its own, what happens comes by a queue.
+"""Runs a session on its own event loop thread and passes what happens to the main thread through a queue.
 
-The terminal is read and written by the main thread alone, so that Ctrl-C always reaches somebody. Between messages the
-loop goes on, and with it what keeps a cache alive.
+Only the main thread reads and writes the terminal, so that Ctrl-C is always handled. The loop keeps running between
+messages, which lets keep-alive pings go out while the user thinks.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ Result = TypeVar("Result")
 
 
 class Question(NamedTuple):
-    """Whether a call may run; the turn waits until `answer` is called."""
+    """Asks whether a tool call may run; the turn waits until `answer` is called."""
 
     request: ConfirmationRequest
     answer: Callable[[Confirmation], None]
 
 
 class Warned(NamedTuple):
-    """Something that a part of the session wants to be known."""
+    """A warning logged by the library."""
 
     text: str
 
 
 class Over(NamedTuple):
-    """The turn is over: by itself, cancelled, or by an error."""
+    """The turn has ended: completed, cancelled, or failed with an error."""
 
     cancelled: bool = False
     error: BaseException | None = None
@@ -42,7 +42,7 @@ Notice = StreamItem | Question | Warned | Over
 
 
 class LoopThread:
-    """An event loop that goes on while the main thread waits for a person."""
+    """An event loop that keeps running while the main thread waits for the user."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -50,7 +50,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[object, None, Result]) -> Result:
-        """What the coroutine returns, or raises."""
+        """Run the coroutine on the loop and return its result or raise its exception."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class LoopThread:
 
 
 class Talk:
-    """One turn at a time: `begin` it, then read `notices` until it is `Over`."""
+    """Runs one turn at a time: `begin` it, then read `notices` until `Over` arrives."""
 
     def __init__(self, thread: LoopThread) -> None:
         self.thread = thread
@@ -78,18 +78,18 @@ class Talk:
         self._loop.call_soon_threadsafe(start)
 
     def cancel(self) -> None:
-        """Also from within a signal's handler: nothing is waited for, and nothing is shown."""
+        """Safe to call from a signal handler: it neither blocks nor prints."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     async def confirm(self, request: ConfirmationRequest) -> Confirmation:
-        """Ask whoever reads the notices."""
+        """Put the question into `notices` and wait for its answer."""
         answer: asyncio.Future[Confirmation] = self._loop.create_future()
 
-        def settle(said: Confirmation) -> None:
+        def settle(decision: Confirmation) -> None:
             if not answer.done():
-                answer.set_result(said)
+                answer.set_result(decision)
 
-        self.notices.put(Question(request, lambda said: void(self._loop.call_soon_threadsafe(settle, said))))
+        self.notices.put(Question(request, lambda decision: void(self._loop.call_soon_threadsafe(settle, decision))))
         return await answer
 
     async def _speak(self, session: Session, message: str) -> None:
@@ -102,14 +102,14 @@ class Talk:
         self.notices.put(over)
 
     def _cancel(self) -> None:
-        # Once is enough: a second time would not let the turn leave a legal conversation behind.
+        # A second cancellation would interrupt the clean-up that leaves a valid conversation behind.
         if self._turn is not None and not self._stopping:
             self._stopping = True
             self._turn.cancel()
 
 
 class Warnings(logging.Handler):
-    """Puts warnings of the library among the notices, where they do not tear a line apart."""
+    """Logging handler that queues warnings as notices, so that they are not printed in the middle of a line."""
 
     def __init__(self, notices: "SimpleQueue[Notice]") -> None:
         super().__init__(logging.WARNING)
@@ -120,4 +120,4 @@ class Warnings(logging.Handler):
 
 
 def void(ignored: object) -> None:
-    """Nothing; for a callback that must return nothing."""
+    """Discard a result, for callbacks that must return None."""

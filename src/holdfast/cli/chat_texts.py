@@ -1,4 +1,4 @@
-"""How the parts of a chat are put into words: calls, changes, costs, the cache, the layers."""
+"""Formats the texts of a chat: tool calls, file changes, costs, cache state, layers."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,27 +19,27 @@ from holdfast.runtime.waking import CacheState
 
 VALUE_CHARACTERS_MAX = 60
 DIFF_LINES_MAX = 40
-COMPARED_LINES_MAX = 5_000
+COMPARED_LINES_MAX = 5_000  # difflib takes quadratic time in the worst case.
 TAB = "    "
 FILLS = "█▓▒░▞▚"
-"""What each layer of the bar is drawn with, in turn; neighbours differ also where there are no colours."""
+"""Characters that draw the layers of a bar in turn, so that neighbours differ without colours."""
 
 _PLAIN_ARGUMENTS = ("path", "command", "pattern")
 
 
 def streamed(text: str) -> str:
-    """Text of a model: its lines and its indentation, and nothing that would move the cursor or colour the screen."""
+    """Text of a model with its line breaks and indentation, but without control characters."""
     return "\n".join(printable(line.replace("\t", TAB)) for line in text.replace("\r\n", "\n").split("\n"))
 
 
 def visible(text: str) -> list[str]:
-    """Text that somebody is to judge, by line: what would not be seen is shown as U+FFFD, and hides nothing."""
+    """The lines of a text that the user must confirm; unprintable characters are shown as U+FFFD, never dropped."""
     lines = text.replace("\t", TAB).split("\n")
-    return ["".join(one if one.isprintable() else "\ufffd" for one in line) for line in lines]
+    return ["".join(character if character.isprintable() else "\ufffd" for character in line) for line in lines]
 
 
 def call_line(name: str, arguments_json: str, width: int) -> str:
-    """A call in one line: what it is about in plain words, the rest by name, all of it shortened."""
+    """A tool call in one line: main arguments by value, the others as name=value, cut to `width`."""
     arguments = arguments_of(arguments_json)
     if arguments is None:
         return _cut(_one_line(f"{name} {arguments_json[:1000]}"), width)
@@ -49,7 +49,7 @@ def call_line(name: str, arguments_json: str, width: int) -> str:
 
 
 def arguments_of(arguments_json: str) -> dict[str, object] | None:
-    """What a model sent, if it is an object; a model can send anything."""
+    """The decoded arguments; None if the model did not send a JSON object."""
     try:
         return msgspec.json.decode(arguments_json, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -69,7 +69,7 @@ def size(count_bytes: int) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """As on a stop watch: 4:58, or 1:04:58."""
+    """Format as on a stopwatch: 4:58 or 1:04:58."""
     minutes, rest = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -86,9 +86,9 @@ def percent(share: float) -> str:
 def status_line(
     usage: Usage, cost_usd: Decimal, *, session_usd: Decimal, warm_seconds: float, estimated: bool = False
 ) -> str:
-    """What a turn took, and how long its prompt can still be read from the cache."""
+    """Tokens and cost of a turn, and how long its prompt stays cached."""
     output = f"{'about ' if estimated else ''}{usage.output:,}"
-    warm = clock_time(warm_seconds) if warm_seconds > 0 else "cold"
+    warm = clock_time(warm_seconds) if warm_seconds > 0 else "empty"
     return (
         f"in {usage.tokens_sent:,} ({percent(usage.read_share)} read) · out {output} · {dollars(cost_usd)} · "
         f"session {dollars(session_usd)} · cache {warm}"
@@ -96,14 +96,17 @@ def status_line(
 
 
 def since(before: Usage, now: Usage) -> Usage:
-    """What was taken from one reading of the counters to a later one."""
+    """The usage between two readings of the cumulative counters."""
     return Usage(*(new - old for old, new in zip(astuple(before), astuple(now), strict=True)))
 
 
 def cost_rows(turns: Sequence[TurnCost]) -> list[tuple[str, ...]]:
-    """A row a turn and one for all; `without` is the price of the same calls with no cache."""
-    rows = [_cost_row(str(turn.number) if turn.number else "keeping", turn) for turn in turns]
-    return [*rows, _cost_row("all", total(turns))]
+    """One row per turn and a total; the last column is the price of the same calls without a cache.
+
+    Turn 0 collects what was paid between turns, for keep-alive pings and prewarming.
+    """
+    rows = [_cost_row(str(turn.number) if turn.number else "keep-alive", turn) for turn in turns]
+    return [*rows, _cost_row("total", total(turns))]
 
 
 def cost_sum(turns: Sequence[TurnCost]) -> str:
@@ -118,41 +121,42 @@ def cost_sum(turns: Sequence[TurnCost]) -> str:
 def cache_lines(
     cached: CacheState, wake: NextWake, plan: Plan | None, verdict: Verdict | None, *, at: float
 ) -> list[str]:
-    """What is warm and until when, what coming back in time or late costs, whether the last call read what was there.
+    """What is cached and until when, what the next call costs now or later, and the last call's verdict.
 
-    Then why its marks stand where they do, and what was not done.
+    Then the breakpoints of the last request with their reasons, and the planner's notes.
     """
     left = cached.expires_at - at
     if not cached.tokens:
         lines = ["nothing is cached"]
     elif left <= 0:
-        lines = [f"cold: {cached.tokens:,} tokens lapsed {clock_time(-left)} ago"]
+        lines = [f"expired: {cached.tokens:,} tokens, {clock_time(-left)} ago"]
     else:
         lines = [
-            f"warm: {cached.tokens:,} tokens for {clock_time(left)} more, {clock_time(cached.lifetime_seconds)} from "
-            "each use"
+            f"cached: {cached.tokens:,} tokens for another {clock_time(left)}; each use renews the TTL of "
+            f"{clock_time(cached.lifetime_seconds)}"
         ]
     if wake.prompt_tokens:
         lines.append(f"next: {wake}")
     if verdict is not None:
         lines.append(f"last: {verdict_words(verdict)}")
-    for mark in plan.marks if plan else ():
-        lines.append(f"mark: behind block {mark.piece + 1} for {mark.ttl}{': ' + mark.reason if mark.reason else ''}")
+    for breakpoint in plan.marks if plan else ():
+        reason = f": {breakpoint.reason}" if breakpoint.reason else ""
+        lines.append(f"breakpoint: after block {breakpoint.piece + 1}, TTL {breakpoint.ttl}{reason}")
     lines += [f"note: {note}" for note in (plan.notes if plan else ())]
     return [_one_line(line) for line in lines]
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """Whether a call found what was there to be read; if not, whose fault that is and what it cost."""
-    told = f"{verdict.kind.replace('_', ' ')}, {verdict.read_tokens:,} tokens read"
+    """Whether a call read what was cached; if not, which component broke the prefix and what that cost."""
+    text = f"{verdict.kind.replace('_', ' ')}, {verdict.read_tokens:,} tokens read"
     if verdict.lost_tokens:
-        told += f", {verdict.lost_tokens:,} lost for {dollars(verdict.lost_usd)}"
-    about = ", ".join(part for part in (verdict.component, verdict.detail) if part)
-    return f"{told}: {about}" if about else told
+        text += f", {verdict.lost_tokens:,} lost for {dollars(verdict.lost_usd)}"
+    cause = ", ".join(part for part in (verdict.component, verdict.detail) if part)
+    return f"{text}: {cause}" if cause else text
 
 
 def context_lines(use: ContextUse, width: int) -> list[str]:
-    """The layers as a bar of this width and by name, with their share of the prompt; and what the model takes."""
+    """A bar of the prompt's layers, then each layer with its share, then the share of the context window."""
     cells = bar_cells([layer.tokens for layer in use.layers], width)
     fills = [FILLS[number % len(FILLS)] for number in range(len(cells))]
     widest = max((len(layer.layer) for layer in use.layers), default=0)
@@ -167,31 +171,33 @@ def context_lines(use: ContextUse, width: int) -> list[str]:
 
 
 def bar_cells(amounts: Sequence[int], width: int) -> list[int]:
-    """How many cells each amount gets: all of them together fill the width, by the rule of the largest remainder."""
+    """Divide `width` cells among the amounts in proportion, by the largest-remainder method."""
     whole = sum(amounts)
     if not whole:
         return [0 for _ in amounts]
+    # Each amount first gets the whole part of its share, amount / whole * width. The cells left over by rounding down
+    # go to the largest fractional parts; ties go to the earlier amount, so that the result is deterministic.
     cells = [amount * width // whole for amount in amounts]
-    largest = sorted(range(len(amounts)), key=lambda at: (-(amounts[at] * width % whole), at))
-    for at in largest[: width - sum(cells)]:
-        cells[at] += 1
+    by_remainder = sorted(range(len(amounts)), key=lambda index: (-(amounts[index] * width % whole), index))
+    for index in by_remainder[: width - sum(cells)]:
+        cells[index] += 1
     return cells
 
 
 def difference(before: str | None, after: str, path: str) -> list[str]:
-    """What would change in a file, line by line; None is a file that is not there yet. Lines end in LF."""
+    """The change of a file as diff lines; `before` is None for a new file. Line ends must be LF."""
     old, new = _lines(before or ""), _lines(after)
     if before is None:
         return [f"new file {path}, {counted(len(new), 'line')}", *(f"+{line}" for line in new)]
     if before == after:
-        return [f"{path}: nothing changes"]
+        return [f"{path}: no change"]
     if max(len(old), len(new)) > COMPARED_LINES_MAX:
         return [
             f"{path}: {counted(len(old), 'line')} become {len(new)}, too many to compare",
             *(f"+{line}" for line in new),
         ]
     changed = list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
-    return [path, *changed] if changed else [f"{path}: only the end of its last line changes"]
+    return [path, *changed] if changed else [f"{path}: only the newline at the end of the file changes"]
 
 
 def shortened_lines(lines: Sequence[str], lines_max: int = DIFF_LINES_MAX) -> Iterator[str]:
@@ -200,8 +206,8 @@ def shortened_lines(lines: Sequence[str], lines_max: int = DIFF_LINES_MAX) -> It
         yield f"... {counted(len(lines) - lines_max, 'more line')}"
 
 
-def near(word: str, known: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+def near(word: str, candidates: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, list(candidates), n=1)), None)
 
 
 def _lines(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`holdfast config`: every setting, its value, and where it was set."""
+"""`holdfast config`: shows every setting, its value, and where that was set."""
 
 from pathlib import Path
 
@@ -8,7 +8,10 @@ import click
 @click.command("config")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--workspace", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Folder to look in."
+    "--workspace",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Workspace to read the configuration of.",
 )
 def command(as_json: bool, workspace: Path) -> None:
     """Show the configuration: flag > environment > workspace file > home file > default."""
@@ -25,9 +28,9 @@ def command(as_json: bool, workspace: Path) -> None:
         key: config.origins.get(key, "default") for key in SETTINGS
     }
     if as_json:
-        told = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
-        whole = {**told, "models": config.models, "project": config.project}
-        click.echo(msgspec.json.format(msgspec.json.encode(whole)).decode())
+        settings = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
+        document = {**settings, "models": config.models, "project": config.project}
+        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
         return
 
     from holdfast.cli.tables import show_table

@@ -1,4 +1,4 @@
-"""`holdfast curation`: which files sessions are told of, by presets that people write."""
+"""`holdfast curation`: presets of files that are added to the context of sessions."""
 
 from typing import TYPE_CHECKING
 
@@ -16,29 +16,30 @@ _workspace = click.option(
     type=click.Path(exists=True, file_okay=False),
     default=".",
     show_default="this folder",
-    help="Whose presets.",
+    help="Workspace of the presets.",
 )
 
 
 @click.group("curation", cls=Group)
 def command() -> None:
-    """Choose which files sessions are told of, by presets.
+    """Choose, by preset, which files are added to the context of sessions.
 
     A preset is .holdfast/curation/NAME.toml with a list of files: paths, or {path = "a.py", lines = "10-40"}, or
-    {path = "a.py", symbol = "parse"}. Switching costs only what stands behind the conversation.
+    {path = "a.py", symbol = "parse"}. Switching presets does not break the cached prefix: the files are added after the
+    conversation.
     """
 
 
 @command.command("list")
 @_workspace
 def list_presets(workspace: str) -> None:
-    """The presets there are; the one that is chosen has a star."""
+    """List the presets; the active one has a star."""
     from holdfast.knowledge.curation import active_preset, preset_names
 
     folder, _ = _folder(workspace)
-    chosen, names = active_preset(folder), preset_names(folder)
+    active, names = active_preset(folder), preset_names(folder)
     for name in names:
-        click.echo(f"{'*' if name == chosen else ' '} {name}")
+        click.echo(f"{'*' if name == active else ' '} {name}")
     if not names:
         click.echo("There are no presets; a preset is a file .holdfast/curation/NAME.toml.")
 
@@ -47,7 +48,7 @@ def list_presets(workspace: str) -> None:
 @click.argument("name")
 @_workspace
 def show(name: str, workspace: str) -> None:
-    """What a session would be told."""
+    """Show the text that a preset adds to a session."""
     from holdfast.knowledge.curation import read_preset, render_preset
     from holdfast.ledger.wording import printable
 
@@ -60,21 +61,21 @@ def show(name: str, workspace: str) -> None:
 @click.argument("name")
 @_workspace
 def use(name: str, workspace: str) -> None:
-    """Tell sessions of this folder these files, from their next message on."""
+    """Add the files of a preset to sessions of this folder, from their next message on."""
     from holdfast.knowledge.curation import choose_preset
 
     choose_preset(_folder(workspace)[0], name)
-    click.echo(f"Sessions are told the files of {name} from their next message on.")
+    click.echo(f"Sessions receive the files of {name} from their next message on.")
 
 
 @command.command("off")
 @_workspace
 def off(workspace: str) -> None:
-    """Tell sessions no chosen files."""
+    """Stop adding files to sessions."""
     from holdfast.knowledge.curation import choose_preset
 
     choose_preset(_folder(workspace)[0], "")
-    click.echo("No files are chosen.")
+    click.echo("No preset is active.")
 
 
 def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path]":

@@ -1,4 +1,4 @@
-"""How `holdfast db` carries what agents are told from one store of a deployment to another."""
+"""Moves agents' instructions between stores of one deployment, for `holdfast db export` and `import`."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def exporting_deployment(log: "Store", *, content: bool) -> str:
-    """Whose instructions are exported. Raises UserError where that cannot be said of all of them."""
+    """The deployment whose instructions are exported.
+
+    Raises UserError without --content, or if the store also holds instructions of another deployment.
+    """
     from holdfast.instructions.records import HasInstructions
 
     if not content:
@@ -26,18 +29,18 @@ def exporting_deployment(log: "Store", *, content: bool) -> str:
     other = log.instructions.other_deployment(here) if isinstance(log, HasInstructions) else None
     if other is not None:
         raise UserError(
-            f"the store has instructions of deployment {other[:80]!a}, and this one is {here!a}: "
+            f"the store has instructions of deployment {other[:80]!a}, but this deployment is {here!a}: "
             "set instructions.deployment in the home file, or export without them"
         )
     return here
 
 
 def check_deployment(deployment: str, name: str) -> None:
-    """Raises UserError for a file of another deployment."""
+    """Raise UserError if the file comes from another deployment."""
     here = _configured().settings.deployment
     if deployment != here:
         raise UserError(
-            f"{name} has instructions of deployment {deployment[:80]!a}, and this one is {here!a}: "
+            f"{name} has instructions of deployment {deployment[:80]!a}, but this deployment is {here!a}: "
             "import it there, or export it without --instructions"
         )
 
@@ -48,7 +51,7 @@ def intake_of(log: "Store") -> "Intake":
     from holdfast.stores.instructions_lines import Intake
 
     if not isinstance(log, HasInstructions):
-        raise UserError("instructions are kept in a SQLite file or in PostgreSQL: name one with --db")
+        raise UserError("instructions need a SQLite file or PostgreSQL as store: name one with --db")
     configured = _configured()
     with _with_package():
         from holdfast.instructions.library import Library
@@ -57,7 +60,7 @@ def intake_of(log: "Store") -> "Intake":
     library = Library(
         log.instructions,
         configured.settings,
-        # None is made: it could have signed nothing of what comes, and the one to be restored would find it there.
+        # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
         key=deployment_key(configured.key_path) if configured.key_path.exists() else None,
         clock=system_clock,
         new_id=new_ulid,
@@ -67,30 +70,31 @@ def intake_of(log: "Store") -> "Intake":
 
 
 class OwnersTold:
-    """What became of the owners of an export, in a few lines."""
+    """Summarises what was imported for the owners of instructions."""
 
     def __init__(self) -> None:
         self._owners: list[ImportedOwner] = []
 
-    def add(self, one: "ImportedOwner") -> None:
-        self._owners.append(one)
+    def add(self, owner: "ImportedOwner") -> None:
+        self._owners.append(owner)
 
     def lines(self) -> Iterator[str]:
         if not self._owners:
             return
-        added = sum(one.added for one in self._owners)
-        here = sum(one.was_here for one in self._owners)
-        quarantined = sum(one.quarantined for one in self._owners)
-        left_out = sum(one.left_out for one in self._owners)
-        told = f"{counted(len(self._owners), 'owner')} of instructions"
-        yield told + (f", {here:,} of them here already" if here else "") + f": {counted(added, 'record')} added"
+        added = sum(owner.added for owner in self._owners)
+        existing = sum(owner.was_here for owner in self._owners)
+        quarantined = sum(owner.quarantined for owner in self._owners)
+        left_out = sum(owner.left_out for owner in self._owners)
+        owners = f"{counted(len(self._owners), 'owner')} of instructions"
+        already = f", {existing:,} of them already stored" if existing else ""
+        yield f"{owners}{already}: {counted(added, 'record')} added"
         if quarantined:
             yield (
-                f"{counted(quarantined, 'unit')} quarantined: no key that is known here has signed them; "
-                "restore the key or register the signer, and write them again"
+                f"{counted(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
+                "restore the key or register the signer, then write them again"
             )
         if left_out:
-            yield f"{counted(left_out, 'approval')} left out: signed by no key that is known here"
+            yield f"{counted(left_out, 'approval')} left out: not signed by a key that this deployment knows"
 
 
 def _configured() -> "Instructions":
@@ -106,4 +110,4 @@ def _with_package() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != SIGNING:
             raise
-        raise UserError("instructions need their package: pip install 'holdfast[instructions]'") from error
+        raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error

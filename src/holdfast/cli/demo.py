@@ -1,4 +1,4 @@
-"""`holdfast demo`: a coding session of several turns over real HTTP, and what its cache saved."""
+"""`holdfast demo`: runs a coding session of several turns over HTTP and shows what its cache saved."""
 
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from holdfast.ledger.calls import Bill, CallRecord
     from holdfast.simulator.provider import SimulatedProvider
 
-SPEND_MAX_USD = "2.00"
+SPEND_MAX_USD = "2.00"  # A safety limit for --live, which is expected to cost a few cents.
 
 _COLUMNS = "{:>4}  {:>7}  {:>7}  {:>7}  {:>8}  {:>6}  {:>10}  {:>10}"
 
 
 @click.command("demo")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--model", help="Model to play, such as openai:gpt-6-luna or gemini:gemini-3.8-flash.")
-@click.option("--live", is_flag=True, help="Run against the real API; needs the provider's key and costs some cents.")
-@click.option("--keep", is_flag=True, help="Keep the session in the configured store.")
+@click.option("--model", help="Model to use, such as openai:gpt-6-luna or gemini:gemini-3.8-flash.")
+@click.option("--live", is_flag=True, help="Run against the real API; needs the provider's key and costs a few cents.")
+@click.option("--keep", is_flag=True, help="Store the session in the configured store.")
 def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
-    """Play a cached multi-turn coding session and show what each call cost.
+    """Run a cached multi-turn coding session and show what each call cost.
 
-    Offline: a simulated provider on a free local port answers, by the cache rules of the model's provider. The tools
-    are real and work in a temporary folder.
+    Works offline: a simulated provider on a free local port answers, with the cache rules of the model's provider. The
+    tools are real and work in a temporary folder.
     """
     import asyncio
     import os
@@ -47,11 +47,11 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
     config = load_config(os.environ, flags={"model": model})
     models = with_overrides(shipped_models(), config.models)
     row = find_model(config.model, models)
-    played = provider_named(row.provider)
-    if played.is_command:
-        raise UserError(f"{row.provider} runs its own tools, and the demo has tools; try another --model")
-    if live and not os.environ.get(played.key_variable):
-        raise UserError(f"--live needs a key: set {played.key_variable}, or leave --live out and play offline")
+    provider_row = provider_named(row.provider)
+    if provider_row.is_command:
+        raise UserError(f"{row.provider} runs its own tools and cannot use the demo's; try another --model")
+    if live and not os.environ.get(provider_row.key_variable):
+        raise UserError(f"--live needs a key: set {provider_row.key_variable}, or leave out --live to run offline")
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         store = config.db_path if keep else str(Path(folder) / "demo.db")
         provider = None if live else SimulatedProvider(models=models, script=scenario.script())
@@ -85,7 +85,7 @@ async def _play(
                 "system_prompt_volatile": scenario.work_state(project),
                 "tools": scenario.tools(project),
                 "store": log,
-                # The demo shows the same thing to everyone, whatever is configured.
+                # Fixed, whatever is configured, so that the demo prints the same numbers for everyone.
                 "layout": "default",
                 "profile": "default",
                 "steps_max": 50,
@@ -106,21 +106,21 @@ async def _play(
                             if isinstance(item.payload, LlmCallCompleted):
                                 show(_line(tuple(calls(events))[-1], model))
                     show(click.style(_wrapped(text_of(session.history[-1].content)), dim=True))
-        # Read once the session is closed: what it kept under a name is deleted only then.
+        # Read after the session is closed: only then is an explicit cache deleted and its storage cost recorded.
         events = list(log.read(session.id))
     finally:
         log.close()
     total = bill(calls(events), model, keeping_usd=keeping_cost_usd(events))
-    _conclude(tuple(calls(events)), total, show, as_json=as_json, kept=session.id if keep else None)
+    _conclude(tuple(calls(events)), total, show, as_json=as_json, stored_id=session.id if keep else None)
     if not model.supports_prompt_caching:
         show(f'Caching is off for this route. To turn it on: [models."{model.id}"] supports_prompt_caching = true')
     if keep:
-        show(f"\nKept: holdfast sessions show {session.id}")
+        show(f"\nStored: holdfast sessions show {session.id}")
 
 
 @asynccontextmanager
 async def _address(provider: "SimulatedProvider | None", prefix: str) -> "AsyncIterator[str | None]":
-    """Where the simulator listens while it runs; None for the real API."""
+    """Serve the simulator and yield its base URL; None for the real API."""
     from holdfast.simulator.http import serve
 
     if provider is None:
@@ -162,7 +162,7 @@ def _wrapped(text: str) -> str:
 
 
 def _plain(amount: "Decimal") -> str:
-    """An exact amount without the zeros at its end."""
+    """The exact amount without trailing zeros."""
     return f"{amount.normalize():f}"
 
 
@@ -172,21 +172,21 @@ def _conclude(
     show: "Callable[[str], None]",
     *,
     as_json: bool,
-    kept: str | None,
+    stored_id: str | None,
 ) -> None:
     import msgspec
 
     if as_json:
         turns = [
             {
-                "call": one.number,
-                "input": one.usage.input,
-                "cache_read": one.usage.cache_read,
-                "cache_write": one.usage.cache_write,
-                "output": one.usage.output,
-                "cost_usd": _plain(one.cost_usd),
+                "call": record.number,
+                "input": record.usage.input,
+                "cache_read": record.usage.cache_read,
+                "cache_write": record.usage.cache_write,
+                "output": record.usage.output,
+                "cost_usd": _plain(record.cost_usd),
             }
-            for one in records
+            for record in records
         ]
         result: dict[str, object] = {
             "model": records[0].model if records else "",
@@ -198,15 +198,15 @@ def _conclude(
         }
         if total.keeping_cost_usd:
             result["keeping_cost_usd"] = _plain(total.keeping_cost_usd)
-        if kept is not None:
-            result["session_id"] = kept
+        if stored_id is not None:
+            result["session_id"] = stored_id
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
         return
-    held = sum(one.prefix_held for one in records)
+    unchanged = sum(record.prefix_held for record in records)
     share = 100 * total.saved_usd / total.uncached_cost_usd
     show("")
     show(
-        f"{counted(total.calls, 'call')}, {held} of them on an unmoved prefix; "
+        f"{counted(total.calls, 'call')}, {unchanged} of them with an unchanged prefix; "
         f"{total.usage.read_share:.0%} of the prompt read from cache"
     )
     show(
@@ -214,4 +214,4 @@ def _conclude(
         f"saved {dollars(total.saved_usd, 6)} ({share:.0f} %)"
     )
     if total.keeping_cost_usd:
-        show(f"of that cost, ${total.keeping_cost_usd:.6f} made and stored a cache under a name")
+        show(f"of that cost, ${total.keeping_cost_usd:.6f} was for creating and storing an explicit cache")

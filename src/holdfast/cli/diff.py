@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 @click.command("diff")
 @click.argument("before_file", metavar="A.json", type=click.Path(path_type=Path))
 @click.argument("after_file", metavar="B.json", type=click.Path(path_type=Path))
-@click.option("--model", help="provider:name, where the bodies do not tell.")
+@click.option("--model", help="provider:name, if the bodies do not name it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(before_file: Path, after_file: Path, model: str | None, as_json: bool) -> None:
-    """Show the first cacheable byte in which request B leaves request A.
+    """Show the first cacheable byte at which request B differs from request A.
 
-    Ends with 0 where A's prompt is the beginning of B's, with 1 where the prefix broke, with 2 on bad input.
+    Exit status: 0 if B's prompt starts with all of A's, 1 if the prefix broke, 2 on bad input.
     """
     import msgspec
 
@@ -28,8 +28,8 @@ def command(before_file: Path, after_file: Path, model: str | None, as_json: boo
     with bad_input():
         comparison = compare(before, after, price_now(before))
     if as_json:
-        shown = {**msgspec.to_builtins(comparison), "tokens_lost": comparison.tokens_lost}
-        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        fields = {**msgspec.to_builtins(comparison), "tokens_lost": comparison.tokens_lost}
+        click.echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
     else:
         _show(comparison)
     if not comparison.held:
@@ -41,14 +41,14 @@ def _show(comparison: "Comparison") -> None:
 
     click.echo(f"{printable(comparison.model)}: the prefix {'held' if comparison.held else 'broke'}")
     for changed in comparison.parameters:
-        click.echo(f"{changed.name} changed: {changed.first_lost} and what stands behind is lost")
+        click.echo(f"{changed.name} changed: {changed.first_lost} and everything after it is lost")
     if comparison.moved:
         _show_moved(comparison.moved)
     for tier in comparison.tiers:
-        click.echo(f"{tier.place}: {_fate(tier)}")
+        click.echo(f"{tier.place}: {_describe_tier(tier)}")
     click.echo(
         f"{comparison.tokens_read} of {comparison.tokens_before} cached tokens (estimated) can still be read; "
-        f"{comparison.tokens_lost} are written again, for {dollars(comparison.lost_usd)} more"
+        f"{comparison.tokens_lost} must be written again, for {dollars(comparison.lost_usd)} more"
     )
     for note in comparison.notes:
         click.echo(f"note: {printable(note)}")
@@ -62,7 +62,7 @@ def _show_moved(moved: "Moved") -> None:
         click.echo(f"  {printable(line)}")
 
 
-def _fate(tier: "Tier") -> str:
+def _describe_tier(tier: "Tier") -> str:
     if tier.survives:
-        return "survives"
+        return "still cached"
     return "lost" if not tier.blocks_kept else f"lost from block {tier.blocks_kept} of {tier.blocks} on"

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what makes a prompt differ from run to run, in a function or in a request file."""
+"""`holdfast doctor`: finds what makes a prompt differ from run to run, in a function or a request file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,51 +14,57 @@ if TYPE_CHECKING:
 
 @click.command("doctor")
 @click.argument("target")
-@click.option("--runs", type=click.IntRange(2, 20), default=3, show_default=True, help="How often chances are tried.")
-@click.option("--model", help="provider:name, where a request file does not tell.")
+@click.option(
+    "--runs",
+    type=click.IntRange(2, 20),
+    default=3,
+    show_default=True,
+    help="How often to repeat checks that depend on chance.",
+)
+@click.option("--model", help="provider:name, if a request file does not name it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(target: str, runs: int, model: str | None, as_json: bool) -> None:
-    """Find what makes a prompt unstable. TARGET is module:function, run here, or a request file.
+    """Find what makes a prompt unstable. TARGET is module:function (which is run here) or a request file.
 
-    Ends with 0 where it is stable, with 1 where it is not, with 2 on bad input.
+    Exit status: 0 if the prompt is stable, 1 if it is not, 2 on bad input.
     """
     if Path(target).exists() or ":" not in target:
-        _look_at_file(Path(target), model, as_json)
+        _check_file(Path(target), model, as_json)
     else:
-        _look_at_function(target, runs, as_json)
+        _check_function(target, runs, as_json)
 
 
-def _look_at_file(path: Path, model: str | None, as_json: bool) -> None:
+def _check_file(path: Path, model: str | None, as_json: bool) -> None:
     import msgspec
 
     from holdfast.cli.requests import price_now, read_request_file
     from holdfast.ledger.volatility import volatile_strings
 
     request = read_request_file(path, model)
-    found = volatile_strings(request, price_now(request))
+    strings = volatile_strings(request, price_now(request))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"target": str(path), "volatile": found})).decode())
-    elif not found:
-        click.echo("nothing in tools, system prompt and first message looks as if it changed between requests")
+        click.echo(msgspec.json.format(msgspec.json.encode({"target": str(path), "volatile": strings})).decode())
+    elif not strings:
+        click.echo("nothing in the tools, system prompt or first message looks likely to change between requests")
     else:
-        _show_strings(found)
-    if found:
+        _show_strings(strings)
+    if strings:
         raise click.exceptions.Exit(1)
 
 
-def _show_strings(found: "tuple[VolatileString, ...]") -> None:
+def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
     from holdfast.cli.requests import dollars, printable
 
-    for one in found:
-        click.echo(f"{one.path}, byte {one.byte}: {one.what}: {printable(one.shown)}")
-        again = f"{counted(one.rewritten_tokens, 'token')} (estimated)"
+    for string in strings:
+        click.echo(f"{string.path}, byte {string.byte}: {string.what}: {printable(string.shown)}")
+        rewritten = f"{counted(string.rewritten_tokens, 'token')} (estimated)"
         click.echo(
-            f"  in the next request it may be another; then {again} "
-            f"are written again, for {dollars(one.rewritten_usd)} more"
+            f"  if it differs in the next request, {rewritten} "
+            f"must be written again, for {dollars(string.rewritten_usd)} more"
         )
 
 
-def _look_at_function(target: str, runs: int, as_json: bool) -> None:
+def _check_function(target: str, runs: int, as_json: bool) -> None:
     import os
 
     import msgspec

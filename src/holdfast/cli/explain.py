@@ -1,4 +1,4 @@
-"""`holdfast explain`: the blocks of a request, its marks, and what a change of each block would cost."""
+"""`holdfast explain`: the blocks of a request, its cache breakpoints, and what a change to each block would cost."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 60
 
-_OF_A_MARK = ("lifetime", "why", "tokens up to it", "each later read saves", "expected saving")
+_BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves", "expected saving")
 
 
 @click.command("explain")
 @click.argument("request_file", metavar="REQUEST.json", type=click.Path(path_type=Path))
-@click.option("--model", help="provider:name, where the body does not tell, or to look at it as another's.")
+@click.option("--model", help="provider:name, if the body does not name it or to explain it for another model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(request_file: Path, model: str | None, as_json: bool) -> None:
-    """Show what a request consists of, where its cache marks are, and what a change would cost."""
+    """Show what a request consists of, where its cache breakpoints are, and what a change would cost."""
     import msgspec
 
     from holdfast.cli.requests import price_now, read_request_file
@@ -43,18 +43,22 @@ def _show(explained: "Explanation") -> None:
     click.echo(printable(f"{explained.model} ({explained.told_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
     click.echo(f"{counted(explained.tokens, 'token')}, estimated{floor}\n")
-    changed = ("a change rewrites", "and costs")
-    show_table(("layer", "stability expected", "blocks", "tokens", *changed), map(_layer_row, explained.layers))
+    change_headings = ("a change rewrites", "and costs")
+    layer_headings = ("layer", "expected stability", "blocks", "tokens", *change_headings)
+    show_table(layer_headings, map(_layer_row, explained.layers))
     click.echo("")
-    headings = ("block", "place", "stability expected", "tokens", "digest", *changed)
-    rows, left_out = _shortened(explained.parts)
+    headings = ("block", "section", "expected stability", "tokens", "digest", *change_headings)
+    rows, left_out = _cut_middle(explained.parts)
     show_table(headings, map(_part_row, rows))
     if left_out:
-        click.echo(f"{left_out} blocks in the middle are left out; --json has all")
-    for title, marks in (("marks", explained.marks), ("marks that Holdfast would add", explained.planned)):
-        if marks:
+        click.echo(f"{left_out} blocks in the middle are not shown; --json has all")
+    for title, breakpoints in (
+        ("cache breakpoints", explained.marks),
+        ("cache breakpoints that Holdfast would add", explained.planned),
+    ):
+        if breakpoints:
             click.echo("")
-            show_table((title, *_OF_A_MARK), map(_mark_row, marks))
+            show_table((title, *_BREAKPOINT_HEADINGS), map(_breakpoint_row, breakpoints))
     if explained.padding or explained.notes:
         click.echo("")
     if explained.padding:
@@ -63,7 +67,7 @@ def _show(explained: "Explanation") -> None:
         click.echo(f"note: {printable(note)}")
 
 
-def _shortened(parts: "tuple[Part, ...]") -> "tuple[tuple[Part, ...], int]":
+def _cut_middle(parts: "tuple[Part, ...]") -> "tuple[tuple[Part, ...], int]":
     if len(parts) <= ROWS_MAX:
         return parts, 0
     half = ROWS_MAX // 2
@@ -87,8 +91,15 @@ def _part_row(part: "Part") -> tuple[str, ...]:
     )
 
 
-def _mark_row(mark: "ExplainedMark") -> tuple[str, ...]:
+def _breakpoint_row(breakpoint: "ExplainedMark") -> tuple[str, ...]:
     from holdfast.cli.requests import dollars
 
-    saves = "nothing: below the floor" if mark.below_floor else dollars(mark.saving_usd)
-    return mark.path, mark.ttl, mark.reason, str(mark.prefix_tokens), saves, dollars(mark.expected_usd)
+    saves = "nothing: below the floor" if breakpoint.below_floor else dollars(breakpoint.saving_usd)
+    return (
+        breakpoint.path,
+        breakpoint.ttl,
+        breakpoint.reason,
+        str(breakpoint.prefix_tokens),
+        saves,
+        dollars(breakpoint.expected_usd),
+    )

@@ -1,4 +1,4 @@
-"""`holdfast gateway`: what forwarded sessions cost and would have cost, what was changed in them, who spent what."""
+"""`holdfast gateway`: costs of forwarded sessions and their alternatives, rewritten requests, spending per key."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ SPEAKS = {"anthropic": "anthropic", "openai": "openai", "openai-chat": "openai-c
 
 @click.group("gateway", cls=Group)
 def command() -> None:
-    """Show what went through the gateway: costs, changes, spending."""
+    """Show gateway traffic: costs and possible savings, rewritten requests, spending."""
 
 
 _db = click.option("--db", help="Store to use instead of the configured one.")
@@ -31,65 +31,74 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_db
 @_json
 def costs(session_id: str, db: str | None, as_json: bool) -> None:
-    """What a session cost, and would have cost: improved, with each habit left, under other plans, at the least."""
+    """Show what a session cost, and what it would have cost improved, with single anti-patterns, or under other plans.
+
+    The optimum is the lowest cost that any plan could have reached in hindsight.
+    """
     import msgspec
 
     from holdfast.errors import UserError
     from holdfast.replay.forwarded import counterfactual
 
     with open_configured(db) as log:
-        found = found_session(log, session_id)
-        made = counterfactual(log.read(found), configured_models())
-    if made is None:
-        raise UserError(f"session {found!r} did not go through the gateway, or nothing of it has a price")
+        resolved_id = found_session(log, session_id)
+        costs_of_session = counterfactual(log.read(resolved_id), configured_models())
+    if costs_of_session is None:
+        raise UserError(f"session {resolved_id!r} did not go through the gateway, or no price is known for its calls")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(costs_of_session)).decode())
         return
-    _show_costs(made)
+    _show_costs(costs_of_session)
 
 
-def _show_costs(made: "Counterfactual") -> None:
+def _show_costs(costs_of_session: "Counterfactual") -> None:
     from holdfast.cli.tables import show_table
 
-    click.echo(f"paid: ${made.cost_usd:.6f} for {counted(made.calls, 'call')}, replies included")
-    click.echo("prompts alone, by the model of the cache:")
-    rows = [("as they were sent", made.as_sent_usd), ("improved", made.improved_usd)]
-    if made.optimum_usd is not None and made.improved_optimum_usd is not None:
-        rows.append(("the least, as they were sent", made.optimum_usd))
-        rows.append(("the least, improved", made.improved_optimum_usd))
-    rows += [(f"the plan of {row.policy}", row.usd) for row in made.policies]
-    show_table(
-        ("", "cost", "to improved"), ((name, f"${usd:.6f}", _times(usd, made.improved_usd)) for name, usd in rows)
+    click.echo(
+        f"paid: ${costs_of_session.cost_usd:.6f} for {counted(costs_of_session.calls, 'call')}, replies included"
     )
-    if made.habits:
-        click.echo("what each habit costs that is left, where the others are mended:")
-        shown = ((row.habit, str(row.calls), "mended" if row.mended else dollars(row.usd, 6)) for row in made.habits)
-        show_table(("habit", "calls", "cost"), shown)
+    click.echo("prompts only, by the cache model:")
+    rows = [("as sent", costs_of_session.as_sent_usd), ("improved", costs_of_session.improved_usd)]
+    if costs_of_session.optimum_usd is not None and costs_of_session.improved_optimum_usd is not None:
+        rows.append(("optimum, as sent", costs_of_session.optimum_usd))
+        rows.append(("optimum, improved", costs_of_session.improved_optimum_usd))
+    rows += [(f"policy {row.policy}", row.usd) for row in costs_of_session.policies]
+    show_table(
+        ("", "cost", "vs improved"),
+        ((name, f"${usd:.6f}", _times(usd, costs_of_session.improved_usd)) for name, usd in rows),
+    )
+    if costs_of_session.habits:
+        click.echo("cost of each anti-pattern, if only the others are fixed:")
+        habit_rows = (
+            (row.habit, str(row.calls), "fixed" if row.mended else dollars(row.usd, 6))
+            for row in costs_of_session.habits
+        )
+        show_table(("anti-pattern", "calls", "cost"), habit_rows)
 
 
-def _times(usd: float, least: float) -> str:
-    return f"{usd / least:.2f}x" if least else ""
+def _times(usd: float, reference_usd: float) -> str:
+    return f"{usd / reference_usd:.2f}x" if reference_usd else ""
 
 
 @command.command("changes")
 @click.argument("session_id")
 @_db
 def changes(session_id: str, db: str | None) -> None:
-    """What was changed in the requests of a session, or could be; every letter is shown as x and every digit as 0."""
+    """Show what was or could be rewritten in the requests of a session; letters appear as x and digits as 0."""
     from holdfast.cli.requests import printable
     from holdfast.events.payloads_gateway import GatewayForwarded
 
     with open_configured(db) as log:
-        found = [event.payload for event in log.read(found_session(log, session_id))]
-    forwarded = [payload for payload in found if isinstance(payload, GatewayForwarded)]
-    for number, one in enumerate(forwarded, 1):
-        for change in one.changes:
-            done = "mended" if change.done else "could be mended"
+        payloads = [event.payload for event in log.read(found_session(log, session_id))]
+    forwarded = [payload for payload in payloads if isinstance(payload, GatewayForwarded)]
+    for number, call in enumerate(forwarded, 1):
+        for change in call.changes:
+            done = "fixed" if change.done else "can be fixed"
             click.echo(f"call {number}: {done}: {printable(change.habit)} ({printable(change.place)})")
             for line in change.diff:
                 click.echo(f"    {printable(line)}")
-    if not any(one.changes for one in forwarded):
-        click.echo("Nothing was changed in this session, and nothing had to be.")
+    if not any(call.changes for call in forwarded):
+        click.echo("No request of this session was rewritten, and none needed to be.")
 
 
 @command.command("spend")
@@ -97,7 +106,7 @@ def changes(session_id: str, db: str | None) -> None:
 @_db
 @_json
 def spend(since: str | None, db: str | None, as_json: bool) -> None:
-    """What was spent through the gateway, by day, key and the key's name."""
+    """Show spending through the gateway by day and key."""
     import msgspec
 
     from holdfast.catalog.lookup import utc_date
@@ -109,16 +118,16 @@ def spend(since: str | None, db: str | None, as_json: bool) -> None:
     try:
         from holdfast.gateway.remembering import spendings
     except ImportError as error:
-        raise UserError("the gateway needs its packages: pip install 'holdfast[server]'") from error
+        raise UserError("the gateway needs extra packages: pip install 'holdfast[server]'") from error
 
-    first = utc_date(seconds_of(since, system_clock())) if since else None
+    first_day = utc_date(seconds_of(since, system_clock())) if since else None
     sums: dict[tuple[str, str, str], tuple[int, int, float]] = {}
     with open_configured(db) as log:
-        for one in spendings(log, since=first):
-            row = (utc_date(one.at).isoformat(), one.key_id or "", one.label or "")
+        for entry in spendings(log, since=first_day):
+            row = (utc_date(entry.at).isoformat(), entry.key_id or "", entry.label or "")
             calls, failed, usd = sums.get(row, (0, 0, 0.0))
-            sums[row] = calls + one.calls, failed + one.failed, usd + one.dollars
-    rows = [(*row, *told) for row, told in sorted(sums.items())]
+            sums[row] = calls + entry.calls, failed + entry.failed, usd + entry.dollars
+    rows = [(*row, *amounts) for row, amounts in sorted(sums.items())]
     if as_json:
         names = ("day", "key_id", "label", "calls", "failed", "cost_usd")
         click.echo(
@@ -126,22 +135,22 @@ def spend(since: str | None, db: str | None, as_json: bool) -> None:
         )
         return
     if not rows:
-        click.echo("Nothing went through the gateway in that time.")
+        click.echo("No gateway spending in that time.")
         return
-    shown = (
+    table_rows = (
         (day, key or "none", label, str(calls), str(failed), f"${usd:.6f}")
         for day, key, label, calls, failed, usd in rows
     )
-    show_table(("day", "key", "name", "calls", "failed", "cost"), shown)
+    show_table(("day", "key", "name", "calls", "failed", "cost"), table_rows)
 
 
 @command.command("try")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--speaks", type=click.Choice(sorted(SPEAKS)), default="anthropic", show_default=True)
-@click.option("--path", default="", help="The path of the request, where that names the model: Gemini's.")
+@click.option("--path", default="", help="Path of the request, needed for Gemini, whose path names the model.")
 @click.option("--volatile", metavar="NAME=REGEX", multiple=True, help="As for `holdfast serve`.")
 def try_out(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> None:
-    """Show as a diff what improving would change in a request, whose body a file holds."""
+    """Show, as a diff, what --improve would rewrite in the request body in FILE."""
     from pathlib import Path
 
     from holdfast.errors import HoldfastError, UserError
@@ -151,18 +160,19 @@ def try_out(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> Non
         from holdfast.gateway.improving import Improver
         from holdfast.gateway.volatile import DATES, Rule, Volatile
     except ImportError as error:
-        raise UserError("the gateway needs its packages: pip install 'holdfast[server]'") from error
+        raise UserError("the gateway needs extra packages: pip install 'holdfast[server]'") from error
     body = _read(Path(file))
-    rules = tuple(Rule(*one.partition("=")[::2]) for one in volatile)
+    rules = tuple(Rule(*option.partition("=")[::2]) for option in volatile)
     improver = Improver(configured_models(), Volatile((DATES, *rules)))
     try:
         improved = improver.improved(speaks, body, path=path)
     except HoldfastError:
         raise
+    # FILE may hold anything, and a body that is no request can fail anywhere in the improver.
     except Exception as error:
-        raise UserError(f"{file!r} is no request that could be improved: {type(error).__name__}") from error
+        raise UserError(f"{file!r} is not a request that can be improved: {type(error).__name__}") from error
     if improved.body is None:
-        click.echo("It would go as it is.")
+        click.echo("The request would be forwarded unchanged.")
         return
     for change in improved.changes:
         click.echo(f"{change.habit} ({change.place})")

@@ -1,4 +1,4 @@
-"""The process that records what a gateway forwards; it ends when the gateway does."""
+"""The recorder process of a gateway: stores what the gateway forwards, and ends when the gateway does."""
 
 import contextlib
 import os
@@ -18,17 +18,17 @@ from holdfast.gateway.volatile import Rule, Volatile
 
 MODULE = "holdfast.cli.gateway_record"
 NICENESS = 5
-"""Calls come first."""
+"""Lower priority than the gateway process: forwarding calls comes before recording them."""
 
 
 def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):
-        # Told to stop, the gateway closes the pipe, and what is in it is recorded first.
+        # On a signal the gateway closes the pipe; this process first records what the pipe still holds.
         signal.signal(ignored, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    told = frames(sys.stdin.buffer)
-    setup = next(told, None)
+    messages = frames(sys.stdin.buffer)
+    setup = next(messages, None)
     if not isinstance(setup, Setup):
         return
     models = configured_models()
@@ -39,12 +39,12 @@ def main() -> None:
             new_id=new_ulid,
             simulated=setup.simulated,
             improver=Improver(models, Volatile(tuple(Rule(*pair) for pair in setup.volatile))),
-            spent=_tell_spent,
+            spent=_report_spending,
             notes=at_once,
         )
         retold = Retold(observer.asked, observer.ended, observer.pinged)
-        for one in told:
-            retold.hear(one)
+        for message in messages:
+            retold.hear(message)
         observer.close()
 
 
@@ -52,7 +52,8 @@ def at_once(work: "Callable[[Callable[[], None]], None]") -> AtOnce[Callable[[],
     return AtOnce(work)
 
 
-def _tell_spent(key_id: str, at: float, dollars: float) -> None:
+def _report_spending(key_id: str, at: float, dollars: float) -> None:
+    # The gateway may have closed its end of the pipe already.
     with contextlib.suppress(OSError):
         write_frame(sys.stdout.buffer, msgspec.msgpack.encode(Spent(key_id, at, dollars)))
 

@@ -1,4 +1,4 @@
-"""`holdfast instructions`: the instructions of agents, from files to what is recalled."""
+"""`holdfast instructions`: manages agents' instructions, from files to recalled units."""
 
 import importlib
 import os
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "migrate": ("migrate", "Propose units and a manifest for files of instructions."),
-    "check": ("publish", "Say whether a folder of instructions could be published, and what is wrong with it."),
-    "publish": ("publish", "Publish a folder of instructions, if it passes every check."),
-    "approve": ("publish", "Let the new text of a unit be told that is loaded without being asked for."),
-    "promote": ("publish", "Let units stand alone, after a week beside their files in which nothing was missed."),
+    "migrate": ("migrate", "Propose units and a manifest for instruction files."),
+    "check": ("publish", "Check whether a folder of instructions can be published."),
+    "publish": ("publish", "Publish a folder of instructions if it passes every check."),
+    "approve": ("publish", "Approve the new text of a unit that is preloaded or guaranteed."),
+    "promote": ("publish", "Use units without their files, after a week in which units were rarely missed."),
     "archive": ("publish", "Move the files of promoted instructions to docs/legacy-instructions."),
     "rollback": ("publish", "Publish an older manifest and its texts as a new version."),
-    "index": ("look", "Show the line that each unit has in the prompt, and what it costs."),
-    "recall": ("look", "Show what an intent loads, and why."),
-    "usage": ("usage", "Say which units of a recall were used and missed, or see it by what the agent did."),
-    "probe": ("look", "Ask what the triggers say, in other words; end with 1 where a unit is not found."),
-    "coverage": ("coverage", "Show how well units are found, and how that differs from another version."),
-    "encoder": ("coverage", "Show by what units are found, and whether all manifests pass with it."),
-    "replay": ("look", "Ask again what a record has asked, of what there was then."),
-    "metrics": ("look", "Show recall, hits and misses of the last days."),
-    "shadow": ("shadow", "Say whether lazy recall would have done in turns that had all instructions."),
-    "hook": ("hook", "Give a runtime the stub and the preloads of an agent when a session starts."),
-    "lint": ("look", "Show triggers that say what a unit contains, duplicates, and what entries cost."),
+    "index": ("look", "Show the line of each unit in the prompt, and its cost in tokens."),
+    "recall": ("look", "Show which units an intent loads, and why."),
+    "usage": ("usage", "Report which units of a recall were used or missed, or detect it from a trace."),
+    "probe": ("look", "Query the triggers, verbatim and paraphrased, and check that each unit is found."),
+    "coverage": ("coverage", "Show how reliably units are found, and compare with another version."),
+    "encoder": ("coverage", "Show the encoder that finds units, and whether all manifests pass with it."),
+    "replay": ("look", "Repeat a recorded recall on the texts of that time and compare the results."),
+    "metrics": ("look", "Show recall, hit and miss rates of the last days."),
+    "shadow": ("shadow", "Check whether lazy recall would have sufficed in turns that had all instructions."),
+    "hook": ("hook", "Print the boot stub and preloads of an agent for a runtime that starts a session."),
+    "lint": ("look", "Find triggers that describe content, duplicates, and expensive entries."),
 }
-"""Name, module and one line of help; `holdfast.cli.instructions_<module>` holds a click command of that name."""
+"""Command name -> (module, one line of help). `holdfast.cli.instructions_<module>` defines the click command."""
 
 SIGNING = "cryptography"
-"""By which units are signed; it is no part of a plain installation."""
+"""The package that signs units; a plain installation does not include it."""
 
 
 class _Commands(Group):
@@ -49,50 +49,51 @@ class _Commands(Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"holdfast.cli.instructions_{COMMANDS[cmd_name][0]}")
-        found = getattr(module, cmd_name)
-        assert isinstance(found, click.Command)
-        return found
+        subcommand = getattr(module, cmd_name)
+        assert isinstance(subcommand, click.Command)
+        return subcommand
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
+            # Only the missing signing package is an installation hint; any other missing module is a bug.
             if (error.name or "").partition(".")[0] != SIGNING:
                 raise
-            raise UserError("instructions need their package: pip install 'holdfast[instructions]'") from error
+            raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
 
 
 @click.group("instructions", cls=_Commands)
 def command() -> None:
-    """Turn files of instructions into units that are recalled when they are needed, and look after them."""
+    """Split instruction files into units that agents recall when they need them, and manage these units."""
     compute_by_one_thread()
 
 
 def compute_by_one_thread() -> None:
-    """More would take longer where others want the processor too; whoever knows better has said so."""
+    """Limit numpy's BLAS to one thread unless the user set a number: several are slower on a busy machine."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Library | None":
-    """None where neither the flag nor the configuration asks for it, and no sample needs one."""
+    """The instruction library over this store; None if no flag, configuration or sample needs one."""
     compute_by_one_thread()
     from holdfast.clock import new_ulid, system_clock
     from holdfast.runtime.instruction_settings import load_instructions
 
     configured = load_instructions(os.environ)
     if not (wanted or configured.enabled):
-        return _passing(log) if for_sample else None
+        return _temporary_library(log) if for_sample else None
     from holdfast.instructions.certifying import activate_encoder
     from holdfast.instructions.library import Library
     from holdfast.instructions.records import HasInstructions
     from holdfast.instructions.signatures import deployment_key
 
     if not isinstance(log, HasInstructions):
-        raise UserError("instructions are kept in a SQLite file or in PostgreSQL: name one with --db")
+        raise UserError("instructions need a SQLite file or PostgreSQL as store: name one with --db")
     library = Library(
         log.instructions,
         configured.settings,
@@ -104,15 +105,15 @@ def library_of(log: "Log", *, wanted: bool, for_sample: bool = False) -> "Librar
     failed = activate_encoder(library)
     if failed:
         click.echo(
-            f"the encoder stays as it was: with the new one {counted(len(failed), 'manifest')} failed, such as that of "
-            f"{failed[0]}; `holdfast instructions encoder` shows all",
+            f"the encoder is not switched: {counted(len(failed), 'manifest')} failed with the new one, such as that "
+            f"of {failed[0]}; `holdfast instructions encoder` shows all",
             err=True,
         )
     return library
 
 
-def _passing(log: "Log") -> "Library | None":
-    """For a store that is gone at the end, and so is the key that it signs with."""
+def _temporary_library(log: "Log") -> "Library | None":
+    """A library for a temporary store; its signing key is lost with the process too."""
     from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.library import Library
     from holdfast.instructions.records import HasInstructions

@@ -1,4 +1,4 @@
-"""`holdfast instructions coverage` and `encoder`: how well units are found, and by what."""
+"""`holdfast instructions coverage` and `encoder`: how reliably units are found, and with which encoder."""
 
 from typing import TYPE_CHECKING
 
@@ -7,9 +7,9 @@ import click
 from holdfast.cli.counts import counted
 from holdfast.cli.instructions_opened import agent_option, db_option, json_option, opened, print_json
 
-NOTHING = "words and links alone"
+NOTHING = "words and links only"
 AGENTS_SHOWN_MAX = 10
-MENDING = "mend their triggers (`holdfast instructions check FOLDER` names the units), or use it all the same: --accept"
+MENDING = "fix their triggers (`holdfast instructions check FOLDER` names the units), or pass --accept to use it anyway"
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,89 +21,90 @@ if TYPE_CHECKING:
 @click.command("coverage")
 @agent_option
 @db_option
-@click.option("--against", metavar="VERSION", help="Say what is different from this version of the manifest.")
+@click.option("--against", metavar="VERSION", help="Compare with this version of the manifest.")
 @json_option
 def coverage(agent: str, db: str | None, against: str | None, as_json: bool) -> None:
-    """Ask for each unit in other words than its intents, as publishing does; end with 1 where too few find one.
+    """Query each unit with paraphrases of its intents, as publishing does.
 
-    With --against, end with 1 where a unit is found by fewer than in that version.
+    Exits with status 1 if too few paraphrases find a unit; with --against, if fewer find it than in that version.
     """
     with opened(db) as library:
-        found = library.coverage(agent) if against is None else library.coverage_diff(against, agent=agent)
-    if isinstance(found, tuple):
-        passed = all(one.coverage.passed for one in found)
-        told: dict[str, object] = {"passed": passed, "units": [one.coverage for one in found]}
+        result = library.coverage(agent) if against is None else library.coverage_diff(against, agent=agent)
+    if isinstance(result, tuple):
+        passed = all(measured.coverage.passed for measured in result)
+        document: dict[str, object] = {"passed": passed, "units": [measured.coverage for measured in result]}
     else:
-        passed = found.passed
-        told = {"passed": passed, "diff": found}
+        passed = result.passed
+        document = {"passed": passed, "diff": result}
     if as_json:
-        print_json(told)
-    elif isinstance(found, tuple):
-        _show(found)
+        print_json(document)
+    elif isinstance(result, tuple):
+        _show(result)
     else:
-        _show_diff(found)
+        _show_diff(result)
     if not passed:
         raise click.exceptions.Exit(1)
 
 
 @click.command("encoder")
 @db_option
-@click.option("--accept", is_flag=True, help="Use the configured one from now on, even where manifests fail with it.")
+@click.option("--accept", is_flag=True, help="Use the configured encoder from now on, even if manifests fail with it.")
 @json_option
 def encoder(db: str | None, accept: bool, as_json: bool) -> None:
-    """Show which encoder is configured and which is in use; end with 1 where it is not the same.
+    """Show which encoder is configured and which is in use; exit with status 1 if they differ.
 
-    Another encoder is measured with every manifest, and used from then on if all pass. Where one fails, mend its
-    triggers, or accept that its units are found less often. A service goes over to it when it starts again.
+    A newly configured encoder is measured against every manifest and used from then on if all pass. If one fails, fix
+    its triggers or accept that its units are found less often. A service switches when it restarts.
     """
     with opened(db, accept_encoder=accept, certify_again=True) as library:
-        told = library.encoder
-    used = not told.failing or accept
+        status = library.encoder
+    is_used = not status.failing or accept
     if as_json:
-        print_json(told)
+        print_json(status)
     else:
-        click.echo(f"configured: {told.configured or NOTHING}")
-        click.echo(f"in use:     {told.in_use or NOTHING}{' (from now on)' if told.switched else ''}")
-        if told.failing:
-            agents = ", ".join(told.failing[:AGENTS_SHOWN_MAX])
-            more = "" if len(told.failing) <= AGENTS_SHOWN_MAX else ", ..."
-            click.echo(f"with the configured one {counted(len(told.failing), 'manifest')} failed: {agents}{more}")
-            click.echo("accepted; a service takes it when it starts again" if accept else MENDING)
-    if not used:
+        click.echo(f"configured: {status.configured or NOTHING}")
+        click.echo(f"in use:     {status.in_use or NOTHING}{' (from now on)' if status.switched else ''}")
+        if status.failing:
+            agents = ", ".join(status.failing[:AGENTS_SHOWN_MAX])
+            more = "" if len(status.failing) <= AGENTS_SHOWN_MAX else ", ..."
+            failing = counted(len(status.failing), "manifest")
+            click.echo(f"{failing} failed with the configured encoder: {agents}{more}")
+            click.echo("accepted; a service switches when it restarts" if accept else MENDING)
+    if not is_used:
         raise click.exceptions.Exit(1)
 
 
-def _show(found: "Sequence[Measured]") -> None:
-    for one in found:
-        asked = counted(len(one.asked), "paraphrase")
-        share = _percent(one.coverage.coverage_pct)
-        click.echo(f"{'ok  ' if one.coverage.passed else 'FAIL'} {one.coverage.unit}: {share} of {asked}")
-        _show_failures("       {query} finds {found}", one.coverage.failures)
+def _show(units: "Sequence[Measured]") -> None:
+    for unit in units:
+        paraphrases = counted(len(unit.asked), "paraphrase")
+        share = _percent(unit.coverage.coverage_pct)
+        click.echo(f"{'ok  ' if unit.coverage.passed else 'FAIL'} {unit.coverage.unit}: {share} of {paraphrases}")
+        _show_failures("       {query} finds {found}", unit.coverage.failures)
 
 
 def _show_diff(diff: "CoverageDiff") -> None:
-    click.echo(f"{diff.earlier_version} as it was published, and {diff.later_version} as it is now")
+    click.echo(f"{diff.earlier_version} as published, compared with {diff.later_version} as it is now")
     click.echo(f"encoder: {diff.embedding_model_version}")
     same = 0
-    for one in diff.units:
-        if one.verdict == "same" and not (one.found or one.lost or one.failing):
+    for unit in diff.units:
+        if unit.verdict == "same" and not (unit.found or unit.lost or unit.failing):
             same += 1
             continue
-        shares = {"new": _percent(one.after), "gone": f"was {_percent(one.before)}"}
-        share = shares.get(one.verdict, f"{_percent(one.before)} -> {_percent(one.after)}")
-        click.echo(f"{one.verdict:<7} {one.unit}: {share}")
-        for query in one.found:
+        shares = {"new": _percent(unit.after), "gone": f"was {_percent(unit.before)}"}
+        share = shares.get(unit.verdict, f"{_percent(unit.before)} -> {_percent(unit.after)}")
+        click.echo(f"{unit.verdict:<7} {unit.unit}: {share}")
+        for query in unit.found:
             click.echo(f"  + {query!r} finds it now")
-        _show_failures("  - {query} finds {found} now", one.lost)
-        _show_failures("  ! {query} is new and finds {found}", one.failing)
+        _show_failures("  - {query} finds {found} now", unit.lost)
+        _show_failures("  ! {query} is new and finds {found}", unit.failing)
     if same:
-        click.echo(f"{counted(same, 'unit')} as before")
+        click.echo(f"{counted(same, 'unit')} unchanged")
 
 
 def _show_failures(line: str, failures: "Sequence[FailedProbe]") -> None:
-    for one in failures:
-        click.echo(line.format(query=repr(one.query), found=one.taken_by or "nothing"))
+    for failure in failures:
+        click.echo(line.format(query=repr(failure.query), found=failure.taken_by or "nothing"))
 
 
 def _percent(share: float | None) -> str:
-    return "not known" if share is None else f"{share:.0%}"
+    return "unknown" if share is None else f"{share:.0%}"

@@ -1,4 +1,4 @@
-"""`holdfast instructions` index, recall, probe, replay, metrics, lint: what is loaded, and how well."""
+"""`holdfast instructions` index, recall, probe, replay, metrics and lint: which units load, and how reliably."""
 
 import click
 
@@ -11,7 +11,7 @@ from holdfast.cli.instructions_opened import agent_option, db_option, json_optio
 @db_option
 @json_option
 def index(agent: str, db: str | None, as_json: bool) -> None:
-    """The line that each unit has in the prompt, and what it costs there and in the manifest."""
+    """Show the line of each unit in the prompt, and its tokens there and in the manifest."""
     from holdfast.cli.tables import show_table
     from holdfast.instructions.publication import MANIFEST_TOKENS_MAX
 
@@ -23,22 +23,24 @@ def index(agent: str, db: str | None, as_json: bool) -> None:
     click.echo(text)
     show_table(
         ("unit", "in the prompt", "in the manifest"),
-        [(one.name, str(one.index_tokens), str(one.entry_tokens)) for one in costs],
+        [(unit.name, str(unit.index_tokens), str(unit.entry_tokens)) for unit in costs],
     )
-    prompt, stored = sum(one.index_tokens for one in costs), sum(one.entry_tokens for one in costs)
-    click.echo(f"\n{prompt} tokens in every prompt; {stored} in the manifest, which holds {MANIFEST_TOKENS_MAX}")
+    prompt_tokens, manifest_tokens = sum(unit.index_tokens for unit in costs), sum(unit.entry_tokens for unit in costs)
+    click.echo(
+        f"\n{prompt_tokens} tokens in every prompt; {manifest_tokens} of at most {MANIFEST_TOKENS_MAX} in the manifest"
+    )
 
 
 @click.command("recall")
 @click.argument("intent")
 @agent_option
 @db_option
-@click.option("--max-chunks", type=click.IntRange(1, 20), help="Most units to load.")
-@click.option("--budget", "token_budget", type=click.IntRange(1, 100_000), help="Most tokens to load.")
+@click.option("--max-chunks", type=click.IntRange(1, 20), help="Maximum number of units to load.")
+@click.option("--budget", "token_budget", type=click.IntRange(1, 100_000), help="Maximum tokens to load.")
 @click.option("--hint", "hints", multiple=True, metavar="UNIT", help="A unit to load first.")
-@click.option("--explain", is_flag=True, help="Say why each was loaded, and why others were not.")
-@click.option("--shadow", is_flag=True, help="Put it on record as a turn that had all instructions.")
-@click.option("--run", "run_id", metavar="ID", help="The run that the turn belongs to; else one of its own.")
+@click.option("--explain", is_flag=True, help="Show why each unit was loaded or not.")
+@click.option("--shadow", is_flag=True, help="Record it as a turn that had all instructions in its prompt.")
+@click.option("--run", "run_id", metavar="ID", help="Run that the turn belongs to. Default: a new one.")
 @json_option
 def recall(
     *,
@@ -53,9 +55,9 @@ def recall(
     run_id: str | None,
     as_json: bool,
 ) -> None:
-    """Load what fits INTENT, as an agent would; it goes on record."""
+    """Load the units that match INTENT, as an agent would; the recall is recorded."""
     with opened(db) as library:
-        answered = library.recall(
+        result = library.recall(
             intent,
             agent=agent,
             max_chunks=max_chunks,
@@ -65,38 +67,42 @@ def recall(
             shadow=shadow,
         )
     if as_json:
-        print_json(answered)
+        print_json(result)
         return
-    recalled = answered.recalled
+    recalled = result.recalled
     for chunk in recalled.chunks:
-        why = f", {chunk.kind}: {', '.join(chunk.why.matched_terms) or 'by meaning'}" if explain and chunk.why else ""
-        click.echo(f"== {chunk.name} ({chunk.content.tokens} tokens, score {chunk.score:.2f}{why})")
+        reason = (
+            f", {chunk.kind}: {', '.join(chunk.why.matched_terms) or 'by meaning'}" if explain and chunk.why else ""
+        )
+        click.echo(f"== {chunk.name} ({chunk.content.tokens} tokens, score {chunk.score:.2f}{reason})")
         click.echo(f"{chunk.content.text}\n")
     if explain:
         for dropped in recalled.dropped:
             click.echo(f"not loaded: {dropped.name} ({dropped.reason}, score {dropped.score:.2f})")
-    for missed in recalled.missed_hints:
-        click.echo(f"there is no unit {missed!r}", err=True)
-    click.echo(f"{recalled.total_tokens} tokens; audit token {answered.audit_token}")
+    for hint in recalled.missed_hints:
+        click.echo(f"unknown unit {hint!r}", err=True)
+    click.echo(f"{recalled.total_tokens} tokens; audit token {result.audit_token}")
 
 
 @click.command("probe")
 @agent_option
 @db_option
-@click.option("-k", type=click.IntRange(1, 10), default=3, show_default=True, help="Among the first so many.")
+@click.option(
+    "-k", type=click.IntRange(1, 10), default=3, show_default=True, help="How many of the first results count."
+)
 @json_option
 def probe(agent: str, db: str | None, k: int, as_json: bool) -> None:
-    """Ask what the triggers say, as they stand and in other words; end with 1 where a unit is not found."""
+    """Query the triggers, verbatim and paraphrased; exit with status 1 if a unit is not found."""
     with opened(db) as library:
-        done = library.probe(agent, k=k)
+        result = library.probe(agent, k=k)
     if as_json:
-        print_json({"passed": done.passed, "probed": done})
+        print_json({"passed": result.passed, "probed": result})
     else:
-        for one in (*done.units, *done.curated):
-            click.echo(f"{'ok  ' if one.passed else 'FAIL'} {one.name}: {one.share:.0%} of {one.probes} probes")
-            for miss in one.missed:
+        for unit in (*result.units, *result.curated):
+            click.echo(f"{'ok  ' if unit.passed else 'FAIL'} {unit.name}: {unit.share:.0%} of {unit.probes} probes")
+            for miss in unit.missed:
                 click.echo(f"       {miss.intent!r} finds {', '.join(miss.found) or 'nothing'}")
-    if not done.passed:
+    if not result.passed:
         raise click.exceptions.Exit(1)
 
 
@@ -105,17 +111,17 @@ def probe(agent: str, db: str | None, k: int, as_json: bool) -> None:
 @db_option
 @json_option
 def replay(audit_token: str, db: str | None, as_json: bool) -> None:
-    """Ask again what a record has asked, of what there was then; end with 1 where the answer is another."""
+    """Repeat a recorded recall on the texts of that time; exit with status 1 if it loads other units."""
     with opened(db) as library:
-        done = library.replay(audit_token)
+        result = library.replay(audit_token)
     if as_json:
-        print_json(done)
+        print_json(result)
     else:
-        click.echo(f"then: {', '.join(done.loaded_then) or 'nothing'}")
-        click.echo(f"now:  {', '.join(done.loaded_now) or 'nothing'}")
-        if not done.same_snapshot:
-            click.echo("texts, model or lifts are not those of then")
-    if not done.same_order:
+        click.echo(f"then: {', '.join(result.loaded_then) or 'nothing'}")
+        click.echo(f"now:  {', '.join(result.loaded_now) or 'nothing'}")
+        if not result.same_snapshot:
+            click.echo("texts, encoder or score boosts have changed since")
+    if not result.same_order:
         raise click.exceptions.Exit(1)
 
 
@@ -123,31 +129,33 @@ def replay(audit_token: str, db: str | None, as_json: bool) -> None:
 @agent_option
 @db_option
 @click.option("--days", type=click.IntRange(1, 3650), default=7, show_default=True)
-@click.option("-k", type=click.IntRange(1, 20), default=3, show_default=True, help="Among the first so many.")
+@click.option(
+    "-k", type=click.IntRange(1, 20), default=3, show_default=True, help="How many of the first results count."
+)
 @json_option
 def metrics(*, agent: str, db: str | None, days: int, k: int, as_json: bool) -> None:
-    """Recall@k, hit@k and miss rate, by what agents said they used, and by what their traces show."""
+    """Show recall@k, hit@k and miss rate, from the usage that agents reported and from their traces."""
     with opened(db) as library:
-        done = library.metrics(agent, days=days, k=k)
+        result = library.metrics(agent, days=days, k=k)
     if as_json:
-        print_json(done)
+        print_json(result)
         return
     rates = {f"recall@{k}": "recall_at_k", f"hit@{k}": "hit_at_k", "miss rate": "miss_rate"}
-    click.echo(f"{counted(done.recalls, 'recall')} in {counted(days, 'day')}, {done.closed} with their usage")
+    click.echo(f"{counted(result.recalls, 'recall')} in {counted(days, 'day')}, {result.closed} with reported usage")
     for name, field in rates.items():
-        click.echo(f"{name}: {_rate(getattr(done, field))}")
-    if done.detected.traced:
-        click.echo(f"by the traces of {done.detected.traced}:")
+        click.echo(f"{name}: {_rate(getattr(result, field))}")
+    if result.detected.traced:
+        click.echo(f"detected in the traces of {result.detected.traced}:")
         for name, field in rates.items():
-            click.echo(f"  {name}: {_rate(getattr(done.detected, field))}")
-    for warning in done.warnings:
+            click.echo(f"  {name}: {_rate(getattr(result.detected, field))}")
+    for warning in result.warnings:
         click.echo(f"warning: {warning}")
-    if done.alert:
-        click.echo("alert: too much is missed")
+    if result.alert:
+        click.echo("alert: the miss rate is too high")
 
 
 def _rate(value: float | None) -> str:
-    return "not known" if value is None else format(value, ".2f")
+    return "unknown" if value is None else format(value, ".2f")
 
 
 @click.command("lint")
@@ -155,7 +163,7 @@ def _rate(value: float | None) -> str:
 @db_option
 @json_option
 def lint(agent: str, db: str | None, as_json: bool) -> None:
-    """Triggers that say what a unit contains, duplicates, entries that cost much; end with 1 where there are any."""
+    """Find triggers that describe content, duplicates, and expensive entries; exit with status 1 if there are any."""
     from holdfast.cli.instructions_shown import show_flaws
 
     with opened(db) as library:

@@ -1,4 +1,4 @@
-"""`holdfast instructions migrate`: what files of instructions would be as units, for review."""
+"""`holdfast instructions migrate`: proposes units and a manifest for instruction files, for review."""
 
 import re
 from pathlib import Path
@@ -16,26 +16,26 @@ def compiled(context: click.Context, parameter: click.Parameter, value: str | No
     try:
         return re.compile(value) if value is not None else None
     except (re.error, RecursionError, OverflowError) as error:
-        raise click.BadParameter(f"this is no regular expression: {error}") from error
+        raise click.BadParameter(f"not a valid regular expression: {error}") from error
 
 
 @click.command("migrate")
 @click.argument("paths", metavar="FILES...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--agent", default="main", show_default=True, help="Whose instructions they will be.")
+@click.option("--agent", default="main", show_default=True, help="Agent that will have the instructions.")
 @click.option("--version", default="v1", show_default=True, help="Version of the units and of the manifest.")
 @click.option(
     "--mode",
     type=click.Choice(("coexistence", "stigmem", "file")),
     default="coexistence",
     show_default=True,
-    help="Whether entries point to units, to files, or to both.",
+    help="Whether entries refer to units, files, or both.",
 )
-@click.option("--at", callback=compiled, metavar="REGEX", help="Cut before lines like this, instead of at headings.")
-@click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Follow imports below it.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
+@click.option("--at", callback=compiled, metavar="REGEX", help="Split before matching lines instead of at headings.")
 @click.option(
-    "--write", is_flag=True, help="Also write each text as a signed unit; manifest and stub stay as they are."
+    "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Follow imports inside this folder."
 )
+@click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
+@click.option("--write", is_flag=True, help="Also write each text as a signed unit; manifest and stub are unchanged.")
 @db_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def migrate(
@@ -53,8 +53,8 @@ def migrate(
 ) -> None:
     """Propose units and a manifest for AGENTS.md, CLAUDE.md or folders of rules; nothing is published.
 
-    Every line is in one unit, or among the rules of the boot stub. Read what is proposed, mend its triggers, then
-    `holdfast instructions check` and `publish` the folder that --out has written.
+    Every line ends up in one unit or in the rules of the boot stub. Review the proposal, improve its triggers, then run
+    `holdfast instructions check` and `publish` on the folder that --out has written.
     """
     import os
 
@@ -68,17 +68,17 @@ def migrate(
     from holdfast.runtime.instruction_settings import load_instructions
 
     settings = load_instructions(os.environ).settings
-    read = read_files(paths, root=root)
+    source = read_files(paths, root=root)
     encoder = settings.encoder
     proposal: Proposal = propose(
-        read.files,
+        source.files,
         msgspec.convert(
             {"agent_id": agent, "deployment": settings.deployment, "version": version, "mode": mode}, Wanted
         ),
         at=at,
         meaning=lambda: meaning_stage(encoder) if encoder else None,
     )
-    warnings = (*read.warnings, *proposal.warnings)
+    warnings = (*source.warnings, *proposal.warnings)
     if out is not None:
         write_folder(proposal, out)
     if write:

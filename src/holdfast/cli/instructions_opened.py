@@ -1,4 +1,4 @@
-"""Which instructions a command looks at: those of the configured store, or of another."""
+"""Opens the instruction library for a command, and defines the options that these commands share."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from holdfast.runtime.library import Library
 
-agent_option = click.option("--agent", default="main", show_default=True, help="Whose instructions.")
+agent_option = click.option("--agent", default="main", show_default=True, help="Agent whose instructions to use.")
 db_option = click.option("--db", metavar="URL", help="Store to use instead of the configured one.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -33,7 +33,10 @@ def opened(
     accept_encoder: bool = False,
     certify_again: bool = False,
 ) -> "Library":
-    """A file is made only by what writes. Whoever calls the command from Python may give it a clock as its `obj`."""
+    """Open the library; only a command that writes (`make`) creates a missing store.
+
+    A caller that invokes the command from Python can pass a clock as click's `obj`.
+    """
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
     from holdfast.runtime.instruction_settings import load_instructions
@@ -41,12 +44,12 @@ def opened(
     try:
         from holdfast.runtime.library import Library
     except ImportError as error:
-        raise UserError("instructions need their packages: pip install 'holdfast[instructions]'") from error
+        raise UserError("instructions need extra packages: pip install 'holdfast[instructions]'") from error
     address = store_address(db)
     if not make and not is_there(db):
         raise UserError(f"there is no store at {address!r}; check the path, or publish something first")
     configured = load_instructions(os.environ)
-    told = click.get_current_context().find_root().obj
+    clock = click.get_current_context().find_root().obj
     return Library(
         address,
         settings=configured.settings,
@@ -54,7 +57,7 @@ def opened(
         entity=entity,
         accept_encoder=accept_encoder,
         certify_again=certify_again,
-        clock=told if callable(told) else system_clock,
+        clock=clock if callable(clock) else system_clock,
         warn=lambda line: click.echo(line, err=True),
     )
 

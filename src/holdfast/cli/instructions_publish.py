@@ -1,4 +1,4 @@
-"""`holdfast instructions` check, publish, approve, promote, archive, rollback: from a folder to what is told."""
+"""`holdfast instructions` check, publish, approve, promote, archive and rollback."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.instructions.publishing import Published
 
 _folder = click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-_entity = click.option("--entity", metavar="URI", help="On whose behalf, such as acme:user/ann.")
+_entity = click.option("--entity", metavar="URI", help="Author to act for, such as acme:user/ann.")
 
 
 @click.command("check")
@@ -21,9 +21,9 @@ _entity = click.option("--entity", metavar="URI", help="On whose behalf, such as
 @db_option
 @json_option
 def check(folder: Path, db: str | None, as_json: bool) -> None:
-    """Say whether the folder that `migrate --out` has written could be published; end with 1 where it could not.
+    """Check whether the folder written by `migrate --out` can be published; exit with status 1 if not.
 
-    Also shown are flaws that keep nothing from being published: see `lint`.
+    Also shows flaws that do not prevent publishing: see `lint`.
     """
     from holdfast.cli.instructions_shown import show_checked
 
@@ -31,7 +31,7 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
         with opened(db) as library:
             checked = library.check(folder)
     else:
-        checked = _checked_alone(folder)
+        checked = _check_without_store(folder)
     if as_json:
         print_json({"passed": checked.passed, "checked": checked})
     else:
@@ -40,8 +40,8 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _checked_alone(folder: Path) -> "Checked":
-    """Where nothing was ever published there is no store, and looking makes none."""
+def _check_without_store(folder: Path) -> "Checked":
+    """Before the first publication there is no store, and a check must not create one."""
     import os
 
     from holdfast.instructions.callers import Caller
@@ -51,24 +51,24 @@ def _checked_alone(folder: Path) -> "Checked":
     from holdfast.runtime.instruction_settings import load_instructions
 
     settings = load_instructions(os.environ).settings
-    given = read_folder(folder)
-    manifest = given.manifest
+    source = read_folder(folder)
+    manifest = source.manifest
     agent = Agent(manifest.agent_id, settings.deployment, 0, always_rules=manifest.always_rules or ())
     approvals = given_approvals(manifest.approvals, agent, Caller("admin", "embedded"), at=0)
-    return check_draft(manifest.draft, given.texts, agent, settings=settings, approvals=approvals)
+    return check_draft(manifest.draft, source.texts, agent, settings=settings, approvals=approvals)
 
 
 @click.command("publish")
 @_folder
 @db_option
 @_entity
-@click.option("--skip-gate", is_flag=True, help="Publish units that are not found too; goes on record.")
+@click.option("--skip-gate", is_flag=True, help="Also publish units that are not found reliably; this is recorded.")
 @json_option
 def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool, as_json: bool) -> None:
-    """Publish DIR: texts that changed as new versions, then the manifest, if it passes every check."""
+    """Publish DIR: changed texts as new versions, then the manifest, if it passes every check."""
     with opened(db, make=True, entity=entity) as library:
-        done = library.publish(folder, skip_coverage_gate=skip_gate)
-    _show_deployed(done, as_json=as_json)
+        deployed = library.publish(folder, skip_coverage_gate=skip_gate)
+    _show_deployed(deployed, as_json=as_json)
 
 
 @click.command("approve")
@@ -76,45 +76,50 @@ def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool
 @agent_option
 @db_option
 @_entity
-@click.option("--reason", default="", help="What you found; needed for a unit that stands first.")
+@click.option("--reason", default="", help="Result of your review; required for a unit with force_prepend.")
 @json_option
 def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason: str, as_json: bool) -> None:
-    """Approve the newest version of UNIT, which is preloaded or guaranteed, so that it is told from now on.
+    """Approve the newest version of UNIT, which is preloaded or guaranteed, so that agents receive it from now on.
 
-    `publish` and `rollback` say which versions wait for that.
+    `publish` and `rollback` list the versions that are pending approval.
     """
     with opened(db, entity=entity) as library:
-        done = library.approve(unit, agent=agent, reason=reason)
+        approval = library.approve(unit, agent=agent, reason=reason)
     if as_json:
-        print_json(done)
+        print_json(approval)
     else:
-        click.echo(f"approved {done.fact_uri}: {', '.join(done.kinds) or 'nothing was missing'}")
-        click.echo("it is told from now on" if done.activated else "it still waits for the approval of another agent")
+        click.echo(f"approved {approval.fact_uri}: {', '.join(approval.kinds) or 'nothing was missing'}")
+        click.echo("it is active from now on" if approval.activated else "it still needs the approval of another agent")
 
 
 @click.command("promote")
 @agent_option
 @db_option
 @_entity
-@click.option("--force", is_flag=True, help="Before the week is over; never for agents that are flagged sensitive.")
+@click.option("--force", is_flag=True, help="Promote before the 7 days are over; not possible for sensitive agents.")
 @json_option
 def promote(*, agent: str, db: str | None, entity: str | None, force: bool, as_json: bool) -> None:
-    """Let units stand alone: refused before 7 days, and unless fewer than one in ten units was missed in them."""
+    """Use units without their files: only after 7 days in which fewer than one in ten units was missed."""
     with opened(db, entity=entity) as library:
-        done = library.promote(agent, force=force)
-    _show_published(done, as_json=as_json)
+        published = library.promote(agent, force=force)
+    _show_published(published, as_json=as_json)
 
 
 @click.command("archive")
 @click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @agent_option
 @db_option
-@click.option("--root", type=click.Path(file_okay=False, path_type=Path), default=".", help="The project; else here.")
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    help="Project folder. Default: the current one.",
+)
 def archive(files: tuple[Path, ...], agent: str, db: str | None, root: Path) -> None:
-    """Move FILES below docs/legacy-instructions, each with a note of where its text is now."""
+    """Move FILES to docs/legacy-instructions, each with a note that says where its text is now."""
     with opened(db) as library:
-        done = library.archive(*files, root=root, agent=agent)
-    for old, new in done.moved:
+        archived = library.archive(*files, root=root, agent=agent)
+    for old, new in archived.moved:
         click.echo(f"{old} -> {new}")
 
 
@@ -125,34 +130,34 @@ def archive(files: tuple[Path, ...], agent: str, db: str | None, root: Path) -> 
 @_entity
 @json_option
 def rollback(*, version: str, agent: str, db: str | None, entity: str | None, as_json: bool) -> None:
-    """Publish the manifest VERSION, and the texts of its time, as a new version."""
+    """Publish manifest VERSION, with the texts it had at that time, as a new version."""
     with opened(db, entity=entity) as library:
-        done = library.rollback(version, agent=agent)
-    _show_deployed(done, as_json=as_json)
+        deployed = library.rollback(version, agent=agent)
+    _show_deployed(deployed, as_json=as_json)
 
 
-def _show_deployed(done: "Deployed", *, as_json: bool) -> None:
+def _show_deployed(deployed: "Deployed", *, as_json: bool) -> None:
     if as_json:
-        print_json(done)
+        print_json(deployed)
         return
-    for name, change in done.changes.items():
+    for name, change in deployed.changes.items():
         if change != "noop":
             click.echo(f"{change} {name}")
-    if done.published is None:
-        click.echo(f"{done.version} holds already; nothing to publish")
-        for line in done.waiting:
+    if deployed.published is None:
+        click.echo(f"{deployed.version} is already published; nothing to do")
+        for line in deployed.waiting:
             click.echo(f"warning: {line}")
     else:
-        _show_published(done.published, as_json=False)
-    if done.waiting:
+        _show_published(deployed.published, as_json=False)
+    if deployed.waiting:
         click.echo("see `holdfast instructions approve --help`")
 
 
-def _show_published(done: "Published", *, as_json: bool) -> None:
+def _show_published(published: "Published", *, as_json: bool) -> None:
     if as_json:
-        print_json(done)
+        print_json(published)
         return
-    manifest = done.manifest
+    manifest = published.manifest
     click.echo(f"published {manifest.fact_uri}: {len(manifest.body)} units, {manifest.token_count} tokens")
-    for warning in done.warnings:
+    for warning in published.warnings:
         click.echo(f"warning: {warning}")

@@ -1,4 +1,4 @@
-"""`holdfast instructions shadow`: whether lazy recall would have done where all instructions were in the prompt."""
+"""`holdfast instructions shadow`: whether lazy recall would have sufficed in turns that had all instructions."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 @click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True)
 @json_option
 def shadow(agent: str, db: str | None, days: int, as_json: bool) -> None:
-    """Whether lazy recall would have done in the turns in shadow of the current manifest; end with 1 where not.
+    """Check whether lazy recall would have sufficed in the shadow turns of the current manifest.
 
-    Turns are recorded by `recall --shadow` and `usage`, by a session with `for_session(shadow=True)`, or over HTTP.
+    Exits with status 1 if not. Turns are recorded by `recall --shadow` and `usage`, by a session with
+    `for_session(shadow=True)`, or over HTTP.
     """
     with opened(db) as library:
         report = library.shadow_report(agent, days=days)
@@ -35,20 +36,20 @@ def _show(report: "ShadowReport") -> None:
     from holdfast.instructions.shadowing import COVERAGE_MIN
 
     turns = counted(report.turns, "turn")
-    click.echo(f"{turns} in shadow with {report.manifest_version}, {report.told} with their usage")
+    click.echo(f"{turns} in shadow mode with {report.manifest_version}, {report.told} with reported usage")
     click.echo(f"coverage: {_percent(report.coverage)} (at least {COVERAGE_MIN:.0%})")
-    of_eager = f"{report.lazy_tokens} of {report.eager_tokens} a turn"
+    of_eager = f"{report.lazy_tokens} of {report.eager_tokens} per turn"
     click.echo(f"tokens: {_percent(report.share)}, {of_eager} (below {report.share_max:.0%})")
     click.echo(f"regressions: {len(report.regressions)} (none allowed)")
-    for one in report.regressions:
-        click.echo(f"  {one.intent[:200]!r} without {', '.join(one.without)}")
+    for regression in report.regressions:
+        click.echo(f"  {regression.intent[:200]!r} without {', '.join(regression.without)}")
     for name, times in report.missed_units.items():
         click.echo(f"missed: {name}, {counted(times, 'time')}")
     if report.passed:
-        click.echo("lazy recall would have done")
+        click.echo("lazy recall would have sufficed")
     for shortfall in report.shortfalls:
         click.echo(f"not yet: {shortfall}")
 
 
 def _percent(share: float | None) -> str:
-    return "not known" if share is None else f"{share:.1%}"
+    return "unknown" if share is None else f"{share:.1%}"

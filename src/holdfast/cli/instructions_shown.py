@@ -1,4 +1,4 @@
-"""How proposals, checks and coverage are shown."""
+"""Prints migration proposals, check results and lint findings."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ KINDS = {"lazy": "lazy", "task_type": "preload", "always": "always"}
 
 
 def proposal_json(proposal: Proposal, warnings: Sequence[str]) -> str:
-    told = {
+    document = {
         "agent_id": proposal.agent_id,
         "manifest": proposal.draft,
         "manifest_tokens": proposal.manifest_tokens,
@@ -26,7 +26,7 @@ def proposal_json(proposal: Proposal, warnings: Sequence[str]) -> str:
         "files": proposal.files,
         "warnings": warnings,
     }
-    return msgspec.json.format(msgspec.json.encode(told)).decode()
+    return msgspec.json.format(msgspec.json.encode(document)).decode()
 
 
 def show_proposal(proposal: Proposal, warnings: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def show_proposal(proposal: Proposal, warnings: Sequence[str]) -> None:
     sum_of_units = sum(unit.tokens for unit in proposal.units)
     click.echo(
         f"\n{counted(len(proposal.units), 'unit')} with {sum_of_units} tokens; the manifest has "
-        f"{proposal.manifest_tokens} of {MANIFEST_TOKENS_MAX}"
+        f"{proposal.manifest_tokens} of at most {MANIFEST_TOKENS_MAX}"
     )
     for warning in warnings:
         click.echo(f"warning: {warning}")
@@ -57,9 +57,9 @@ def show_checked(checked: Checked) -> None:
     for failure in checked.failures:
         click.echo(f"{failure.code}: {failure.message}")
     show_flaws(checked.flaws)
-    found = [one.coverage_pct for one in checked.coverage if one.coverage_pct is not None]
-    least = f"; the unit that is found least is found by {min(found):.0%} of its paraphrases" if found else ""
-    click.echo(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{least}")
+    shares = [unit.coverage_pct for unit in checked.coverage if unit.coverage_pct is not None]
+    lowest = f"; lowest coverage of a unit: {min(shares):.0%} of its paraphrases" if shares else ""
+    click.echo(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{lowest}")
     click.echo("it can be published" if checked.passed else "it cannot be published")
 
 

@@ -1,4 +1,4 @@
-"""`holdfast instructions usage`: which units were used, as the agent says and as its trace shows."""
+"""`holdfast instructions usage`: which units were used, as the agent reports it and as its trace shows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 @click.argument("audit_token", required=False)
 @click.option("--used", multiple=True, metavar="UNIT", help="A unit that was applied.")
 @click.option("--missed", multiple=True, metavar="UNIT", help="A unit that was needed and not loaded.")
-@click.option("--trace", type=click.Path(path_type=Path), help="See it by what the agent did: a .jsonl file of it.")
-@click.option("--session", "session_id", metavar="ID", help="See it by what was done in a session of the store.")
-@click.option("--keep", is_flag=True, help="Put on record what the trace shows; once for each recall.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Detect usage from a .jsonl trace of what the agent did."
+)
+@click.option("--session", "session_id", metavar="ID", help="Detect usage from a stored session.")
+@click.option("--keep", is_flag=True, help="Record what the trace shows, once per recall.")
 @agent_option
 @db_option
 @json_option
@@ -37,37 +39,37 @@ def usage(
     db: str | None,
     as_json: bool,
 ) -> None:
-    """Say which units of a recall were used, and which were missed; once.
+    """Report which units of a recall were used and which were missed. This is possible once per recall.
 
-    With --trace or --session, see it by what the agent did after the recall, beside what it says of itself; without a
-    token, of every recall of the agent whose answer stands there. A trace is lines of steps
+    With --trace or --session, usage is detected from what the agent did after the recall and shown beside its own
+    report; without a token, for every recall of the agent whose result is in the trace. A trace is JSON lines of steps
     ({"type": "said", "text"}, {"type": "called", "tool", "arguments"}, {"type": "shown", "text", "tool"}),
-    recorded conversations, or a transcript of Claude Code.
+    recorded conversations, or a Claude Code transcript.
     """
     from holdfast.errors import UserError
 
-    looks = trace is not None or session_id is not None
-    if audit_token is None and (used or missed or not looks):
-        raise UserError("say of which recall: name its audit token, or what the agent did by --trace or --session")
-    if keep and not looks:
-        raise UserError("--keep is for what a trace shows: name it by --trace or --session")
+    has_trace = trace is not None or session_id is not None
+    if audit_token is None and (used or missed or not has_trace):
+        raise UserError("which recall? Give its audit token, or what the agent did with --trace or --session")
+    if keep and not has_trace:
+        raise UserError("--keep records what a trace shows: give one with --trace or --session")
     with opened(db) as library:
-        if audit_token is not None and (used or missed or not looks):
+        if audit_token is not None and (used or missed or not has_trace):
             library.submit_usage(audit_token, used=used, missed=missed)
-        steps = _steps(library, trace, session_id) if looks else ()
-        seen: tuple[UsageSeen, ...] = ()
-        if looks and audit_token is not None:
-            seen = (library.usage_seen(audit_token, steps, keep=keep),)
-        elif looks:
-            seen = library.usages_seen(steps, agent=agent, keep=keep)
-    if not looks:
-        click.echo("on record")
-    elif not seen:
-        raise UserError(f"no recall of {agent[:80]!a} has its answer in this trace; name its audit token")
+        steps = _steps(library, trace, session_id) if has_trace else ()
+        detected: tuple[UsageSeen, ...] = ()
+        if has_trace and audit_token is not None:
+            detected = (library.usage_seen(audit_token, steps, keep=keep),)
+        elif has_trace:
+            detected = library.usages_seen(steps, agent=agent, keep=keep)
+    if not has_trace:
+        click.echo("recorded")
+    elif not detected:
+        raise UserError(f"the trace has no result of a recall of {agent[:80]!a}; give the audit token")
     elif as_json:
-        print_json(seen)
+        print_json(detected)
     else:
-        _show(seen, of=len(steps))
+        _show(detected, step_count=len(steps))
 
 
 def _steps(library: "Library", trace: Path | None, session_id: str | None) -> "Trace":
@@ -75,44 +77,47 @@ def _steps(library: "Library", trace: Path | None, session_id: str | None) -> "T
     from holdfast.runtime.recorded_steps import read_trace
 
     if trace is not None and session_id is not None:
-        raise UserError("there is one trace at a time: leave out --trace or --session")
+        raise UserError("give only one of --trace and --session")
     if trace is not None:
         return read_trace(trace)
-    found = library.session_trace(session_id or "")
-    if not found:
-        raise UserError(f"nothing was said in a session {session_id!r} of this store; see `holdfast sessions list`")
-    return found
+    steps = library.session_trace(session_id or "")
+    if not steps:
+        raise UserError(f"this store has no messages of session {session_id!r}; see `holdfast sessions list`")
+    return steps
 
 
-def _show(seen: "tuple[UsageSeen, ...]", *, of: int) -> None:
+def _show(usages: "tuple[UsageSeen, ...]", *, step_count: int) -> None:
     from holdfast.cli.tables import show_table
 
-    for one in seen:
-        click.echo(f"{one.audit_token} {' '.join(one.intent.split())[:40]!r}")
-        by_name = {found.name: found for found in one.detected}
-        names = dict.fromkeys((*one.loaded, *(one.said_used or ()), *(one.said_missed or ()), *by_name))
+    for usage in usages:
+        click.echo(f"{usage.audit_token} {' '.join(usage.intent.split())[:40]!r}")
+        by_name = {unit.name: unit for unit in usage.detected}
+        names = dict.fromkeys((*usage.loaded, *(usage.said_used or ()), *(usage.said_missed or ()), *by_name))
         show_table(
-            ("unit", "loaded", "said", "detected"),
-            [(name, _place(one, name), _said(one, name), _evidence(one, by_name.get(name))) for name in names],
+            ("unit", "loaded", "reported", "detected"),
+            [
+                (name, _load_position(usage, name), _reported(usage, name), _evidence(usage, by_name.get(name)))
+                for name in names
+            ],
         )
         click.echo("")
-    kept = sum(one.kept for one in seen)
-    rest = "" if kept == len(seen) else "; --keep puts the others on record"
-    click.echo(f"{counted(len(seen), 'recall')} by {counted(of, 'step')}, {kept} on record{rest}")
+    recorded = sum(usage.kept for usage in usages)
+    rest = "" if recorded == len(usages) else "; --keep records the others"
+    click.echo(f"{counted(len(usages), 'recall')} in {counted(step_count, 'step')}, {recorded} recorded{rest}")
 
 
-def _place(seen: "UsageSeen", name: str) -> str:
-    return str(seen.loaded.index(name) + 1) if name in seen.loaded else "-"
+def _load_position(usage: "UsageSeen", name: str) -> str:
+    return str(usage.loaded.index(name) + 1) if name in usage.loaded else "-"
 
 
-def _said(seen: "UsageSeen", name: str) -> str:
-    if seen.said_used is None or seen.said_missed is None:
-        return "nothing yet"
-    return "used" if name in seen.said_used else "missed" if name in seen.said_missed else "-"
+def _reported(usage: "UsageSeen", name: str) -> str:
+    if usage.said_used is None or usage.said_missed is None:
+        return "not yet"
+    return "used" if name in usage.said_used else "missed" if name in usage.said_missed else "-"
 
 
-def _evidence(seen: "UsageSeen", found: "Detected | None") -> str:
-    if found is None:
+def _evidence(usage: "UsageSeen", unit: "Detected | None") -> str:
+    if unit is None:
         return "-"
-    places = ", ".join(f"{one.kind} (step {one.step})" for one in found.evidence)
-    return f"{'used' if found.name in seen.loaded else 'missed'}: {places}"
+    places = ", ".join(f"{evidence.kind} (step {evidence.step})" for evidence in unit.evidence)
+    return f"{'used' if unit.name in usage.loaded else 'missed'}: {places}"

@@ -1,4 +1,4 @@
-"""`holdfast knowledge`: what earlier sessions have taught, kept as files, and what of it a prompt is told."""
+"""`holdfast knowledge`: extracts knowledge from finished sessions into files, and shows the digest for new ones."""
 
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,9 @@ HOUR_SECONDS = 3600
 
 @click.group("knowledge", cls=Group)
 def command() -> None:
-    """Harvest sessions that are over, and look at what is known of a project.
+    """Extract knowledge from finished sessions, and inspect what is known about a project.
 
-    Knowledge is kept as Markdown in .holdfast/knowledge of the workspace; edit it as you like, what you write wins.
+    Knowledge is stored as Markdown in .holdfast/knowledge of the workspace. You can edit it: your text wins.
     """
 
 
@@ -36,29 +36,29 @@ def _remember(context: click.Context, option: click.Parameter, chosen: bool) -> 
 
 
 def _workspace(function: "Callable[..., None]") -> "Callable[..., None]":
-    """Whose knowledge it is: `_folder` knows which of the two was said."""
+    """Add --workspace and --no-workspace; `_folder` reads which of the two applies."""
     function = click.option(
         "--no-workspace",
         is_flag=True,
         expose_value=False,
         callback=_remember,
-        help="That of sessions without a workspace, below $HOLDFAST_HOME.",
+        help="Use the knowledge of sessions without a workspace, in $HOLDFAST_HOME.",
     )(function)
     return click.option(
         "--workspace",
         type=click.Path(exists=True, file_okay=False),
         default=".",
         show_default="this folder",
-        help="Whose knowledge it is, and whose sessions are harvested.",
+        help="Workspace of the knowledge and of the sessions to harvest.",
     )(function)
 
 
 @command.command("harvest")
-@click.option("--apply", "applies", is_flag=True, help="Do it; otherwise only show what would be done.")
+@click.option("--apply", "applies", is_flag=True, help="Write the result; without it, only show what would be done.")
 @click.option("--quiet-hours", type=click.FloatRange(min=0), default=24.0, show_default=True,
-              help="A session that has said nothing for so long is over, too.")  # fmt: skip
-@click.option("--ask", "model", metavar="MODEL", help="Have this model look at each session, too; it costs money.")
-@click.option("--simulated", is_flag=True, help="Also sessions with a simulated model.")
+              help="Also harvest sessions without activity for this long.")  # fmt: skip
+@click.option("--ask", "model", metavar="MODEL", help="Also have this model read each session; it costs money.")
+@click.option("--simulated", is_flag=True, help="Include sessions with a simulated model.")
 @_workspace
 @_db
 @_json
@@ -72,9 +72,9 @@ def harvest(
     db: str | None,
     as_json: bool,
 ) -> None:
-    """Find by rule what sessions that are over hold: facts, decisions, tasks, questions, playbooks, notes on files.
+    """Extract facts, decisions, tasks, questions, playbooks and file notes from finished sessions, by rules.
 
-    What may hold a secret is left out. An unchanged session is never harvested twice.
+    Text that may contain a secret is left out. An unchanged session is never harvested twice.
     """
     import msgspec
 
@@ -86,7 +86,7 @@ def harvest(
     from holdfast.runtime.knowing import project_files, spoken_in
 
     folder, root = _folder(workspace)
-    asked = _known_model(model) if model else None
+    model_row = _find_model(model) if model else None
     with open_configured(db) as log:
         sessions = spoken_in(
             log,
@@ -97,15 +97,15 @@ def harvest(
             simulated=simulated,
         )
         if applies:
-            ask = model_asked(log, asked.id) if asked else None
-            done = apply_harvest(folder, sessions, project=project_files(root), ask=ask)
-            _print_json(msgspec.to_builtins(done)) if as_json else _tell_outcome(done, folder)
+            ask = model_asked(log, model_row.id) if model_row else None
+            outcome = apply_harvest(folder, sessions, project=project_files(root), ask=ask)
+            _print_json(msgspec.to_builtins(outcome)) if as_json else _show_outcome(outcome, folder)
             return
         plan = plan_harvest(folder, sessions)
-    _print_json(msgspec.to_builtins(plan)) if as_json else _tell_plan(plan, asked)
+    _print_json(msgspec.to_builtins(plan)) if as_json else _show_plan(plan, model_row)
 
 
-def _known_model(name: str) -> "Model":
+def _find_model(name: str) -> "Model":
     from holdfast.catalog.lookup import find_model
     from holdfast.cli.stores import configured_models
 
@@ -117,28 +117,28 @@ def _known_model(name: str) -> "Model":
 @_workspace
 @_json
 def list_items(category: str | None, workspace: str, as_json: bool) -> None:
-    """Every item, and why it is not in the digest where it is not."""
+    """List all items; those that are not in the digest show why."""
     import msgspec
 
     from holdfast.knowledge.shelf import items_in
     from holdfast.ledger.wording import printable
 
-    items = [one for one in items_in(_folder(workspace)[0]) if category in (None, one.category)]
+    items = [item for item in items_in(_folder(workspace)[0]) if category in (None, item.category)]
     if as_json:
-        _print_json([{**msgspec.to_builtins(one), "held_back": one.held_back} for one in items])
+        _print_json([{**msgspec.to_builtins(item), "held_back": item.held_back} for item in items])
         return
     for item in items:
-        why = f"  [{item.held_back}]" if item.held_back else ""
-        where = f" {item.scope}:" if item.category == "files" else ""
-        click.echo(printable(f"{item.id}  {item.category}:{where} {item.text}{why}"))
+        reason = f"  [{item.held_back}]" if item.held_back else ""
+        scope = f" {item.scope}:" if item.category == "files" else ""
+        click.echo(printable(f"{item.id}  {item.category}:{scope} {item.text}{reason}"))
     click.echo(counted(len(items), "item"))
 
 
 @command.command("digest")
-@click.option("--rebuild", is_flag=True, help="Make it anew from the pages, for instance after editing them.")
+@click.option("--rebuild", is_flag=True, help="Rebuild it from the pages, for instance after editing them.")
 @_workspace
 def show_digest(rebuild: bool, workspace: str) -> None:
-    """What new sessions are told; delete digest.md to tell them nothing."""
+    """Show the digest that new sessions receive; delete digest.md to give them none."""
     from holdfast.knowledge.harvest import rebuild_digest
     from holdfast.ledger.wording import printable
     from holdfast.runtime.knowing import knowledge_text
@@ -154,7 +154,7 @@ def show_digest(rebuild: bool, workspace: str) -> None:
 @command.command("off")
 @_workspace
 def turn_off(workspace: str) -> None:
-    """Keep the digest out of new sessions, also after the next harvest."""
+    """Stop giving the digest to new sessions, even after the next harvest."""
     from holdfast.knowledge.folder import DIGEST, DISABLED
 
     folder, _ = _folder(workspace)
@@ -166,15 +166,15 @@ def turn_off(workspace: str) -> None:
 @command.command("on")
 @_workspace
 def turn_on(workspace: str) -> None:
-    """Tell new sessions what is known, from the pages as they are."""
+    """Give new sessions the digest again, rebuilt from the current pages."""
     from holdfast.knowledge.folder import DISABLED
     from holdfast.knowledge.harvest import rebuild_digest
 
     folder, _ = _folder(workspace)
     with folder.locked():
         folder.remove(DISABLED)
-        _, made, _ = rebuild_digest(folder)
-    click.echo(f"Knowledge is on: {counted(made.items, 'item')} in the digest.")
+        _, digest, _ = rebuild_digest(folder)
+    click.echo(f"Knowledge is on: {counted(digest.items, 'item')} in the digest.")
 
 
 def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
@@ -184,56 +184,61 @@ def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
     from holdfast.knowledge.folder import knowledge_folder
     from holdfast.sources.home import holdfast_home
 
+    # --no-workspace is stored in the context's meta, so that no command needs a parameter for it.
     root = None if click.get_current_context().meta[_NO_WORKSPACE] else Path(workspace)
     return knowledge_folder(root, holdfast_home(os.environ)), root
 
 
-def _tell_plan(plan: "HarvestPlan", asked: "Model | None") -> None:
+def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
     from holdfast.clock import system_clock
     from holdfast.runtime.asking_models import cost_of_asking
 
-    for one in plan.sources:
-        click.echo(f"{one.session}  {one.said_bytes:>10,} bytes  {counted(len(one.found.items), 'item')}")
+    for source in plan.sources:
+        click.echo(f"{source.session}  {source.said_bytes:>10,} bytes  {counted(len(source.found.items), 'item')}")
     click.echo(
-        f"{counted(len(plan.sources), 'session')} to harvest, {plan.known} known: "
+        f"{counted(len(plan.sources), 'session')} to harvest, {plan.known} already harvested: "
         f"{counted(plan.new_items, 'new item')}, {plan.merged_items} with another source"
     )
     if plan.secrets:
-        click.echo(f"{counted(plan.secrets, 'text')} left out that may hold a secret")
+        click.echo(f"{counted(plan.secrets, 'text')} left out because of possible secrets")
     if plan.pending:
-        click.echo(f"{counted(plan.pending, 'session')} begun by a run that was cut off; --apply finishes it")
-    if asked is None:
-        click.echo("Found by rule, it costs nothing. Nothing was written; --apply does it.")
+        click.echo(f"{counted(plan.pending, 'session')} left over from an interrupted run; --apply finishes it")
+    if model is None:
+        click.echo("Extracted by rules, at no cost. Nothing was written; --apply writes it.")
     else:
-        dollars = cost_of_asking(asked, plan.model_tokens, system_clock())
+        dollars = cost_of_asking(model, plan.model_tokens, system_clock())
         click.echo(
-            f"{asked.id} would read about {plan.model_tokens:,} tokens, ${dollars:.4f} without its answers. "
-            "Nothing was written; --apply does it."
+            f"{model.id} would read about {plan.model_tokens:,} tokens for ${dollars:.4f}, plus its output. "
+            "Nothing was written; --apply writes it."
         )
 
 
-def _tell_outcome(done: "Outcome", folder: "KnowledgeFolder") -> None:
+def _show_outcome(outcome: "Outcome", folder: "KnowledgeFolder") -> None:
     from decimal import Decimal
 
-    click.echo(f"{counted(done.sessions, 'session')} harvested into {folder.shown}: {counted(done.items, 'item')}")
-    if done.secrets:
-        click.echo(f"{counted(done.secrets, 'text')} left out that may hold a secret")
-    if done.failed:
-        click.echo(f"{counted(done.failed, 'session')} left as it is: the model gave no answer that can be used")
-    if Decimal(done.cost_usd):
-        click.echo(f"the model took ${Decimal(done.cost_usd):.4f}")
-    if done.quarantined:
-        click.echo(f"{counted(done.quarantined, 'line')} of the ledger cannot be read and was put aside")
-    if not done.digest_written:
+    click.echo(
+        f"{counted(outcome.sessions, 'session')} harvested into {folder.shown}: {counted(outcome.items, 'item')}"
+    )
+    if outcome.secrets:
+        click.echo(f"{counted(outcome.secrets, 'text')} left out because of possible secrets")
+    if outcome.failed:
+        click.echo(f"{counted(outcome.failed, 'session')} not harvested: the model gave no usable answer")
+    if Decimal(outcome.cost_usd):
+        click.echo(f"the model cost ${Decimal(outcome.cost_usd):.4f}")
+    if outcome.quarantined:
+        click.echo(f"{counted(outcome.quarantined, 'line')} of the journal could not be read and was set aside")
+    if not outcome.digest_written:
         click.echo("The digest is turned off and was not written.")
-    elif done.change.bytes_changed:
+    elif outcome.change.bytes_changed:
+        # About four bytes per token: only an order of magnitude is needed here.
+        tokens_changed = outcome.change.bytes_changed // 4
         click.echo(
-            f"digest.md: {counted(done.digest.items, 'item')}, {done.change.bytes_after:,} bytes, another one from "
-            f"byte {done.change.first_byte:,} on; new sessions write about {done.change.bytes_changed // 4:,} tokens "
-            "of it anew, and what stands behind it"
+            f"digest.md: {counted(outcome.digest.items, 'item')}, {outcome.change.bytes_after:,} bytes, changed from "
+            f"byte {outcome.change.first_byte:,} on; new sessions write about {tokens_changed:,} tokens of it again, "
+            "and everything after it"
         )
     else:
-        click.echo(f"digest.md: {counted(done.digest.items, 'item')}, unchanged")
+        click.echo(f"digest.md: {counted(outcome.digest.items, 'item')}, unchanged")
 
 
 def _print_json(value: object) -> None:

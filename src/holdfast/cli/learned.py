@@ -1,4 +1,4 @@
-"""`holdfast learned`: what stored sessions have taught those that come after them, and by which evidence."""
+"""`holdfast learned`: the cache parameters learned from stored sessions, and the evidence for them."""
 
 from typing import TYPE_CHECKING
 
@@ -14,47 +14,47 @@ if TYPE_CHECKING:
 @click.option("--db", help="Store to use instead of the configured one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(db: str | None, as_json: bool) -> None:
-    """Show what sessions have seen of caches and pauses, and how often.
+    """Show what stored sessions observed about caches and idle times, and how often.
 
-    A new session starts with this. Deleting a session unteaches what it has taught.
+    New sessions start with these parameters. Deleting a session removes its evidence.
     """
     import msgspec
 
     from holdfast.ledger.learning import lessons_of
 
     with open_configured(db) as log:
-        told = lessons_of(log)
+        lessons = lessons_of(log)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
-    elif not told.caches:
-        click.echo("No session has learned anything yet.")
+        click.echo(msgspec.json.format(msgspec.json.encode(lessons)).decode())
+    elif not lessons.caches:
+        click.echo("Nothing has been learned yet.")
     else:
-        _show(told)
+        _show(lessons)
 
 
-def _show(told: "Lessons") -> None:
+def _show(lessons: "Lessons") -> None:
     from holdfast.cli.tables import show_table
 
-    headings = ("model", "route", "a longer lifetime keeps the prefix", "read", "lost", "cached from", "sessions")
-    show_table(headings, map(_cache_row, told.caches))
+    headings = ("model", "route", "1h TTL extends the prefix", "read", "lost", "cached from", "sessions")
+    show_table(headings, map(_cache_row, lessons.caches))
     click.echo("")
-    waits = ("workspace", "sessions", "calls", "waits for tools", "for people", "pauses of 5 to 60 min")
-    show_table(waits, map(_rhythm_row, told.rhythms))
+    idle_headings = ("workspace", "sessions", "calls", "tool waits", "user waits", "idle 5 to 60 min")
+    show_table(idle_headings, map(_idle_row, lessons.rhythms))
 
 
 def _cache_row(lesson: "CacheLesson") -> tuple[str, ...]:
-    upgrade = "not seen yet" if not lesson.anchors_read + lesson.anchors_lost else f"{lesson.upgrade:.0%} likely"
-    floor = "as listed" if lesson.floor_tokens is None else f"{lesson.floor_tokens} tokens"
+    upgrade = "not observed yet" if not lesson.anchors_read + lesson.anchors_lost else f"{lesson.upgrade:.0%} likely"
+    floor = "catalog value" if lesson.floor_tokens is None else f"{lesson.floor_tokens} tokens"
     counts = (str(lesson.anchors_read), str(lesson.anchors_lost))
     return (lesson.model, lesson.route, upgrade, *counts, floor, str(len(lesson.sessions)))
 
 
-def _rhythm_row(rhythm: "Rhythms") -> tuple[str, ...]:
+def _idle_row(idle: "Rhythms") -> tuple[str, ...]:
     return (
-        rhythm.workspace or "(none)",
-        str(rhythm.sessions),
-        str(rhythm.calls),
-        f"{rhythm.tool_gaps:.0f}",
-        f"{rhythm.person_gaps:.0f}",
-        f"{rhythm.pause:.1%}",
+        idle.workspace or "(none)",
+        str(idle.sessions),
+        str(idle.calls),
+        f"{idle.tool_gaps:.0f}",
+        f"{idle.person_gaps:.0f}",
+        f"{idle.pause:.1%}",
     )

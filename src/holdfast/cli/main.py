@@ -1,4 +1,4 @@
-"""Which commands there are; each lives in its own module and is imported when it is asked for."""
+"""Defines the `holdfast` command and loads each subcommand's module only when it runs."""
 
 import importlib
 import os
@@ -11,34 +11,34 @@ from holdfast.cli.shown import visible
 from holdfast.errors import HoldfastError
 
 COMMANDS = {
-    "audit": "Show what sessions on disk spent, what cold calls cost and why, and what a better plan would have.",
-    "certify": "Check a stored session again, byte by byte; end with 1 where its prefix moved.",
-    "chat": "Talk to an agent in the terminal that works in a folder, and see what each turn costs.",
-    "compact": "Make a stored session shorter, or show what that would remove, cost and save.",
+    "audit": "Show what your sessions spent, which calls missed the cache and why, and what Holdfast would save.",
+    "certify": "Rebuild every request of a stored session and check that its prefix never changed.",
+    "chat": "Chat with an agent that works in a folder, and see what each turn costs.",
+    "compact": "Compact a stored session, or show what compaction would remove, cost and save.",
     "config": "Show the configuration and where each value comes from.",
-    "curation": "Choose which files sessions are told of, by presets.",
-    "db": "Look at, check, rebuild, prune, export and import the store.",
-    "demo": "Play a cached multi-turn session against the simulator, offline.",
+    "curation": "Choose, by preset, which files are added to the context of sessions.",
+    "db": "Inspect, check, rebuild, prune, export and import the store.",
+    "demo": "Run a cached multi-turn session against the simulator, offline.",
     "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
-    "doctor": "Find what makes a prompt differ from run to run: a function of yours, or a request file.",
-    "explain": "Show the blocks and marks of a request, and what a change of each would cost.",
-    "gateway": "Show what went through the gateway: costs and what they could be, changes, spending.",
-    "history": "Show what was really said in a session, whatever its view has become.",
-    "instructions": "Turn files of instructions into units that are recalled when they are needed.",
-    "keys": "Make, list and revoke keys of the service.",
-    "knowledge": "Harvest what sessions have taught, and show what new ones are told of it.",
-    "learned": "Show what stored sessions have taught those that come after them.",
-    "mcp": "Serve an agent's instructions, and skills, to any MCP client.",
-    "rag": "Index the files of a project, and find passages in them that fit a question.",
-    "recovery": "List known failures of stored sessions, and follow their recipes.",
-    "replay": "Play recorded conversations under other plans, and compare what they cost.",
+    "doctor": "Find what makes a prompt differ from run to run, in a function or a request file.",
+    "explain": "Show the blocks and cache breakpoints of a request, and what a change to each block would cost.",
+    "gateway": "Show gateway traffic: costs and possible savings, rewritten requests, spending.",
+    "history": "Show the original messages of a session, including those that were compacted.",
+    "instructions": "Split instruction files into units that agents recall when they need them.",
+    "keys": "Create, list and revoke API keys of the service.",
+    "knowledge": "Extract knowledge from finished sessions, and show what new sessions receive.",
+    "learned": "Show the cache parameters learned from stored sessions.",
+    "mcp": "Serve an agent's instructions and skills to any MCP client.",
+    "rag": "Index the files of a project and search them for relevant passages.",
+    "recovery": "List known failures of stored sessions and run their recovery recipes.",
+    "replay": "Replay recorded conversations under other cache policies and compare their cost.",
     "report": "Show what stored sessions spent, saved and lost, and what broke their caches.",
-    "serve": "Serve a page, cache states and their controls, figures, instructions and the gateway over HTTP.",
+    "serve": "Serve the dashboard, the HTTP API and the gateway.",
     "sessions": "List, show and delete stored sessions.",
     "simulate": "Serve a provider simulator on a local port.",
-    "skills": "List, check and show skills, and what a prompt says of them.",
+    "skills": "List, check and search skills, and show the skill index that a prompt contains.",
 }
-"""Name and one line of help; `holdfast.cli.<name>` holds a click command called `command`."""
+"""Command name -> one line of help. `holdfast.cli.<name>` defines a click command called `command`."""
 
 
 class LazyGroup(click.Group):
@@ -58,11 +58,11 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            known = ", ".join(sorted(COMMANDS))
-            raise click.UsageError(f"{error.message} Known commands: {known}.", ctx) from error
+            names = ", ".join(sorted(COMMANDS))
+            raise click.UsageError(f"{error.message} Known commands: {names}.", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # The help comes from the table above: loading every command for it would take a second.
+        # The help texts come from COMMANDS: importing every command module just to list them takes a second.
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
 
@@ -74,11 +74,11 @@ def command() -> None:
 
 
 def main() -> None:
-    """Errors that were meant for the user become one line; everything else is a bug and keeps its traceback."""
+    """Print errors meant for the user as one line; any other exception is a bug and keeps its traceback."""
     try:
         status = command.main(prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
-        # What a command ends with by `Exit` comes back as its value.
+        # With standalone_mode=False click returns the status of `Exit` instead of raising it.
         sys.exit(status if isinstance(status, int) else 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
@@ -91,16 +91,16 @@ def main() -> None:
         click.echo(f"holdfast: {visible(str(error))}", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        # Whoever read our output has stopped; there is no one left to tell.
+        # The reader of the pipe (such as `head`) has closed it: nobody would see a message.
         _discard_output()
         sys.exit(1)
     except OSError as error:
         _discard_output()
-        what = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        click.echo(f"holdfast: {visible(f'{what}{error.strerror or error}')}", err=True)
+        path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        click.echo(f"holdfast: {visible(f'{path}{error.strerror or error}')}", err=True)
         sys.exit(1)
 
 
 def _discard_output() -> None:
-    """Keep the interpreter from trying once more, at its end, to write what could not be written."""
+    """Point stdout at /dev/null, so that the interpreter's flush at exit does not fail a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

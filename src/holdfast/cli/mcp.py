@@ -1,4 +1,4 @@
-"""`holdfast mcp`: an agent's instructions, and skills, for any MCP client."""
+"""`holdfast mcp`: serves an agent's instructions and skills to MCP clients."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,16 +21,21 @@ KEY = "HOLDFAST_KEY"
 @db_option
 @click.option("--http", "over_http", is_flag=True, help="Serve over HTTP at /mcp instead of standard input and output.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
-@click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the server is reached by.")
-@click.option("--require-keys", is_flag=True, help="Refuse calls without a key also before there is one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 picks a free one."
+)
+@click.option(
+    "--allow-host", "allowed", metavar="NAME", multiple=True, help="Host name under which clients reach the server."
+)
+@click.option("--require-keys", is_flag=True, help="Require a key even if none has been created yet.")
 def command(
     *, agent: str, db: str | None, over_http: bool, host: str, port: int, allowed: tuple[str, ...], require_keys: bool
 ) -> None:
     """Serve recall_instruction, list_instructions, submit_usage, skill_search and skill_load to an MCP client.
 
-    Over standard input and output a client's key is in HOLDFAST_KEY; over HTTP it is sent as a bearer token, and a key
-    of scope agent:NAME is that agent's. No key is needed on this machine until `holdfast keys create` has made one.
+    Over standard input and output, the client's key is read from HOLDFAST_KEY; over HTTP it is sent as a bearer token,
+    and a key of scope agent:NAME acts as that agent. On this machine no key is needed until `holdfast keys create` has
+    created one.
     """
     import asyncio
     import contextlib
@@ -46,20 +51,21 @@ def command(
         from holdfast.mcp.tools import Toolbox
         from holdfast.service.serving import bind, url_of
     except ImportError as error:
-        raise UserError("MCP needs its packages: pip install 'holdfast[mcp,server]'") from error
+        raise UserError("MCP needs extra packages: pip install 'holdfast[mcp,server]'") from error
     from holdfast.cli.instructions import library_of
     from holdfast.service.hosts import is_loopback
 
     with open_records(db) as (log, records):
         library = library_of(log, wanted=True)
         assert library is not None
-        needed = require_keys or (over_http and not is_loopback(host))
-        authorize = authorizer(records, agent=agent, require_keys=needed)
+        keys_required = require_keys or (over_http and not is_loopback(host))
+        authorize = authorizer(records, agent=agent, require_keys=keys_required)
         toolbox = Toolbox(library, _skills(), agent=agent)
         server = make_server(toolbox, authorize, stdio_key=os.environ.get(KEY))
         if not over_http:
             asyncio.run(serve_stdio(server))
             return
+        # Other Host headers are refused: a web page could otherwise reach a local server by DNS rebinding.
         names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (host,)
         app = http_app(server, authorize, hosts=(*names, *allowed))
         with contextlib.closing(bind(host, port)) as bound:
@@ -69,7 +75,7 @@ def command(
 
 
 def authorizer(records: "Records", *, agent: str, require_keys: bool) -> "Callable[[str | None], Caller]":
-    """Without a key, and before there is one, whoever asks on this machine is the agent itself."""
+    """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
     from holdfast.clock import system_clock
     from holdfast.instructions.callers import Caller
     from holdfast.instructions.failures import InstructionError

@@ -1,4 +1,4 @@
-"""Which policies a command compares, and how their costs are shown."""
+"""Selects the cache policies that a command compares, and prints their costs."""
 
 from collections.abc import Iterable
 
@@ -14,16 +14,17 @@ ALL = "all"
 
 
 class Roster:
-    """Fresh policies for one conversation after the other; ours takes along what it has learned."""
+    """Creates fresh policies for each conversation; only ours keeps what it learned from the previous ones."""
 
     def __init__(self, wanted: str = ALL, *, keep_alive: bool = False) -> None:
-        known = (OurPolicy.name, *compared())
-        if wanted not in (ALL, *known):
-            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(known)}")
+        names = (OurPolicy.name, *compared())
+        if wanted not in (ALL, *names):
+            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(names)}")
         self._wanted, self._keep_alive = wanted, keep_alive
         self._ours = OurPolicy(Learned(), keep_alive=keep_alive)
 
     def fresh(self) -> tuple[Policy, ...]:
+        # Real sessions start with learned parameters too; the other policies learn nothing.
         self._ours = OurPolicy(self._ours.learned(), keep_alive=self._keep_alive)
         policies: dict[str, Policy] = {OurPolicy.name: self._ours, **compared()}
         return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)
@@ -33,7 +34,7 @@ def show_policies(policies: Iterable[PolicyRow]) -> None:
     """Cheapest first."""
     rows = sorted(policies, key=lambda row: row.cost_usd)
     show_table(
-        ("policy", "cost", "read share", "to best", "to bound", "to optimum", "pings", "cold calls"),
+        ("policy", "cost", "read share", "vs best", "vs bound", "vs optimum", "pings", "misses"),
         (
             (
                 row.policy,

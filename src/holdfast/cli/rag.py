@@ -1,4 +1,4 @@
-"""`holdfast rag`: an index of a project's files, and the passages in them that fit a question."""
+"""`holdfast rag`: indexes a project's files and searches them for passages that answer a question."""
 
 import click
 
@@ -9,17 +9,17 @@ _workspace = click.option(
     type=click.Path(exists=True, file_okay=False),
     default=".",
     show_default="this folder",
-    help="Whose files.",
+    help="Project folder.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("rag", cls=Group)
 def command() -> None:
-    """Index the files of a project, and find passages in them that fit a question.
+    """Index the files of a project and search them for relevant passages.
 
-    Sessions are told such passages once there is an index; delete .holdfast/rag and they are told none. Files that an
-    ignore file names, hidden ones and passages that may hold a secret are left out. No file is ever changed.
+    Once there is an index, sessions receive matching passages; delete .holdfast/rag to stop that. Ignored and hidden
+    files, and passages that may contain a secret, are left out. Your files are never changed.
     """
 
 
@@ -27,7 +27,7 @@ def command() -> None:
 @_workspace
 @_json
 def index(workspace: str, as_json: bool) -> None:
-    """Read what is new or has changed since the last time."""
+    """Index the files that are new or changed since the last run."""
     from pathlib import Path
 
     import msgspec
@@ -37,25 +37,25 @@ def index(workspace: str, as_json: bool) -> None:
     from holdfast.runtime.dimensions import rag_folder
 
     root = Path(workspace)
-    done = update_index(rag_folder(root), root)
+    update = update_index(rag_folder(root), root)
     if as_json:
-        click.echo(msgspec.json.encode(done).decode())
+        click.echo(msgspec.json.encode(update).decode())
         return
     click.echo(
-        f"{counted(done.files, 'file')} with {counted(done.passages, 'passage')}: {done.read:,} read, "
-        f"{done.unchanged:,} unchanged, {done.removed:,} gone"
+        f"{counted(update.files, 'file')} with {counted(update.passages, 'passage')}: {update.read:,} read, "
+        f"{update.unchanged:,} unchanged, {update.removed:,} gone"
     )
-    if done.left_out:
-        click.echo(f"{counted(done.left_out, 'passage')} left out that may hold a secret")
+    if update.left_out:
+        click.echo(f"{counted(update.left_out, 'passage')} left out because of possible secrets")
 
 
 @command.command("query")
 @click.argument("question")
-@click.option("--limit", type=click.IntRange(1, 50), default=4, show_default=True, help="How many passages.")
+@click.option("--limit", type=click.IntRange(1, 50), default=4, show_default=True, help="Maximum number of passages.")
 @_workspace
 @_json
 def query(question: str, limit: int, workspace: str, as_json: bool) -> None:
-    """The passages that fit best, each with its path, lines and the digest of its file."""
+    """Show the best matching passages, each with its path, lines and the digest of its file."""
     from pathlib import Path
 
     import msgspec
@@ -68,14 +68,15 @@ def query(question: str, limit: int, workspace: str, as_json: bool) -> None:
     root = Path(workspace)
     files = read_files(rag_folder(root))
     if files is None:
-        raise UserError("there is no index of these files; `holdfast rag index` makes one")
-    found = PassageIndex(files).query(root, question, limit=limit)
+        raise UserError("there is no index of these files; `holdfast rag index` creates one")
+    passages = PassageIndex(files).query(root, question, limit=limit)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(passages)).decode())
         return
-    for one in found:
-        click.echo(f"{printable(one.path)}:{one.first}-{one.last}  {one.score:.2f}  sha256 {one.sha256[:12]}")
-        for line in one.text.split("\n"):
+    for passage in passages:
+        lines = f"{printable(passage.path)}:{passage.first}-{passage.last}"
+        click.echo(f"{lines}  {passage.score:.2f}  sha256 {passage.sha256[:12]}")
+        for line in passage.text.split("\n"):
             click.echo(f"    {printable(line)}"[:200])
-    if not found:
-        click.echo("No passage fits.")
+    if not passages:
+        click.echo("No passage matches.")

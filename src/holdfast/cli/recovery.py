@@ -1,4 +1,4 @@
-"""`holdfast recovery`: what went wrong in stored sessions and is known, and what can be done about it by hand."""
+"""`holdfast recovery`: lists known failures of stored sessions and runs their recovery recipes by hand."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ COMMAND_OUTPUT_CHARS_MAX = 200
 
 @click.group("recovery", cls=Group)
 def command() -> None:
-    """List known failures of stored sessions, and follow their recipes."""
+    """List known failures of stored sessions and run their recovery recipes."""
 
 
 _db = click.option("--db", help="Store to use instead of the configured one.")
@@ -33,31 +33,31 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("session_id", required=False)
 @_db
 @_json
-@click.option("--recipes", is_flag=True, help="Show what is done about every failure that is known.")
-@click.option("--all", "everything", is_flag=True, help="Show also what was recovered.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many sessions to read.")
+@click.option("--recipes", is_flag=True, help="Show the recipe of every known failure.")
+@click.option("--all", "everything", is_flag=True, help="Also show recovered incidents.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of sessions to read.")
 def list_incidents(
     session_id: str | None, *, db: str | None, as_json: bool, recipes: bool, everything: bool, limit: int
 ) -> None:
-    """What went wrong and waits for someone, newest sessions first; of one session, all of it."""
+    """List open incidents, newest sessions first; for one session, all its incidents."""
     import msgspec
 
     if recipes:
         _show_recipes(as_json=as_json)
         return
     with open_configured(db) as log:
-        found = list(_incidents(log, found_session(log, session_id) if session_id else None, limit))
-    shown = [one for one in found if everything or session_id or one[1].state != "succeeded"]
+        incidents = list(_incidents(log, found_session(log, session_id) if session_id else None, limit))
+    shown = [entry for entry in incidents if everything or session_id or entry[1].state != "succeeded"]
     if as_json:
-        told = [{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown]
-        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        document = [{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown]
+        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
     elif not shown:
-        recovered = f" ({len(found)} recovered; --all shows them)" if found else ""
-        click.echo(f"Nothing waits to be recovered{recovered}.")
+        recovered = f" ({len(incidents)} recovered; --all shows them)" if incidents else ""
+        click.echo(f"No open incidents{recovered}.")
     else:
         from holdfast.cli.tables import show_table
 
-        headings = ("session", "incident", "state", "attempts", "next step", "why")
+        headings = ("session", "incident", "state", "attempts", "next step", "reason")
         show_table(headings, (_incident_row(id, incident) for id, incident in shown))
 
 
@@ -66,9 +66,9 @@ def list_incidents(
 @click.argument("scenario")
 @_db
 @_json
-@click.option("--incident", default="", help="Which incident, where the scenario has several.")
-@click.option("--step", "steps", multiple=True, metavar="NAME=COMMAND", help="The command that does a step.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--incident", default="", help="Incident to recover, if the scenario has several.")
+@click.option("--step", "steps", multiple=True, metavar="NAME=COMMAND", help="Shell command that performs a step.")
+@click.option("--dry-run", is_flag=True, help="Show the steps; do nothing.")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -82,10 +82,10 @@ def run(
     steps: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Follow the recipe of SCENARIO for a stored session, from the first step that remains.
+    """Run the recipe of SCENARIO for a stored session, from its first remaining step.
 
-    Steps that change what a conversation holds are done on its log: the next message is sent with them. All others are
-    done by the commands that are given. Ends with 1 where it is not recovered.
+    Steps that change the conversation are written to its log and take effect with the next message. All other steps
+    run the commands given with --step. Exits with status 1 if the session is not recovered.
     """
     import asyncio
 
@@ -98,34 +98,36 @@ def run(
     from holdfast.recovery.recipes import RECIPES, rules_of
     from holdfast.runtime.recovering import scenario_named
 
-    known = scenario_named(scenario)
+    failure = scenario_named(scenario)
     commands = _commands(steps)
     with open_configured(db) as log:
-        stored = _opened(log, found_session(log, session_id))
-        keeps = ConversationLedger(stored)
+        stored = _open_conversation(log, found_session(log, session_id))
+        incident_ledger = ConversationLedger(stored)
         row = configured_models().get(stored.state.model)
+        # An unknown model may bind thinking blocks to their prefix, so treat it as if it did.
         view = ViewSteps(stored, binds_thinking=row is None or row.cache.binds_thinking)
+        # Later entries win: a command given with --step replaces the built-in step.
         recoverer = Recoverer(
-            keeps,
-            {**view.steps, **ContextSteps(stored).steps, **_cold_steps(log, stored), **commands},
+            incident_ledger,
+            {**view.steps, **ContextSteps(stored).steps, **_expired_cache_steps(log, stored), **commands},
             clock=system_clock,
-            recipes={known: _by_hand(RECIPES[known])},
+            recipes={failure: _without_request_steps(RECIPES[failure])},
             rules=rules_of(stored.state.profile),
         )
-        key = incident or _newest(keeps.ledger, known)
-        plan = recoverer.dry_run(known, incident=key, trigger="manual")
+        key = incident or _newest(incident_ledger.ledger, failure)
+        plan = recoverer.dry_run(failure, incident=key, trigger="manual")
         if dry_run:
             _show_plan(plan, as_json=as_json)
             return
         if plan.missing:
             names = " ".join(f"--step {name.value}=COMMAND" for name in plan.missing)
-            raise click.UsageError(f"nobody does these steps yet: give {names}")
-        outcome = asyncio.run(recoverer.attempt(known, incident=key, trigger="manual"))
-        results = keeps.ledger.incidents[key]
+            raise click.UsageError(f"these steps need a command: give {names}")
+        outcome = asyncio.run(recoverer.attempt(failure, incident=key, trigger="manual"))
+        final = incident_ledger.ledger.incidents[key]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(results)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(final)).decode())
     else:
-        _show_outcome(results)
+        _show_outcome(final)
     if not isinstance(outcome, Recovered):
         ctx.exit(1)
 
@@ -139,7 +141,7 @@ def _incidents(log: "Log", session_id: str | None, limit: int) -> "Iterator[tupl
             yield id, incident
 
 
-def _opened(log: "Log", session_id: str) -> "StoredConversation":
+def _open_conversation(log: "Log", session_id: str) -> "StoredConversation":
     from holdfast.clock import new_ulid, system_clock
     from holdfast.engine.repairing import StoredConversation
     from holdfast.engine.state import fold
@@ -148,8 +150,8 @@ def _opened(log: "Log", session_id: str) -> "StoredConversation":
     return StoredConversation(log, state, clock=system_clock, new_id=new_ulid)
 
 
-def _cold_steps(log: "Log", stored: "StoredConversation") -> "Steps":
-    """What is done about a large prompt that is in no cache any more, before it is sent again."""
+def _expired_cache_steps(log: "Log", stored: "StoredConversation") -> "Steps":
+    """Steps for a large prompt whose cache has expired, before it is sent again."""
     from holdfast.cli.compact import standing_in
     from holdfast.compaction.values import CompactionConfig
     from holdfast.engine.compacting import Unhelpful, outlook_of, propose
@@ -158,23 +160,24 @@ def _cold_steps(log: "Log", stored: "StoredConversation") -> "Steps":
 
     async def tidy(context: StepContext) -> str:
         del context
-        found = propose(standing_in(log, stored.state.session_id), CompactionConfig(), "cold")
-        if isinstance(found, Unhelpful):
-            return found.reason
-        await stored.record("user", *found.payloads)
-        return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
+        proposal = propose(standing_in(log, stored.state.session_id), CompactionConfig(), "cold")
+        if isinstance(proposal, Unhelpful):
+            return proposal.reason
+        await stored.record("user", *proposal.payloads)
+        return f"{proposal.event.tokens_before} tokens became {proposal.event.tokens_after}"
 
     async def confirm(context: StepContext) -> str:
         del context
         outlook = outlook_of(standing_in(log, stored.state.session_id))
+        # rates.write is the price of a cache write relative to plain input, unit_usd the price of one input token.
         usd = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
         return f"the next message writes {outlook.prompt_tokens} tokens, for about ${usd:.2f}"
 
     return {StepName.DeterministicTidy: tidy, StepName.ConfirmCost: confirm}
 
 
-def _by_hand(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
-    """The recipe without what belongs to a request that is refused just now: the next message is that request."""
+def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
+    """The recipe without the steps that act on a rejected request: here the next message makes that request."""
     import msgspec
 
     from holdfast.recovery.scenarios import StepName
@@ -188,21 +191,25 @@ def _by_hand(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
 
 
 def _newest(ledger: "Ledger", scenario: "FailureScenario") -> str:
-    """The newest incident of a scenario that is not over; its name alone where there is none."""
-    keys = (key for key, one in ledger.incidents.items() if one.scenario == scenario and one.state != "succeeded")
+    """The key of the scenario's newest open incident; the scenario's own name if there is none."""
+    keys = (
+        key
+        for key, incident in ledger.incidents.items()
+        if incident.scenario == scenario and incident.state != "succeeded"
+    )
     return next(reversed(tuple(keys)), scenario.value)
 
 
-def _commands(given: "Sequence[str]") -> "Steps":
+def _commands(options: "Sequence[str]") -> "Steps":
     from holdfast.runtime.recovering import step_named
 
-    made = {}
-    for one in given:
-        name, equals, line = one.partition("=")
+    steps = {}
+    for option in options:
+        name, equals, line = option.partition("=")
         if not equals or not line.strip():
-            raise click.UsageError(f"--step takes NAME=COMMAND, not {one!r}")
-        made[step_named(name.strip())] = _command(line)
-    return made
+            raise click.UsageError(f"--step takes NAME=COMMAND, not {option!r}")
+        steps[step_named(name.strip())] = _command(line)
+    return steps
 
 
 def _command(line: str) -> "StepFunction":
@@ -215,8 +222,13 @@ def _command(line: str) -> "StepFunction":
         import signal
 
         del context
+        # Its own process group, so that a cancelled step also stops what the command has started.
         process = await asyncio.create_subprocess_shell(
-            line, stdin=-3, stdout=-1, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+            line,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             output, _ = await process.communicate()
@@ -225,10 +237,10 @@ def _command(line: str) -> "StepFunction":
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        said = output.decode(errors="replace").strip()[-COMMAND_OUTPUT_CHARS_MAX:]
+        tail = output.decode(errors="replace").strip()[-COMMAND_OUTPUT_CHARS_MAX:]
         if process.returncode:
-            raise RuntimeError(f"the command ended with {process.returncode}{': ' if said else ''}{said}")
-        return said
+            raise RuntimeError(f"the command exited with {process.returncode}{': ' if tail else ''}{tail}")
+        return tail
 
     return perform
 
@@ -245,14 +257,14 @@ def _show_recipes(*, as_json: bool) -> None:
 
     rows = (
         (
-            one.scenario.value,
-            ", ".join(step.name.value for step in one.steps),
-            str(one.attempts_max),
-            one.escalation.value,
+            recipe.scenario.value,
+            ", ".join(step.name.value for step in recipe.steps),
+            str(recipe.attempts_max),
+            recipe.escalation.value,
         )
-        for one in RECIPES.values()
+        for recipe in RECIPES.values()
     )
-    show_table(("scenario", "steps", "attempts", "then"), rows)
+    show_table(("scenario", "steps", "attempts", "escalation"), rows)
 
 
 def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
@@ -261,10 +273,10 @@ def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(plan)).decode())
         return
-    click.echo(f"{plan.incident}: would do")
+    click.echo(f"{plan.incident}: would run")
     for step in plan.steps:
-        lacks = "  (nobody does it yet: give --step)" if step.name in plan.missing else ""
-        click.echo(f"  {step.name.value}{lacks}")
+        missing = "  (needs a command: give --step)" if step.name in plan.missing else ""
+        click.echo(f"  {step.name.value}{missing}")
 
 
 def _show_outcome(incident: "Incident") -> None:
@@ -279,18 +291,19 @@ def _show_outcome(incident: "Incident") -> None:
 
 
 def _incident_row(session_id: str, incident: "Incident") -> tuple[str, ...]:
-    most = "" if incident.attempts_max is None else f" of {incident.attempts_max}"
-    ahead = next(iter(incident.remaining or _steps_of(incident.scenario)), "")
-    waits = {"run": "", "surface": "waits for a person", "end": "ended the work"}.get(incident.follow_up or "", "")
-    why = incident.escalation or incident.last_failure or incident.detail or waits
-    ahead = "" if incident.state == "succeeded" else ahead
-    return session_id, incident.key, incident.state, f"{incident.attempts}{most}", ahead, why
+    limit = "" if incident.attempts_max is None else f" of {incident.attempts_max}"
+    next_step = next(iter(incident.remaining or _recipe_steps(incident.scenario)), "")
+    status = {"run": "", "surface": "waits for a user", "end": "ended the session"}.get(incident.follow_up or "", "")
+    reason = incident.escalation or incident.last_failure or incident.detail or status
+    next_step = "" if incident.state == "succeeded" else next_step
+    return session_id, incident.key, incident.state, f"{incident.attempts}{limit}", next_step, reason
 
 
-def _steps_of(scenario: str) -> tuple[str, ...]:
-    """By the recipe, for what was never tried; none for a scenario that only another version knows."""
+def _recipe_steps(scenario: str) -> tuple[str, ...]:
+    """The recipe's steps, for an incident never attempted; none for a scenario that this version does not know."""
     from holdfast.recovery.recipes import RECIPES
 
     return next(
-        (tuple(step.name.value for step in one.steps) for one in RECIPES.values() if one.scenario == scenario), ()
+        (tuple(step.name.value for step in recipe.steps) for recipe in RECIPES.values() if recipe.scenario == scenario),
+        (),
     )

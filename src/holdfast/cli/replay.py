@@ -1,4 +1,4 @@
-"""`holdfast replay`: what recorded conversations would have cost under this plan or another."""
+"""`holdfast replay`: what recorded conversations would have cost under different cache policies."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 @click.command("replay")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--model", "model_name", required=True, help="Whose rules and prices hold, as provider:name.")
-@click.option("--policy", default="all", show_default=True, help="One policy by its name, or all of them.")
-@click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="How the provider counts its lookback.")
-@click.option("--compact", is_flag=True, help="Make each conversation shorter whenever a session would have.")
+@click.option(
+    "--model", "model_name", required=True, help="Model whose cache rules and prices apply, as provider:name."
+)
+@click.option("--policy", default="all", show_default=True, help="Name of one policy, or all.")
+@click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
+@click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
 @click.option(
     "--truth",
     type=click.Choice(["upgrade", "no-upgrade"]),
     default="upgrade",
     show_default=True,
-    help="Whether an hour's mark behind a five minutes' prefix makes all of it last; no policy is told.",
+    help="Whether a 1h breakpoint also extends a 5m prefix before it; policies do not know the answer.",
 )
 @click.option(
     "--requests-out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write every request of the one policy here, one JSON object a line.",
+    help="Write every request of the selected policy to this file, one JSON object per line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -48,9 +50,10 @@ def command(
     requests_out: Path | None,
     as_json: bool,
 ) -> None:
-    """Play recorded conversations call by call, with their own time stamps, and compare what policies cost.
+    """Replay recorded conversations call by call with their own timestamps, and compare the cost of cache policies.
 
-    TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs are of prompts; no policy changes what replies cost.
+    TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
+    cost.
     """
     import os
 
@@ -70,9 +73,9 @@ def command(
     models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
     setting = setting_for(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _played(_Traces(trace_files(traces), compact), roster, setting, requests_out)
+    totals = _replay_all(_Traces(trace_files(traces), compact), roster, setting, requests_out)
     if not totals.recordings:
-        raise UserError(f"none of the {totals.broken} lines is a conversation; check the traces")
+        raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(totals.report())).decode())
     else:
@@ -80,13 +83,13 @@ def command(
 
 
 class _Traces(NamedTuple):
-    """Which files are played, and whether their conversations are made shorter on the way."""
+    """The files to replay, and whether their conversations are compacted on the way."""
 
     files: tuple[Path, ...]
     compact: bool
 
 
-def _played(traces: _Traces, roster: "Roster", setting: "Setting", requests_out: Path | None) -> "Totals":
+def _replay_all(traces: _Traces, roster: "Roster", setting: "Setting", requests_out: Path | None) -> "Totals":
     import contextlib
 
     from holdfast.cli.progress import with_progress
@@ -101,27 +104,32 @@ def _played(traces: _Traces, roster: "Roster", setting: "Setting", requests_out:
     totals = Totals()
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
-        for read in with_progress(read_traces(traces.files, compactions=not traces.compact), "conversations"):
-            if not isinstance(read, Recording):
+        for recording in with_progress(read_traces(traces.files, compactions=not traces.compact), "conversations"):
+            if not isinstance(recording, Recording):
                 totals.broken += 1
                 continue
-            sent = _writer(out.write, read.id) if out is not None else None
+            sent = _request_writer(out.write, recording.id) if out is not None else None
             if traces.compact:
-                shorter = compacted_recording(read, setting.model, DEFAULT_CONFIG)
-                totals.compactions += shorter.compactions
-                # Recorded usage knows nothing of these compactions: there is nothing to hold the model against.
-                totals.add(compare(shorter.recording, roster.fresh(), setting, sent), None, len(read.calls))
+                compacted = compacted_recording(recording, setting.model, DEFAULT_CONFIG)
+                totals.compactions += compacted.compactions
+                # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
+                totals.add(compare(compacted.recording, roster.fresh(), setting, sent), None, len(recording.calls))
             else:
-                totals.add(compare(read, roster.fresh(), setting, sent), likeness(read, setting), len(read.calls))
+                totals.add(
+                    compare(recording, roster.fresh(), setting, sent),
+                    likeness(recording, setting),
+                    len(recording.calls),
+                )
     return totals
 
 
-def _writer(write: "Callable[[bytes], int]", conversation: str) -> "Sent":
+def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "Sent":
     import msgspec
 
     from holdfast.canonical.encoding import plain_json
 
     def sent(policy: str, at: float, body: bytes) -> None:
+        # Raw keeps the body byte for byte as it would be sent.
         write(plain_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
 
     return sent
@@ -137,13 +145,13 @@ def _show(totals: "Totals") -> None:
     if report.compactions:
         click.echo(counted(report.compactions, "compaction"))
     if report.broken_lines:
-        click.echo(f"{report.broken_lines} broken lines were passed over")
+        click.echo(f"{report.broken_lines} broken lines were skipped")
     if totals.likeness is not None:
         _show_likeness(totals.likeness)
 
 
-def _show_likeness(near: "Likeness") -> None:
+def _show_likeness(likeness: "Likeness") -> None:
     from holdfast.replay.likeness import told
 
-    for question, figures in told(near):
+    for question, figures in told(likeness):
         click.echo(f"{question}: {figures}")

@@ -15,14 +15,14 @@ LIMIT = 10
 DAYS_SHOWN_MAX = 60
 BARS = "▁▂▃▄▅▆▇█"
 UNCACHED_TOKENS_MIN = 4_096
-"""No model's floor lies higher."""
+"""The highest cache floor of any model: a longer prompt could have been cached on every one of them."""
 UNITS_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 
 
 @click.command("report")
 @click.option("--since", metavar="7d|12h|2w|DATE", help="Only calls from then on.")
 @click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
-@click.option("--simulated", is_flag=True, help="Count simulated sessions too.")
+@click.option("--simulated", is_flag=True, help="Include simulated sessions.")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
 @click.option("--db", help="Store to use instead of the configured one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -42,24 +42,25 @@ def command(
         wanted = wanted and found_session(log, wanted)
         rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
         if wanted is not None and not rows:
-            raise UserError(f"there is no session {wanted!r} in that time; `holdfast sessions list` shows all")
+            raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
         tables, scope = log.tables(), Scope(since=start, session_id=wanted, simulated=simulated or wanted is not None)
         report = report_of(tables, scope)
+        # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
         everything = msgspec.structs.replace(scope, simulated=True)
-        played = sum(1 for _ in all_sessions(tables, everything)) - len(report.sessions)
+        simulated_count = sum(1 for _ in all_sessions(tables, everything)) - len(report.sessions)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return
     if report.sessions:
         _show(report, limit)
-    elif not played:
-        click.echo("No call is stored yet; `holdfast demo --keep` plays some, which --simulated shows.")
-    if played:
-        click.echo(f"not counted: {counted(played, 'simulated session')}; --simulated counts all")
+    elif not simulated_count:
+        click.echo("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
+    if simulated_count:
+        click.echo(f"not counted: {counted(simulated_count, 'simulated session')}; --simulated includes them")
 
 
 def seconds_of(since: str, now: float, *, option: str = "--since") -> float:
-    """The time that is meant by 7d, 12h, 2w, or a day such as 2026-11-01."""
+    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 stands for."""
     import datetime
 
     from holdfast.errors import UserError
@@ -70,11 +71,11 @@ def seconds_of(since: str, now: float, *, option: str = "--since") -> float:
     try:
         return datetime.datetime.fromisoformat(since).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError as error:
-        raise UserError(f"{option} takes 7d, 12h, 2w or a day such as 2026-11-01, not {since[:40]!r}") from error
+        raise UserError(f"{option} takes 7d, 12h, 2w or a date such as 2026-11-01, not {since[:40]!r}") from error
 
 
 def _is_uncached(amounts: "Amounts") -> bool:
-    """Whether prompts that any provider would have cached were sent several times, and nothing of them was."""
+    """Whether the session sent several prompts long enough to be cached, and nothing was read or written."""
     usage = amounts.usage
     cached = usage.cache_read + usage.cache_write
     return not cached and amounts.calls > 1 and usage.tokens_sent > UNCACHED_TOKENS_MIN * amounts.calls
@@ -84,14 +85,14 @@ def _show(report: "Report", limit: int) -> None:
     from holdfast.cli.tables import show_table
 
     total = report.total
-    what = f"{counted(total.calls, 'call')} in {counted(len(report.sessions), 'session')}"
+    calls = f"{counted(total.calls, 'call')} in {counted(len(report.sessions), 'session')}"
     click.echo(
-        f"${total.spent_usd:.4f} spent on {what}; "
+        f"${total.spent_usd:.4f} spent on {calls}; "
         f"${total.uncached_usd:.4f} without a cache: {dollars(total.saved_usd, 4)} saved"
     )
     click.echo(
         f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
-        f"{total.hit_rate:.1%} of the calls read something"
+        f"{total.hit_rate:.1%} of the calls hit the cache"
     )
     if len(report.days) > 1:
         shown = report.days[-DAYS_SHOWN_MAX:]
@@ -103,31 +104,32 @@ def _show(report: "Report", limit: int) -> None:
             (cause.kind, cause.component or "", str(cause.calls), f"{cause.tokens:,}", f"${cause.lost_usd:.4f}")
             for cause in report.causes
         )
-        show_table(("not read because", "at fault", "calls", "tokens", "lost"), rows)
+        show_table(("cache miss", "component", "calls", "tokens", "lost"), rows)
     else:
-        click.echo("No call is known to have lost anything.")
-    bare = [one.amounts for one in report.sessions if _is_uncached(one.amounts)]
-    if bare:
-        spent = sum(amounts.spent_usd for amounts in bare)
+        click.echo("No cache losses are known.")
+    uncached = [session.amounts for session in report.sessions if _is_uncached(session.amounts)]
+    if uncached:
+        spent = sum(amounts.spent_usd for amounts in uncached)
         click.echo(
-            f"{counted(len(bare), 'long session')} used no cache at all, for ${spent:.4f}; "
-            "`holdfast sessions show ID` names what could be mended."
+            f"{counted(len(uncached), 'long session')} used no cache at all, for ${spent:.4f}; "
+            "`holdfast sessions show ID` lists what can be fixed."
         )
     click.echo("")
-    headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "mostly")
+    headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "main cause")
     show_table(headings, map(_session_row, report.sessions[:limit]), spare=("saved", "model", "name"))
     if len(report.sessions) > limit:
-        click.echo(f"{counted(len(report.sessions) - limit, 'session')} more; --limit shows them, --json has all")
+        click.echo(f"{counted(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all")
 
 
 def sparkline(values: "list[float]") -> str:
-    """One bar a value, the highest is full."""
+    """One bar character per value, scaled so that the highest value is a full bar."""
+    # value / top * len(BARS) is in [0, len(BARS)]; the top value itself would be one past the last bar.
     top = max(values, default=0.0)
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
-def _session_row(one: "SessionAmounts") -> tuple[str, ...]:
-    amounts = one.amounts
+def _session_row(session: "SessionAmounts") -> tuple[str, ...]:
+    amounts = session.amounts
     money = (f"${amounts.spent_usd:.4f}", dollars(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
     share = f"{amounts.usage.read_share:.1%}"
-    return (one.id, one.name or "", one.model, str(amounts.calls), share, *money, one.worst or "")
+    return (session.id, session.name or "", session.model, str(amounts.calls), share, *money, session.worst or "")

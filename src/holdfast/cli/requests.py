@@ -1,4 +1,4 @@
-"""How the commands that look at requests read a file, find a price, and end where the input is bad."""
+"""Shared by the commands that inspect a request file: reading it, pricing it, exiting with 2 on bad input."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ FILE_BYTES_MAX = 32 * 1024 * 1024
 
 
 class BadInput(click.ClickException):
-    """What was given cannot be looked at. Status 1 is for what was looked at and found wanting."""
+    """The input cannot be read or understood: exit status 2. Status 1 means that it was checked and has a problem."""
 
     exit_code = 2
 
@@ -30,6 +30,7 @@ class BadInput(click.ClickException):
 
 @contextmanager
 def bad_input() -> Iterator[None]:
+    """Turn every Holdfast error raised inside into BadInput."""
     from holdfast.errors import HoldfastError
 
     try:
@@ -39,7 +40,7 @@ def bad_input() -> Iterator[None]:
 
 
 def read_request_file(path: "Path", model: str | None) -> "SentRequest":
-    """The request in a file; every way in which it can be unreadable is one line with the file's name."""
+    """Read and decode a request file; every failure becomes a one-line BadInput that names the file."""
     import os
     from pathlib import Path
 
@@ -55,7 +56,7 @@ def read_request_file(path: "Path", model: str | None) -> "SentRequest":
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
     if len(raw) > FILE_BYTES_MAX:
-        raise BadInput(f"{path}: it has more than {FILE_BYTES_MAX} bytes; no provider takes such a request")
+        raise BadInput(f"{path}: the file has more than {FILE_BYTES_MAX} bytes; no provider accepts such a request")
     with bad_input():
         models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
     try:
@@ -65,7 +66,7 @@ def read_request_file(path: "Path", model: str | None) -> "SentRequest":
 
 
 def price_now(request: "SentRequest") -> "Price | None":
-    """Today's price of the model; None where the catalog knows none."""
+    """Today's price of the request's model; None if the catalog has none."""
     from holdfast.catalog.lookup import price_at, utc_date
     from holdfast.clock import system_clock
 

@@ -1,4 +1,4 @@
-"""The coding session that the demo plays: a small project with a bug, the tools to mend it, and the script.
+"""The coding session of the demo: a small project with a bug, the tools to fix it, and the scripted replies.
 
 Nothing in it depends on the machine, so that the demo prints the same numbers everywhere.
 """
@@ -88,7 +88,7 @@ ASKS = (
     "Write one line for the changelog.",
 )
 
-_MENDED = """\
+_FIXED_LOOP = """\
     for discount in discounts:
         total = total * (100 - discount) / 100
     return round(total)
@@ -127,7 +127,7 @@ SCRIPT: tuple[dict[str, object], ...] = (
             {
                 "path": "basket.py",
                 "old": "    return round(total * (100 - sum(discounts)) / 100)\n",
-                "new": _MENDED,
+                "new": _FIXED_LOOP,
             },
         ),
     ),
@@ -165,11 +165,11 @@ SCRIPT: tuple[dict[str, object], ...] = (
     _says("Done: `line_total` refuses a negative quantity and names it. Five tests pass."),
     _says("- Discounts are taken one after the other; a negative quantity is refused."),
 )
-"""What the simulated model answers, call by call."""
+"""The replies of the simulated model, call by call."""
 
 
 def script() -> bytes:
-    """The same as a simulator reads it: one reply a line."""
+    """The script in the simulator's file format: one reply per line."""
     return b"\n".join(msgspec.json.encode(reply) for reply in SCRIPT)
 
 
@@ -179,12 +179,14 @@ def write_project(folder: Path) -> None:
 
 
 def system_prompt(model: Model) -> str:
-    """The guidance that ships with Holdfast, and the project's own rules: everything that does not change.
+    """The guidance that ships with Holdfast and the project's own rules: all of it stays the same.
 
-    Models that cache only long prompts get the guidance as an appendix too, as often as it takes.
+    The guidance is repeated in appendices until the prompt has at least twice the model's cache floor, so that every
+    model caches it.
     """
     guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
     rules = f"# Project instructions\n\n{FILES['AGENTS.md']}"
+    # Tokens missing to twice the floor, divided by the tokens of one appendix.
     missing = 2 * model.cache.tokens_min - count_tokens(guidance + rules, model.tokens_factor)
     times = max(0, math.ceil(missing / count_tokens(guidance, model.tokens_factor)))
     appendices = [f"# Appendix {number}\n\n{guidance}" for number in range(1, times + 1)]
@@ -192,7 +194,7 @@ def system_prompt(model: Model) -> str:
 
 
 def work_state(folder: Path) -> Callable[[], str]:
-    """Text that changes while the session runs: which files differ from how they were found."""
+    """Text that changes during the session: which files differ from the start."""
 
     def read() -> str:
         changed = [name for name, text in FILES.items() if (folder / name).read_text(encoding="utf-8") != text]
@@ -202,7 +204,7 @@ def work_state(folder: Path) -> Callable[[], str]:
 
 
 def tools(folder: Path) -> Sequence[Tool]:
-    """Real tools on the demo's own folder; a path cannot leave it."""
+    """Real tools that work on the demo's folder and refuse paths outside it."""
 
     def inside(path: str) -> Path:
         target = (folder / path).resolve()
@@ -241,9 +243,9 @@ def tools(folder: Path) -> Sequence[Tool]:
             timeout=TEST_SECONDS_MAX,
             check=False,
         )
-        # Times, and how a traceback is drawn, differ between machines and versions of Python.
-        told = (line.partition(" (test_")[0] for line in ran.stderr.splitlines() if _VERDICT.match(line))
-        return "\n".join(re.sub(r" in \d+\.\d+s", "", line) for line in told)
+        # Keep only lines that are the same everywhere: times and tracebacks differ by machine and Python version.
+        summary = (line.partition(" (test_")[0] for line in ran.stderr.splitlines() if _VERDICT.match(line))
+        return "\n".join(re.sub(r" in \d+\.\d+s", "", line) for line in summary)
 
     return [
         tool(list_files, side_effects="read"),

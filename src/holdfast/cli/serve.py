@@ -1,4 +1,4 @@
-"""`holdfast serve`: the HTTP service over a store."""
+"""`holdfast serve`: serves the dashboard, the HTTP API and the gateway over a store."""
 
 import contextlib
 import os
@@ -19,43 +19,49 @@ PORT = 8787
 
 @click.command("serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
-@click.option("--db", metavar="URL", help="Store to serve instead of the configured one; made if it is not there.")
-@click.option("--require-keys", is_flag=True, help="Refuse requests without a key also before there is one.")
-@click.option("--simulated", is_flag=True, help="Count simulated sessions among the figures too.")
-@click.option("--allow-host", "allowed", metavar="NAME", multiple=True, help="A name the service is reached by.")
-@click.option("--instructions", is_flag=True, help="Keep the instructions of agents here too; each needs a key.")
 @click.option(
-    "--otlp", metavar="URL", help="Tell an OpenTelemetry collector there what happens, such as http://127.0.0.1:4318."
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 picks a free one."
 )
-@click.option("--otlp-content", is_flag=True, help="Tell it also what was said, credentials masked.")
+@click.option("--db", metavar="URL", help="Store to serve instead of the configured one; created if missing.")
+@click.option("--require-keys", is_flag=True, help="Require a key even if none has been created yet.")
+@click.option("--simulated", is_flag=True, help="Include simulated sessions in the statistics.")
+@click.option(
+    "--allow-host", "allowed", metavar="NAME", multiple=True, help="Host name under which clients reach the service."
+)
+@click.option("--instructions", is_flag=True, help="Also serve agents' instructions; each agent needs a key.")
+@click.option(
+    "--otlp", metavar="URL", help="Export traces to this OpenTelemetry collector, such as http://127.0.0.1:4318."
+)
+@click.option("--otlp-content", is_flag=True, help="Export message content too, with credentials masked.")
 @click.option(
     "--upstream",
     "upstreams",
     metavar="PROVIDER=URL",
     multiple=True,
-    help="Where the gateway sends a provider's requests.",
+    help="Base URL to which the gateway sends a provider's requests.",
 )
 @click.option(
     "--simulate",
     is_flag=True,
-    help="Send them to the built-in simulator, and let the page play a sample: no key, no network, and a store that is "
-    "gone at the end unless --db.",
+    help="Send requests to the built-in simulator and let the dashboard run a sample: no key, no network, and a "
+    "temporary store unless --db is given.",
 )
-@click.option("--improve", is_flag=True, help="Mend requests so that the cache holds, and record what was changed.")
+@click.option("--improve", is_flag=True, help="Rewrite requests so that they hit the cache, and record each change.")
 @click.option(
-    "--volatile", metavar="NAME=REGEX", multiple=True, help="Text of system prompts that --improve moves to the end."
+    "--volatile", metavar="NAME=REGEX", multiple=True, help="Text in system prompts that --improve moves to the end."
 )
 @click.option(
     "--keep-alive",
     "keep_alive_usd",
     metavar="USD",
     type=click.FloatRange(min=0, min_open=True),
-    help="With --improve, keep caches of silent clients alive, for this much a day at most.",
+    help="With --improve, keep the caches of idle clients alive, for at most this much per day.",
 )
-@click.option("--drain", is_flag=True, help="Read a reply on whose client has left, to know what it took.")
+@click.option("--drain", is_flag=True, help="Read a reply to its end after the client disconnects, to learn its usage.")
 @click.option(
-    "--grants", metavar="FILE", help="What keys of scope gateway stand for and may spend; yours alone (0600)."
+    "--grants",
+    metavar="FILE",
+    help="File with provider keys and budgets for keys of scope gateway; must have mode 0600.",
 )
 def command(
     *,
@@ -76,14 +82,14 @@ def command(
     keep_alive_usd: float | None,
     drain: bool,
 ) -> None:
-    """Serve a page with cache states, their controls, prompts and figures, and the gateway, over HTTP until stopped.
+    """Serve the dashboard, the HTTP API and the gateway until stopped.
 
     Prints its address at once: open it in a browser. On this machine no key is needed until `holdfast keys create` has
-    made one; on any other address the service does not start without a key of scope admin. /openapi.json describes all
-    routes.
+    created one; on any other address the service does not start without a key of scope admin. /openapi.json describes
+    all routes.
 
-    The gateway speaks the providers' own APIs below /anthropic, /openai, /gemini and /openrouter, and records what
-    goes through: a client with a base URL setting needs no other change.
+    The gateway offers the providers' own APIs under /anthropic, /openai, /gemini and /openrouter and records the
+    traffic: a client only needs a different base URL.
     """
     from holdfast.cli.stores import configured_models, open_records
     from holdfast.errors import UserError
@@ -93,20 +99,20 @@ def command(
         from holdfast.service.app import make_app
         from holdfast.service.serving import bind, run_until_told, url_of
     except ImportError as error:
-        raise UserError("the service needs its packages: pip install 'holdfast[server]'") from error
+        raise UserError("the service needs extra packages: pip install 'holdfast[server]'") from error
     from holdfast.cli.instructions import library_of
     from holdfast.service.hosts import is_loopback
     from holdfast.service.service import Service
     from holdfast.service.table import ROUTES
 
-    with _placed(db, passing=simulate) as (address, passing), open_records(address) as (log, records):
-        _check_reach(host, records)
-        library = library_of(log, wanted=instructions, for_sample=passing is not None)
-        needed = require_keys or not is_loopback(host)
-        service = Service(log, records, configured_models(), require_keys=needed, library=library)
-        # Where nothing but a sample is played, it is what the figures are of.
+    with _store_location(db, is_temporary=simulate) as (address, temporary), open_records(address) as (log, records):
+        _check_admin_key(host, records)
+        library = library_of(log, wanted=instructions, for_sample=temporary is not None)
+        keys_required = require_keys or not is_loopback(host)
+        service = Service(log, records, configured_models(), require_keys=keys_required, library=library)
+        # With --simulate all sessions are simulated, so the statistics must include them.
         service.simulated = simulated or simulate
-        _furnish(service, simulate=simulate, passing=passing)
+        _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         wishes = Wishes(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
         with open_gateway(service, upstreams, wishes) as fronted:
@@ -118,9 +124,9 @@ def command(
 
 
 @contextlib.contextmanager
-def _placed(db: str | None, *, passing: bool) -> Iterator[tuple[str | None, "Path | None"]]:
-    """Which store to serve; and where it is one that is gone at the end, because no other is named, its folder."""
-    if db is not None or not passing:
+def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str | None, "Path | None"]]:
+    """The store to serve; for a temporary one also its folder, which is deleted at the end."""
+    if db is not None or not is_temporary:
         yield db, None
         return
     import tempfile
@@ -138,10 +144,10 @@ def _exporter(service: "Service", url: str, *, content: bool) -> "Exporter":
     return Exporter(service.hub, url, headers=headers, content=content)
 
 
-def _furnish(service: "Service", *, simulate: bool, passing: "Path | None") -> None:
-    """What the page shows besides: the skills of this machine, what is known here, and a sample that it may play.
+def _add_sources(service: "Service", *, simulate: bool, temporary: "Path | None") -> None:
+    """Give the dashboard the skills and knowledge of this machine, and with --simulate a sample to run.
 
-    Instructions and knowledge of the sample go where all is gone at the end, and nowhere else.
+    Instructions and knowledge of the sample are written only to a temporary store, never to the user's own.
     """
     from pathlib import Path
 
@@ -150,19 +156,19 @@ def _furnish(service: "Service", *, simulate: bool, passing: "Path | None") -> N
 
     here = service.workspace = Path.cwd()
     service.skill_roots = usual_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
-    if passing is not None:
+    if temporary is not None:
         service.keeps_sample_only = True
-        service.workspace = passing / "project"
+        service.workspace = temporary / "project"
         service.workspace.mkdir()
     if simulate:
         from holdfast.service.sample import SamplePlayer
 
-        library, workspace = (service.library, service.workspace) if passing else (None, None)
+        library, workspace = (service.library, service.workspace) if temporary else (None, None)
         service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
 
 
-def _check_reach(host: str, records: "Records") -> None:
-    """Raises UserError where others can reach the service, and nobody has the key of an admin."""
+def _check_admin_key(host: str, records: "Records") -> None:
+    """Raise UserError if other machines can reach the service and there is no admin key."""
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
     from holdfast.service.access import state_of
@@ -172,6 +178,6 @@ def _check_reach(host: str, records: "Records") -> None:
     admins = (row for row in records.all_keys() if row.scope == "admin" and state_of(row, now) == "usable")
     if not is_loopback(host) and next(admins, None) is None:
         raise UserError(
-            f"{host!r} can be reached by others, and there is no key of scope admin: "
-            "make one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
+            f"{host!r} can be reached from other machines, but there is no key of scope admin: "
+            "create one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""How the gateway is put in front of the service: the same keys, the same log, upstreams of its own."""
+"""Builds the gateway of `holdfast serve`: it shares the service's keys and log and has its own upstreams."""
 
 import gc
 import logging
@@ -32,12 +32,12 @@ from holdfast.testing.serving import served
 
 SWITCH_SECONDS = 0.0002
 CUT_ON_PURPOSE = "returned without completing response"
-SCOPES = ("gateway", "admin")
+SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
 DROPPED = "holdfast_gateway_dropped_total"
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What was asked of the gateway on the command line."""
+    """The gateway's command line options."""
 
     simulate: bool = False
     grants: str | None = None
@@ -50,36 +50,37 @@ class Wishes(msgspec.Struct, frozen=True):
 
 @contextmanager
 def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
-    """What puts a gateway in front of an application. Raises UserError for what cannot be understood."""
-    told = dict(_pair(one, "--upstream") for one in upstreams)
-    if wishes.simulate and told:
-        raise UserError("--simulate is an upstream for all providers; leave out --upstream")
+    """Yield a function that wraps an application in the gateway. Raises UserError for invalid options."""
+    configured = dict(_pair(option, "--upstream") for option in upstreams)
+    if wishes.simulate and configured:
+        raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
     rows = read_grants(Path(wishes.grants)) if wishes.grants else {}
-    # Notes are passed on by a thread; it must not keep the loop waiting for its turn while bytes lie there.
+    # A background thread passes records to the recorder process. With Python's default switch interval of 5 ms it
+    # could delay the event loop, which forwards the bytes, by that much at a time.
     sys.setswitchinterval(SWITCH_SECONDS)
-    # A reply that an upstream cuts is cut on purpose, which the server would call an error each time.
+    # When an upstream cuts a reply, the gateway cuts it too; uvicorn would log an error each time.
     logging.getLogger("uvicorn.error").addFilter(lambda record: CUT_ON_PURPOSE not in record.getMessage())
     with ExitStack() as stack:
         if wishes.simulate:
             url = stack.enter_context(served(SimulatedProvider(models=service.models)))
             reached = simulated_upstreams(url)
         else:
-            reached = upstreams_of(told, os.environ)
+            reached = upstreams_of(configured, os.environ)
         granted = Grants(rows, os.environ)
         recall_spending(granted, service.log, service.clock())
-        named = (DATES, *(Rule(*_pair(one, "--volatile")) for one in wishes.volatile))
-        improver = Improver(service.models, Volatile(named))
-        setup = Setup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in named))
+        rules = (DATES, *(Rule(*_pair(option, "--volatile")) for option in wishes.volatile))
+        improver = Improver(service.models, Volatile(rules))
+        setup = Setup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in rules))
         relay = Relay((MODULE,), setup, spent=granted.spent)
         stack.callback(relay.close)
-        service.counted.also(DROPPED, "Notes on forwarded calls that were dropped.", lambda: relay.dropped)
+        service.counted.also(DROPPED, "Records of forwarded calls that were dropped.", lambda: relay.dropped)
         door = KeyDoor(
             judging(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
         )
         keeper = None
         if wishes.keep_alive_usd is not None:
-            most = Decimal(str(wishes.keep_alive_usd))
-            keeper = Keeper(clock=service.clock, usd_a_day_max=most, pinged=relay.pinged)
+            usd_per_day_max = Decimal(str(wishes.keep_alive_usd))
+            keeper = Keeper(clock=service.clock, usd_a_day_max=usd_per_day_max, pinged=relay.pinged)
 
         def fronted(app: ASGIApp) -> ASGIApp:
             return Gateway(
@@ -93,32 +94,33 @@ def open_gateway(service: Service, upstreams: Sequence[str], wishes: Wishes) -> 
                 drain=wishes.drain,
             )
 
-        # What is here by now stays; to look through it again and again for garbage would hold up calls.
+        # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
         yield fronted
 
 
-def _pair(told: str, option: str) -> tuple[str, str]:
-    name, equals, value = told.partition("=")
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise UserError(f"{option} {told[:80]!a} is not NAME=VALUE")
+        raise UserError(f"{option} {text[:80]!a} is not NAME=VALUE")
     return name, value
 
 
 def judging(service: Service) -> Callable[[str | None], Holder | None]:
-    """Keys as the service judges them."""
+    """A function that checks a gateway key by the service's own rules."""
 
     def judge(key: str | None) -> Holder | None:
         if key is None:
+            # As in the HTTP API: no key is needed until the first one has been created.
             if service.require_keys or service.records.has_keys():
-                raise TurnedAwayError(401, "this gateway needs a key of its own, in the header x-holdfast-key")
+                raise TurnedAwayError(401, "this gateway needs its own key in the header x-holdfast-key")
             return None
         try:
             row = holder_of(f"Bearer {key}", service.records.key, service.clock())
         except RefusedError as refused:
-            raise TurnedAwayError(401, "this key is not known to the gateway, or no longer valid") from refused
+            raise TurnedAwayError(401, "unknown or no longer valid gateway key") from refused
         if row is None or row.scope not in SCOPES:
-            raise TurnedAwayError(403, "a key for the gateway has the scope gateway")
+            raise TurnedAwayError(403, "the gateway needs a key of scope gateway")
         return Holder(row.id, row.name, row.user_id, row.team_id)
 
     return judge

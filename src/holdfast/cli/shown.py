@@ -1,6 +1,6 @@
-"""How an error is shown that may name what others wrote."""
+"""Makes error messages that quote untrusted text safe to print."""
 
 
 def visible(message: str) -> str:
-    """Without what would move the cursor, or colour the rest of the screen."""
-    return "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in message)
+    """Replace control characters by U+FFFD: they could move the cursor or colour the rest of the screen."""
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in message)

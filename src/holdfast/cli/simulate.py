@@ -1,4 +1,4 @@
-"""`holdfast simulate`: a provider on a local port, with no key and no network."""
+"""`holdfast simulate`: serves a provider simulator on a local port; needs no key and no network."""
 
 from pathlib import Path
 
@@ -7,27 +7,27 @@ import click
 
 @click.command("simulate")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
+@click.option("--port", default=0, show_default=True, help="Port to listen on; 0 picks a free one.")
 @click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Replies, one JSON object a line; without it the last message is echoed.",
+    help="Replies, one JSON object per line. Default: echo the last message.",
 )
 def command(host: str, port: int, script: Path | None) -> None:
     """Serve the APIs of Anthropic, OpenAI, Gemini and OpenRouter with simulated prompt caches until stopped.
 
-    Prints its address at once: the base URL for Anthropic and Gemini; OpenAI's has /v1 behind it, OpenRouter's
-    /api/v1. POST /_sim/clock {"advance_seconds": n} moves its time, GET /_sim/requests shows
-    what it was sent, GET /_sim/cache what it keeps. Any key is accepted; one key is one workspace.
+    Prints its address at once. This is the base URL for Anthropic and Gemini; append /v1 for OpenAI and /api/v1 for
+    OpenRouter. POST /_sim/clock {"advance_seconds": n} advances its clock, GET /_sim/requests shows the requests it
+    received, GET /_sim/cache what is cached. Any key is accepted; each key is its own workspace.
 
-    A script has one reply a line, by turn, the same for every conversation:
+    A script has one reply per line, one for each turn, the same for every conversation:
 
     \b
       {"fault": "429;retry-after=1"}
       {"content": [{"type": "tool_use", "name": "look", "input": {"at": "x"}}]}
       {"content": "Done.", "stop_reason": "end_turn"}
 
-    A line that has only a fault is an attempt that fails before the next line's reply. Faults: a status from 400 to 599
+    A line with only a fault is a failed attempt before the next line's reply. Faults: a status from 400 to 599
     with an optional retry-after, slow;seconds=N, drip;seconds=N, stall;after=N, cut;after=N, malformed;after=N,
     content-type.
     """
@@ -49,9 +49,9 @@ def command(host: str, port: int, script: Path | None) -> None:
         server = await serve(provider, host=host, port=port)
         click.echo(server.url)
         stop = asyncio.Event()
-        for wanted in (signal.SIGINT, signal.SIGTERM):
-            # Also where whoever started us told us to ignore it, as shells do in the background.
-            asyncio.get_running_loop().add_signal_handler(wanted, stop.set)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Install a handler even if the signal is ignored: shells start background jobs with SIGINT ignored.
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await stop.wait()
         await server.aclose()
         click.echo("stopped", err=True)

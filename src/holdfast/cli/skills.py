@@ -1,4 +1,4 @@
-"""`holdfast skills`: which skills there are, what is wrong with them, and what a prompt says of them."""
+"""`holdfast skills`: lists, validates, shows and searches skills, and prints the skill index of a prompt."""
 
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,15 @@ _MODES = ("seed", "strict", "lenient")
 
 @click.group("skills", cls=Group)
 def command() -> None:
-    """List, check and show skills, and what a prompt says of them.
+    """List, check and search skills, and show the skill index that a prompt contains.
 
-    DIR is a folder of skills, or one skill; without it, your own skills and those of the workspace.
+    DIR is a folder of skills or a single skill. Default: your own skills and those of the workspace.
 
-    Ends with 1 if a skill that was looked at would not load.
+    Exits with status 1 if one of these skills does not load.
     """
     import logging
 
-    # The command itself says what is left out.
+    # The command prints the invalid skills itself, so the library's log messages would repeat them.
     logger = logging.getLogger("holdfast.sources.skills")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
@@ -39,13 +39,13 @@ _also = click.option(
     "--also",
     multiple=True,
     type=click.Choice((".agents/skills", ".claude/skills", ".metis/skills")),
-    help="A folder of another program to read too, at home and in the workspace.",
+    help="Also load another program's skills from this folder, in your home and in the workspace.",
 )
 
 
 def _mode(default: str, *more: str) -> "Callable[[Callable[..., None]], Callable[..., None]]":
     choice = click.Choice((*_MODES, *more))
-    return click.option("--mode", type=choice, default=default, show_default=True, help="By which rules.")
+    return click.option("--mode", type=choice, default=default, show_default=True, help="Validation rules to apply.")
 
 
 @command.command("list")
@@ -54,7 +54,7 @@ def _mode(default: str, *more: str) -> "Callable[[Callable[..., None]], Callable
 @_also
 @_json
 def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
-    """The skills that load, by name."""
+    """List the skills that load, by name."""
     library = _library(folder, mode, also)
     skills = library.store.list_skills()
     if as_json:
@@ -65,13 +65,13 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
         show_table(
             ("name", "source", "tokens", "description"),
             (
-                (one.name, one.source, str(one.estimated_body_tokens), " ".join(one.description.split()))
-                for one in skills
+                (skill.name, skill.source, str(skill.estimated_body_tokens), " ".join(skill.description.split()))
+                for skill in skills
             ),
         )
     elif not library.reports:
-        click.echo("There are no skills; a skill is a folder with a SKILL.md in it, in ~/.holdfast/skills.")
-    _end(library.reports)
+        click.echo("There are no skills; a skill is a folder with a SKILL.md in ~/.holdfast/skills.")
+    _exit_if_invalid(library.reports)
 
 
 @command.command("validate")
@@ -80,20 +80,20 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
 @_also
 @_json
 def validate(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool) -> None:
-    """What is wrong, file by file, with the line, the rule and how to mend it; by all rules, only how many load."""
+    """Show problems per file, with line, rule and how to fix them; with --mode all, only how many skills load."""
     if mode == ALL_MODES:
-        _count(folder, also, as_json)
+        _show_counts(folder, also, as_json)
         return
-    reports = _library(folder, _narrowed(mode), also).reports
+    reports = _library(folder, _parse_mode(mode), also).reports
     if as_json:
-        _print_json(_verdicts(reports))
+        _print_json(_reports_json(reports))
     else:
         from holdfast.cli.requests import printable
 
-        for finding in (finding for one in reports for finding in one.findings):
+        for finding in (finding for report in reports for finding in report.findings):
             click.echo(printable(f"{finding.severity}: {finding}"))
-        click.echo(f"{_counted(reports)} by the rules of {mode}")
-    if not all(one.valid for one in reports):
+        click.echo(f"{_count_text(reports)} under the {mode} rules")
+    if not all(report.valid for report in reports):
         raise click.exceptions.Exit(1)
 
 
@@ -103,10 +103,10 @@ def validate(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool
 @_also
 @_json
 def show(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
-    """One skill whole. TARGET is its folder, or its name."""
+    """Show one skill in full. TARGET is its folder or name."""
     from holdfast.cli.requests import printable
 
-    skill = _one_skill(target, mode, also)
+    skill = _find_skill(target, mode, also)
     if as_json:
         _print_json({**_summary(skill), **_details(skill), "body": skill.body})
         return
@@ -121,31 +121,31 @@ def show(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -
 @command.command("index")
 @click.argument("folder", metavar="[DIR]", required=False)
 @_mode("seed")
-@click.option("--tokens-max", type=click.IntRange(min=1), help="Budget of the index, in estimated tokens.")
+@click.option("--tokens-max", type=click.IntRange(min=1), help="Maximum size of the index, in estimated tokens.")
 @_also
 @_json
 def index(
     folder: str | None, mode: "SkillMode", *, tokens_max: int | None, also: tuple[str, ...], as_json: bool
 ) -> None:
-    """What a prompt says of the skills."""
+    """Show the skill index that a prompt contains."""
     import msgspec
 
     from holdfast.sources.skills.index import INDEX_TOKENS_MAX, skill_index
 
     library = _library(folder, mode, also)
-    made = skill_index(library.store.list_skills(), tokens_max=tokens_max or INDEX_TOKENS_MAX)
+    skill_list = skill_index(library.store.list_skills(), tokens_max=tokens_max or INDEX_TOKENS_MAX)
     if as_json:
-        _print_json(msgspec.to_builtins(made))
-    elif made.text:
-        click.echo(made.text)
-    _end(library.reports)
+        _print_json(msgspec.to_builtins(skill_list))
+    elif skill_list.text:
+        click.echo(skill_list.text)
+    _exit_if_invalid(library.reports)
 
 
 @command.command("search")
 @click.argument("query")
 @click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--ranking", type=click.Choice(("lexical", "semantic")), help="By words alone, or by their meaning too.")
-@click.option("--limit", type=click.IntRange(1, 50), default=10, show_default=True, help="How many at most.")
+@click.option("--ranking", type=click.Choice(("lexical", "semantic")), help="Rank by words only, or also by meaning.")
+@click.option("--limit", type=click.IntRange(1, 50), default=10, show_default=True, help="Maximum number of results.")
 @_mode("seed")
 @_also
 @_json
@@ -159,7 +159,7 @@ def search(
     also: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """The skills that fit QUERY, best first, as the model finds them."""
+    """Show the skills that match QUERY, best first, as the model's search would find them."""
     import os
     from pathlib import Path
 
@@ -168,19 +168,19 @@ def search(
     config = load_config(os.environ, workspace=Path.cwd(), flags={"skill_ranking": ranking})
     library = _library(folder, mode, also)
     store = library.store.with_ranking(config.skill_ranking)
-    found = store.search(query, limit=limit)
+    matches = store.search(query, limit=limit)
     if as_json:
-        _print_json([_summary(skill) for skill in found])
-    elif found:
+        _print_json([_summary(skill) for skill in matches])
+    elif matches:
         from holdfast.cli.tables import show_table
 
-        rows = ((one.name, one.source, " ".join(one.description.split())) for one in found)
+        rows = ((skill.name, skill.source, " ".join(skill.description.split())) for skill in matches)
         show_table(("name", "source", "description"), rows)
     else:
         from holdfast.cli.requests import printable
 
         click.echo(printable(f"No skills matched {query!r}."))
-    _end(library.reports)
+    _exit_if_invalid(library.reports)
 
 
 def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "SkillLibrary":
@@ -197,13 +197,14 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
         config = load_config(os.environ, workspace=here, flags={"also_skills": also or None})
         return read_library(usual_roots(config, os.environ, workspace=here), mode)
     if also:
-        raise UserError("--also is for your own skills and those of the workspace; leave it out, or leave out DIR")
+        raise UserError("--also applies only without DIR; leave out one of the two")
+    # Accept the path of a SKILL.md for the folder that it is in.
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
     return library_at(folder, mode)
 
 
-def _one_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill":
+def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill":
     import difflib
     from pathlib import Path
 
@@ -212,58 +213,61 @@ def _one_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill"
     if Path(target).exists():
         library = _library(target, mode, also)
         if len(library.reports) > 1:
-            raise UserError(f"there are {counted(len(library.reports), 'skill')} in {target!r}; name the folder of one")
-        found = library.store.list_skills()
-        if not found:
-            raise SkillValidationError([str(one) for one in library.reports[0].findings if one.severity == "error"])
-        return found[0]
+            raise UserError(f"{target!r} contains {counted(len(library.reports), 'skill')}; name the folder of one")
+        skills = library.store.list_skills()
+        if not skills:
+            errors = [finding for finding in library.reports[0].findings if finding.severity == "error"]
+            raise SkillValidationError([str(finding) for finding in errors])
+        return skills[0]
     store = _library(None, mode, also).store
     skill = store.get(target)
     if skill is None:
-        names = [one.name for one in store.list_skills()]
+        names = [skill.name for skill in store.list_skills()]
         near = difflib.get_close_matches(target, names, n=3)
-        meant = f"did you mean {', '.join(near)}?" if near else "`holdfast skills list` shows all"
-        raise UserError(f"there is no skill and no folder {target!r}; {meant}")
+        hint = f"did you mean {', '.join(near)}?" if near else "`holdfast skills list` shows all"
+        raise UserError(f"no skill or folder is called {target!r}; {hint}")
     return skill
 
 
-def _count(folder: str | None, also: "Sequence[str]", as_json: bool) -> None:
-    reports = {mode: _library(folder, _narrowed(mode), also).reports for mode in _MODES}
+def _show_counts(folder: str | None, also: "Sequence[str]", as_json: bool) -> None:
+    reports = {mode: _library(folder, _parse_mode(mode), also).reports for mode in _MODES}
     if as_json:
-        verdicts = {mode: _verdicts(told) for mode, told in reports.items()}
-        _print_json({mode: {key: one[key] for key in ("valid", "invalid")} for mode, one in verdicts.items()})
+        documents = {mode: _reports_json(mode_reports) for mode, mode_reports in reports.items()}
+        _print_json(
+            {mode: {key: document[key] for key in ("valid", "invalid")} for mode, document in documents.items()}
+        )
     else:
-        for mode, told in reports.items():
-            click.echo(f"{mode}: {_counted(told)}")
-    if not all(one.valid for told in reports.values() for one in told):
+        for mode, mode_reports in reports.items():
+            click.echo(f"{mode}: {_count_text(mode_reports)}")
+    if not all(report.valid for mode_reports in reports.values() for report in mode_reports):
         raise click.exceptions.Exit(1)
 
 
-def _narrowed(mode: str) -> "SkillMode":
+def _parse_mode(mode: str) -> "SkillMode":
     from holdfast.sources.skills.skill import SKILL_MODES
 
-    return next(one for one in SKILL_MODES if one == mode)
+    return next(skill_mode for skill_mode in SKILL_MODES if skill_mode == mode)
 
 
-def _verdicts(reports: "Sequence[SkillReport]") -> dict[str, object]:
-    valid = sum(one.valid for one in reports)
+def _reports_json(reports: "Sequence[SkillReport]") -> dict[str, object]:
+    valid = sum(report.valid for report in reports)
     skills = [
         {
-            "path": one.path,
-            "name": one.name,
-            "valid": one.valid,
+            "path": report.path,
+            "name": report.name,
+            "valid": report.valid,
             "findings": [
                 {"rule": finding.rule, "line": finding.line, "message": f"{finding.message}; {finding.mend}"}
-                for finding in one.findings
+                for finding in report.findings
             ],
         }
-        for one in reports
+        for report in reports
     ]
     return {"skills": skills, "valid": valid, "invalid": len(reports) - valid}
 
 
-def _counted(reports: "Sequence[SkillReport]") -> str:
-    valid = sum(one.valid for one in reports)
+def _count_text(reports: "Sequence[SkillReport]") -> str:
+    valid = sum(report.valid for report in reports)
     return f"{valid} valid, {len(reports) - valid} invalid"
 
 
@@ -289,12 +293,12 @@ def _details(skill: "Skill") -> dict[str, object]:
     }
 
 
-def _end(reports: "Sequence[SkillReport]") -> None:
-    """What would not load goes to the other stream, and into the status."""
+def _exit_if_invalid(reports: "Sequence[SkillReport]") -> None:
+    """Print the skills that do not load to stderr, and exit with status 1 if there are any."""
     from holdfast.cli.requests import printable
 
-    invalid = [one for one in reports if not one.valid]
-    for finding in (finding for one in invalid for finding in one.findings if finding.severity == "error"):
+    invalid = [report for report in reports if not report.valid]
+    for finding in (finding for report in invalid for finding in report.findings if finding.severity == "error"):
         click.echo(printable(f"left out: {finding}"), err=True)
     if invalid:
         raise click.exceptions.Exit(1)

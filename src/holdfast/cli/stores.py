@@ -1,4 +1,4 @@
-"""Which store a command looks at."""
+"""Opens the store that a command works on and resolves session ids in it."""
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,7 +17,10 @@ CANDIDATES_MAX = 5
 
 
 def open_configured(db: str | None) -> "AbstractContextManager[Store]":
-    """The store, if there is one: looking at sessions makes no file."""
+    """Open the store at `db` or the configured one; a read-only command must not create a file.
+
+    If nothing is stored yet, this is an empty in-memory store.
+    """
     import contextlib
     import os
     from pathlib import Path
@@ -30,37 +33,39 @@ def open_configured(db: str | None) -> "AbstractContextManager[Store]":
     models = configured_models()
     if db is None:
         path = load_config(os.environ, workspace=Path.cwd()).db_path
-        there = "://" in path or Path(path).exists()
-        return contextlib.closing(open_store(path, models=models) if there else MemoryStore(models=models))
+        # Whether a URL's database exists is known only after connecting; opening it reports the error.
+        exists = "://" in path or Path(path).exists()
+        return contextlib.closing(open_store(path, models=models) if exists else MemoryStore(models=models))
     if "://" not in db and not Path(db).exists():
         raise UserError(f"there is no store at {db!r}; check the path")
     return contextlib.closing(open_store(db, models=models))
 
 
-def found_session(log: "Log", said: str) -> str:
-    """The id that is meant by itself or by its beginning, of four characters at least."""
+def found_session(log: "Log", prefix: str) -> str:
+    """Resolve a session id or an unambiguous start of one (at least PREFIX_CHARACTERS_MIN characters)."""
     from holdfast.errors import UserError
 
-    if next(iter(log.read(said)), None) is not None:
-        return said
-    found = [row.id for row in log.sessions() if row.id.startswith(said)] if len(said) >= PREFIX_CHARACTERS_MIN else []
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if next(iter(log.read(prefix)), None) is not None:
+        return prefix
+    matches = (
+        [row.id for row in log.sessions() if row.id.startswith(prefix)] if len(prefix) >= PREFIX_CHARACTERS_MIN else []
+    )
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
         short = (
-            f"; the start of an id needs {PREFIX_CHARACTERS_MIN} characters"
-            if len(said) < PREFIX_CHARACTERS_MIN
+            f"; a shortened id needs at least {PREFIX_CHARACTERS_MIN} characters"
+            if len(prefix) < PREFIX_CHARACTERS_MIN
             else ""
         )
-        raise UserError(f"there is no session {said!r}{short}; `holdfast sessions list` shows all")
-    more = f" and {len(found) - CANDIDATES_MAX} more" if len(found) > CANDIDATES_MAX else ""
-    raise UserError(
-        f"{len(found)} sessions begin with {said!r}: {', '.join(found[:CANDIDATES_MAX])}{more}; say more of it"
-    )
+        raise UserError(f"there is no session {prefix!r}{short}; `holdfast sessions list` shows all")
+    more = f" and {len(matches) - CANDIDATES_MAX} more" if len(matches) > CANDIDATES_MAX else ""
+    candidates = ", ".join(matches[:CANDIDATES_MAX])
+    raise UserError(f"{len(matches)} sessions begin with {prefix!r}: {candidates}{more}; give more characters")
 
 
 def configured_models() -> "Models":
-    """The catalog, with what the configuration adds and corrects."""
+    """The shipped model catalog with the overrides of the configuration applied."""
     import os
     from pathlib import Path
 
@@ -73,7 +78,7 @@ def configured_models() -> "Models":
 
 @contextmanager
 def open_records(db: str | None) -> "Iterator[tuple[Store, Records]]":
-    """The store and what it keeps beside its log; a file is made where there is none."""
+    """Open the store and its records (keys and other data outside the event log); creates a missing file."""
     import contextlib
     import os
     from pathlib import Path
@@ -86,5 +91,5 @@ def open_records(db: str | None) -> "Iterator[tuple[Store, Records]]":
     address = db or load_config(os.environ, workspace=Path.cwd()).db_path
     with contextlib.closing(open_store(address, models=configured_models())) as log:
         if not isinstance(log, HasRecords):
-            raise UserError("this store keeps nothing but a log: use a SQLite file or PostgreSQL")
+            raise UserError("this store supports only an event log: use a SQLite file or PostgreSQL")
         yield log, log.records

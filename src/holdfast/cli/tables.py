@@ -1,4 +1,4 @@
-"""How a table is shown: fitted to a terminal, whole where nobody looks."""
+"""Prints tables: fitted to the terminal, or at full width when the output goes to a file or pipe."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH_UNSEEN = 400
-"""Columns where the output is no terminal: a line that is cut or folded is of no use to another program."""
+"""Table width when stdout is not a terminal: another program cannot parse truncated or folded lines."""
 
 _GAP_COLUMNS = 2
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
-    """Where a line would be folded, columns of the `spare` headings are left out, the first of them first."""
+    """Print the table; where it is too wide, drop the columns named in `spare`, in that order, until it fits."""
     headings, rows = fitted(headings, tuple(rows), spare, width=columns_shown())
     table = Table(box=None, pad_edge=False)
     for heading in headings:
@@ -25,7 +25,7 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare:
     console = _console()
     with console.capture() as captured:
         console.print(table)
-    # Cells are padded to the width of their column; at the end of a line that is only white space.
+    # rich pads every cell to its column's width, which leaves trailing spaces on each line.
     for line in captured.get().splitlines():
         sys.stdout.write(line.rstrip() + "\n")
 
@@ -33,8 +33,8 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare:
 def fitted(
     headings: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], *, width: int
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The table without as many of its spare columns as it takes to fit; without all of them, if it never does."""
-    columns = [(heading, [row[place] for row in rows]) for place, heading in enumerate(headings)]
+    """The headings and rows without the `spare` columns that do not fit into `width`."""
+    columns = [(heading, [row[index] for row in rows]) for index, heading in enumerate(headings)]
     for name in spare:
         widths = [max(map(cell_len, (heading, *cells))) for heading, cells in columns]
         if sum(widths) + _GAP_COLUMNS * (len(widths) - 1) <= width:
@@ -44,7 +44,7 @@ def fitted(
 
 
 def columns_shown() -> int:
-    """How wide a table may be."""
+    """The width, in characters, that a table may have."""
     return _console().width
 
 
@@ -53,5 +53,5 @@ def _console() -> Console:
 
 
 def _plain(cell: str) -> str:
-    # A name comes from outside: it must not move the cursor or colour the rest of the screen.
+    # Names come from outside; escape sequences in them must not move the cursor or colour the rest of the screen.
     return "".join(character if character.isprintable() else " " for character in cell)

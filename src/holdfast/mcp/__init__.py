@@ -1,1 +1,1 @@
-"""What any MCP client can ask for: an agent's instructions, and skills."""
+"""An MCP server for an agent's instructions and skills."""

@@ -1,4 +1,4 @@
-"""How the tools are served: to one client over its pipes, or to many over HTTP."""
+"""Serves the MCP tools to one client over stdio, or to many over HTTP."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ from holdfast.mcp.tools import Toolbox
 PATH = "/mcp"
 
 Authorize = Callable[[str | None], Caller]
-"""Who sends an `Authorization` header, or none. Raises InstructionError `key_required` or `invalid_key`."""
+"""Maps an `Authorization` header (or None) to a caller. Raises InstructionError `key_required` or `invalid_key`."""
 
 
 def make_server(toolbox: Toolbox, authorize: Authorize, *, stdio_key: str | None = None) -> Server:
-    """`stdio_key` is that of the client at the other end of the pipes, who can send no header."""
+    """`stdio_key` is the key of a client on stdio, which cannot send a header."""
 
     async def list_tools(
         context: ServerRequestContext, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         return types.ListToolsResult(
             tools=[
-                types.Tool(name=one.name, description=one.description, input_schema=dict(one.input_schema))
-                for one in toolbox.tools.values()
+                types.Tool(name=tool.name, description=tool.description, input_schema=dict(tool.input_schema))
+                for tool in toolbox.tools.values()
             ]
         )
 
@@ -44,20 +44,21 @@ def make_server(toolbox: Toolbox, authorize: Authorize, *, stdio_key: str | None
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:80]!a}")
         header = _header(context) if context.request is not None else f"Bearer {stdio_key}" if stdio_key else None
 
-        def answer() -> types.CallToolResult:
+        def run_tool() -> types.CallToolResult:
             try:
-                done = tool.run(authorize(header), params.arguments or {})
+                result = tool.run(authorize(header), params.arguments or {})
             except InstructionError as error:
-                return _refused(error.code, str(error))
+                return _error_result(error.code, str(error))
             except StoreError:
-                return _refused("store_unavailable", "the store cannot be used now; try again")
+                return _error_result("store_unavailable", "the store cannot be used now; try again")
             except UserError as error:
-                return _refused("refused", str(error))
+                return _error_result("refused", str(error))
             return types.CallToolResult(
-                content=[types.TextContent(type="text", text=done.text)], structured_content=done.told
+                content=[types.TextContent(type="text", text=result.text)], structured_content=result.told
             )
 
-        return await asyncio.to_thread(answer)
+        # The store blocks: run the tool outside the event loop.
+        return await asyncio.to_thread(run_tool)
 
     return Server("holdfast", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
@@ -68,13 +69,14 @@ async def serve_stdio(server: Server) -> None:
 
 
 def http_app(server: Server, authorize: Authorize, *, hosts: Sequence[str]) -> ASGIApp:
-    """Requests without a key that counts, or under a name that is none of ours, get no further."""
+    """The MCP endpoint as an ASGI app; rejects requests without a valid key or with a foreign Host header."""
     allowed = [f"{host}:*" for host in hosts]
     security = TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=[*hosts, *allowed],
         allowed_origins=[f"http://{host}" for host in (*hosts, *allowed)],
     )
+    # Stateless: each request carries its key, so that several processes can serve the same clients.
     app = server.streamable_http_app(streamable_http_path=PATH, stateless_http=True, transport_security=security)
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,12 +93,12 @@ def http_app(server: Server, authorize: Authorize, *, hosts: Sequence[str]) -> A
 
 
 def _header(context: ServerRequestContext) -> str | None:
-    found = context.request.headers.get("authorization") if isinstance(context.request, Request) else None
-    return found if isinstance(found, str) else None
+    header = context.request.headers.get("authorization") if isinstance(context.request, Request) else None
+    return header if isinstance(header, str) else None
 
 
-def _refused(code: str, message: str) -> types.CallToolResult:
-    """Told as a result: a model sees it, and can do better."""
+def _error_result(code: str, message: str) -> types.CallToolResult:
+    """An error as a tool result: unlike a protocol error, the model sees it and can react."""
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=f"{code}: {message}")],
         structured_content={"error": {"code": code, "message": message}},
@@ -105,7 +107,7 @@ def _refused(code: str, message: str) -> types.CallToolResult:
 
 
 def _unauthorized(error: InstructionError) -> Response:
-    # As a JSON-RPC error, for clients show no other; the status alone would be told as a fault of ours.
-    told = {"code": types.INVALID_REQUEST, "message": f"{error.code}: {error}", "data": {"code": error.code}}
-    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": told})
+    # A JSON-RPC error, because clients show only those: a bare status would look like a server fault.
+    details = {"code": types.INVALID_REQUEST, "message": f"{error.code}: {error}", "data": {"code": error.code}}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": details})
     return Response(body, 401, {"www-authenticate": "Bearer"}, "application/json")

@@ -1,4 +1,7 @@
-"""Which tools there are, what they take, and what they answer; who asks is known before."""
+"""The MCP tools: their schemas, how they run, and their results. The caller is already authenticated.
+
+Tool descriptions and results are read by models: changing a word changes what a model sees.
+"""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -27,7 +30,7 @@ Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=400)], ...], msgs
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """`text` is for the model, `told` for programs."""
+    """`text` is for the model, `told` is the structured content for programs."""
 
     text: str
     told: dict[str, object]
@@ -67,40 +70,40 @@ class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Toolbox:
-    """The tools over one library; `agent` is whose instructions they are where the key does not say."""
+    """The tools over one library; `agent` is used when the caller's key names no agent."""
 
     def __init__(self, library: Library, skills: SkillStore, *, agent: str) -> None:
         self._library = library
         self._skills = skills
         self._agent = agent
-        made = (
-            _made("recall_instruction", str(RECALL_TOOL_SCHEMA["description"]), _Recall, self._recall),
-            _made(
+        tools = (
+            _make_tool("recall_instruction", str(RECALL_TOOL_SCHEMA["description"]), _Recall, self._recall),
+            _make_tool(
                 "list_instructions",
                 "List the instruction units there are and when each is needed; with a name, that one alone.",
                 _List,
                 self._list,
             ),
-            _made(
+            _make_tool(
                 "submit_usage",
                 "Say which units of a recall you applied, and which you needed but did not get.",
                 _Usage,
                 self._close,
             ),
-            _made(
+            _make_tool(
                 "skill_search", "Filter the skills there are by their names and descriptions.", _Search, self._search
             ),
-            _made("skill_load", "Return the whole text of a named skill.", _Load, self._load),
+            _make_tool("skill_load", "Return the whole text of a named skill.", _Load, self._load),
         )
-        self.tools = {one.name: one for one in made}
+        self.tools = {tool.name: tool for tool in tools}
 
     def _recall(self, caller: Caller, request: _Recall) -> ToolAnswer:
         if not request.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        said = caller.agent_name or self._agent
-        agent = self._library.records.agent(said)
-        check_may_recall(caller, said, agent)
-        agent, shelf = self._library.shelf(said, agent)
+        agent_id = caller.agent_name or self._agent
+        agent = self._library.records.agent(agent_id)
+        check_may_recall(caller, agent_id, agent)
+        agent, instruction_set = self._library.shelf(agent_id, agent)
         question = Question(
             intent=request.intent,
             max_chunks=request.max_chunks,
@@ -108,23 +111,23 @@ class Toolbox:
             manifest_hint=request.manifest_hint,
             use_floor=self._library.settings.use_floor,
         )
-        answered = ask(self._library, agent, shelf, question, caller=caller, heartbeat_id=None)
-        return ToolAnswer(recalled_text(answered), _recalled_told(answered))
+        result = ask(self._library, agent, instruction_set, question, caller=caller, heartbeat_id=None)
+        return ToolAnswer(recalled_text(result), _recall_json(result))
 
     def _list(self, caller: Caller, request: _List) -> ToolAnswer:
-        said = caller.agent_name or self._agent
-        agent = self._library.records.agent(said)
-        check_may_recall(caller, said, agent)
-        _, shelf = self._library.shelf(said, agent)
-        manifest = shelf.manifest
+        agent_id = caller.agent_name or self._agent
+        agent = self._library.records.agent(agent_id)
+        check_may_recall(caller, agent_id, agent)
+        _, instruction_set = self._library.shelf(agent_id, agent)
+        manifest = instruction_set.manifest
         entries = manifest.body
         if request.name is not None:
             entries = tuple(entry for entry in entries if entry.name == request.name)
             if not entries:
                 near = _near(request.name, [entry.name for entry in manifest.body])
                 raise InstructionError("unit_not_found", f"there is no unit {request.name[:80]!a}{near}")
-        told = {"manifest_version": manifest.version, "entries": msgspec.to_builtins(entries)}
-        return ToolAnswer(index_text(entries) if request.name is None else index_line(entries[0]), told)
+        document = {"manifest_version": manifest.version, "entries": msgspec.to_builtins(entries)}
+        return ToolAnswer(index_text(entries) if request.name is None else index_line(entries[0]), document)
 
     def _close(self, caller: Caller, request: _Usage) -> ToolAnswer:
         if not caller.is_admin and caller.agent_name is None:
@@ -133,12 +136,12 @@ class Toolbox:
         return ToolAnswer("on record", {"closed": True})
 
     def _search(self, caller: Caller, request: _Search) -> ToolAnswer:
-        found = self._skills.search(request.query, limit=request.limit)
-        lines = "".join(f"- {skill.name}: {' '.join(skill.description.split())}\n" for skill in found)
-        told: dict[str, object] = {
-            "skills": [{"name": skill.name, "description": skill.description} for skill in found]
+        skills = self._skills.search(request.query, limit=request.limit)
+        lines = "".join(f"- {skill.name}: {' '.join(skill.description.split())}\n" for skill in skills)
+        document: dict[str, object] = {
+            "skills": [{"name": skill.name, "description": skill.description} for skill in skills]
         }
-        return ToolAnswer(lines or "no skill matches", told)
+        return ToolAnswer(lines or "no skill matches", document)
 
     def _load(self, caller: Caller, request: _Load) -> ToolAnswer:
         skill = self._skills.get(request.name)
@@ -149,25 +152,26 @@ class Toolbox:
         return ToolAnswer(text, {"name": skill.name, "body": skill.body})
 
 
-def _made(
+def _make_tool(
     name: str, description: str, request: type[Request], run: Callable[[Caller, Request], ToolAnswer]
 ) -> ToolFunction:
-    """What does not fit the request is refused in one line, before anything is done."""
+    """A tool that validates its arguments against `request` before it runs; invalid ones give a one-line error."""
 
     def convert_and_run(caller: Caller, arguments: Mapping[str, object]) -> ToolAnswer:
         try:
-            fitting = msgspec.convert(arguments, request)
+            converted = msgspec.convert(arguments, request)
         except msgspec.ValidationError as error:
             raise InstructionError("invalid_arguments", f"the arguments of {name} do not fit: {error}") from error
-        return run(caller, fitting)
+        return run(caller, converted)
 
     _, components = msgspec.json.schema_components((request,))
+    # The title would be the name of a private struct.
     schema = {field: value for field, value in components[request.__name__].items() if field != "title"}
     return ToolFunction(name, description, schema, convert_and_run)
 
 
-def _recalled_told(answered: Answered) -> dict[str, object]:
-    recalled = answered.recalled
+def _recall_json(result: Answered) -> dict[str, object]:
+    recalled = result.recalled
     return {
         "chunks": [
             {
@@ -185,10 +189,10 @@ def _recalled_told(answered: Answered) -> dict[str, object]:
         "total_tokens": recalled.total_tokens,
         "truncated": recalled.truncated,
         "missed_hints": recalled.missed_hints,
-        "audit_token": answered.audit_token,
+        "audit_token": result.audit_token,
     }
 
 
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
+def _near(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3)
     return f"; near matches: {', '.join(near)}" if near else ""

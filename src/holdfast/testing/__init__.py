@@ -1,1 +1,1 @@
-"""Does an agent's prompt cache hold, as its own tests see it? A plugin for pytest."""
+"""A pytest plugin that checks, in an agent's own tests, whether its prompt cache keeps hitting."""

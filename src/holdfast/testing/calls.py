@@ -1,4 +1,4 @@
-"""What the calls of a test took: tokens and dollars, one by one and in all."""
+"""The model calls of a test with their tokens and cost, one by one and in total."""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -14,7 +14,7 @@ from holdfast.simulator.records import RecordedRequest
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """A request that a model has answered; `model` is `provider:name`. Amounts are 0 where no price is known."""
+    """A request that a model answered; `model` is `provider:name`. Costs are 0 if no price is known."""
 
     number: int
     at: float
@@ -34,12 +34,12 @@ class Spending(msgspec.Struct, frozen=True):
 
     @property
     def read_share(self) -> float:
-        """How much of all prompts was read from the cache."""
+        """The share of all prompt tokens that was read from the cache."""
         return self.usage.read_share
 
     @property
     def saved_usd(self) -> Decimal:
-        """Against the same calls without a cache; below 0 where it cost more than it saved."""
+        """Compared with the same calls without a cache; negative if cache writes cost more than reads saved."""
         return self.uncached_cost_usd - self.cost_usd
 
     def __add__(self, other: "Spending") -> "Spending":
@@ -57,18 +57,18 @@ def spending(calls: Iterable[ModelCall]) -> Spending:
 
 
 def model_calls(requests: Iterable[RecordedRequest], models: Models) -> tuple[ModelCall, ...]:
-    """What only asked for a token count or a list of models, and what was refused, is no call."""
-    found: list[ModelCall] = []
+    """The requests with a reply; token counts, model lists and refused requests are no model calls."""
+    calls: list[ModelCall] = []
     for request in requests:
         if request.reply is None:
             continue
         usage = request.reply.usage
-        call = ModelCall(len(found) + 1, request.at, request.model, request.body, request.reply.content, usage)
+        call = ModelCall(len(calls) + 1, request.at, request.model, request.body, request.reply.content, usage)
         if price := price_of(request.model, models, at=request.at, tokens=usage.tokens_sent):
             costs = (cost_usd(usage, price), uncached_cost_usd(usage, price))
             call = msgspec.structs.replace(call, cost_usd=costs[0], uncached_cost_usd=costs[1])
-        found.append(call)
-    return tuple(found)
+        calls.append(call)
+    return tuple(calls)
 
 
 def price_of(model: str, models: Models, *, at: float, tokens: int) -> Price | None:

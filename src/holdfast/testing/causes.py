@@ -1,4 +1,4 @@
-"""Why did a block change between two requests? A guess by the bytes around the first that differs."""
+"""Guesses why a block changed between two requests, from the bytes around the first difference."""
 
 import re
 from collections import Counter
@@ -25,74 +25,84 @@ _WORDS = re.compile(rb"[\w-]+")
 
 
 def likely_cause(before: SentRequest, after: SentRequest, moved: Moved) -> str | None:
-    """None where the bytes tell nothing."""
-    if moved.place == "tools" and (listed := _tool_list(before, after)):
-        return listed
+    """The likely cause of the change, with advice; None if the bytes give no hint."""
+    if moved.place == "tools" and (tool_cause := _tool_list_cause(before, after)):
+        return tool_cause
     if moved.change == "changed":
         old, new = before.scroll.pieces[moved.block].data, after.scroll.pieces[moved.block].data
-        looks = _looks(after, moved) or _looks(before, moved) or _came_or_went(old, new)
-        if looks in _CAUSES:
-            return _advised(_CAUSES[looks], looks)
-        if looks is not None:
-            return f"{looks} is in it"
+        # Volatile text explains most changes; the other guesses are tried only if there is none.
+        kind = _volatile_kind(after, moved) or _volatile_kind(before, moved) or _inserted_kind(old, new)
+        if kind in _CAUSES:
+            return _with_advice(_CAUSES[kind], kind)
+        if kind is not None:
+            return f"it contains {kind}"
         if _same_value(old, new):
-            return _advised("unsorted JSON keys")
+            return _with_advice("unsorted JSON keys")
         if _same_words(old, new) or _same_blocks(before, after, moved):
-            return _advised("set order")
+            return _with_advice("set order")
     if moved.place == "messages":
-        return _history(before, after, moved)
-    return "tool schema: a tool has another description or schema" if moved.place == "tools" else None
+        return _history_cause(before, after, moved)
+    return "tool schema: the description or schema of a tool changed" if moved.place == "tools" else None
 
 
 def is_time(before: SentRequest, after: SentRequest, moved: Moved) -> bool:
-    """Whether what differs is a time of day, in both."""
-    return moved.change == "changed" and all(_looks(one, moved) in TIMES for one in (before, after))
+    """Whether the difference is a time of day in both requests."""
+    return moved.change == "changed" and all(_volatile_kind(request, moved) in TIMES for request in (before, after))
 
 
-def _looks(request: SentRequest, moved: Moved) -> str | None:
+def _volatile_kind(request: SentRequest, moved: Moved) -> str | None:
     piece, link = request.scroll.pieces[moved.block], request.scroll.links[moved.block]
+    # moved.byte counts from the start of the prompt, link.end is where this block ends in it: their difference gives
+    # the offset in the block. It is negative if the change is in the separator before the block.
     return volatile_at(piece.data, max(0, moved.byte - (link.end - len(piece.data))))
 
 
-def _came_or_went(old: bytes, new: bytes) -> str | None:
-    """What was put in, or taken out, between bytes that are the same on both sides."""
+def _inserted_kind(old: bytes, new: bytes) -> str | None:
+    """The kind of volatile text that was inserted or removed between equal bytes on both sides."""
     start = common_length(old, new)
     end = common_length(old[start:][::-1], new[start:][::-1])
     return volatile_within(new, start, len(new) - end) or volatile_within(old, start, len(old) - end)
 
 
-def _tool_list(before: SentRequest, after: SentRequest) -> str | None:
-    """Which tools have come or gone, by name."""
+def _tool_list_cause(before: SentRequest, after: SentRequest) -> str | None:
+    """Names the tools that were added or removed."""
     old, new = (
         [tool_name(piece.data) or "?" for piece in request.scroll.pieces if piece.place == "tools"]
         for request in (before, after)
     )
-    told = [f"{_listed(names)} {word}" for names, word in (_only(new, old, "new"), _only(old, new, "gone")) if names]
-    return f"tool list: {', '.join(told)}; give all tools with the first call, and keep them" if told else None
+    differences = [
+        f"{_list_names(names)} {word}"
+        for names, word in (_names_only_in(new, old, "added"), _names_only_in(old, new, "removed"))
+        if names
+    ]
+    if not differences:
+        return None
+    return f"tool list: {', '.join(differences)}; declare all tools in the first call and do not change them"
 
 
-def _only(names: Sequence[str], others: Sequence[str], word: str) -> tuple[list[str], str]:
-    found = sorted(set(names) - set(others))
-    return found, f"{'is' if len(found) == 1 else 'are'} {word}"
+def _names_only_in(names: Sequence[str], others: Sequence[str], word: str) -> tuple[list[str], str]:
+    missing = sorted(set(names) - set(others))
+    return missing, f"{'was' if len(missing) == 1 else 'were'} {word}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - TOOLS_NAMED_MAX} more" if len(names) > TOOLS_NAMED_MAX else ""
     return ", ".join(name[:NAME_CHARS_MAX] for name in names[:TOOLS_NAMED_MAX]) + more
 
 
-def _history(before: SentRequest, after: SentRequest, moved: Moved) -> str:
-    earlier = before.scroll.pieces[moved.block + 1 :]
+def _history_cause(before: SentRequest, after: SentRequest, moved: Moved) -> str:
+    followers = before.scroll.pieces[moved.block + 1 :]
     if moved.change == "removed":
-        return "history: it ends where more had been sent; append to what was sent"
+        return "history: messages at the end were removed; only append to what was sent"
     new = after.scroll.pieces[moved.block]
-    if any((piece.role, piece.data) == (new.role, new.data) for piece in earlier):
-        return "history: what was sent here is gone, and what followed stands here; shorten it seldom, and by much"
-    return "history: what was sent here is other text now; append to what was sent, and leave it as it is"
+    # If the block now in this position came later before, the blocks between were removed.
+    if any((piece.role, piece.data) == (new.role, new.data) for piece in followers):
+        return "history: older messages were removed here; compact rarely, and remove much at a time"
+    return "history: a message that was already sent has changed; only append to what was sent"
 
 
-def _advised(cause: Cause, looks: str = "") -> str:
-    return f"{cause}{f' ({looks})' if looks else ''}: {ADVICE[cause]}"
+def _with_advice(cause: Cause, kind: str = "") -> str:
+    return f"{cause}{f' ({kind})' if kind else ''}: {ADVICE[cause]}"
 
 
 def _same_value(old: bytes, new: bytes) -> bool:
@@ -107,7 +117,7 @@ def _same_words(old: bytes, new: bytes) -> bool:
 
 
 def _same_blocks(before: SentRequest, after: SentRequest, moved: Moved) -> bool:
-    """Whether the place, the tools for example, holds the same blocks in another order."""
+    """Whether the section (for example the tools) holds the same blocks in another order."""
     old, new = (
         Counter(piece.data for piece in request.scroll.pieces if piece.place == moved.place)
         for request in (before, after)

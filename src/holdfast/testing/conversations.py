@@ -1,12 +1,12 @@
-"""Which earlier request a request should have extended, and whether it did.
+"""Finds the earlier request that a request should have extended, and checks whether it did.
 
-A request belongs to the conversation with which it shares most of what was said, the reply included, wherever that
-stands: so a conversation is known again although its first bytes have moved. Requests in which the assistant has not
-spoken begin a conversation of their own. Nothing is asked of these, but that a time of day in their tools or system
-prompt is not what keeps them from reading what an earlier conversation has written.
+A request belongs to the conversation with which it shares the most messages, including the reply, wherever they are in
+the prompt. So a conversation is recognised even if its first bytes changed. A request without an assistant message
+starts a new conversation. Such a request needs to extend nothing, with one exception: a time of day in its tools or
+system prompt must not be the reason that it cannot read the prefix of an earlier conversation.
 
-A request that leaves another one only in its last turn, with no more turns than that one, is a second branch of the
-conversation (a parallel question, another try) and no break.
+A request that differs from another one only in its last turn, and has no more turns, is a branch of the conversation
+(a parallel question or a retry), not a break.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from holdfast.testing.causes import is_time, likely_cause
 
 
 class PrefixBreak(msgspec.Struct, frozen=True):
-    """`call` should have extended `call_before`, both counted from 1. `opens` says that it began a conversation."""
+    """`call` should have extended `call_before`, both counted from 1. `opens` marks a conversation's first call."""
 
     call: int
     call_before: int
@@ -36,139 +36,151 @@ class PrefixBreak(msgspec.Struct, frozen=True):
 
 
 def prefix_breaks(calls: Iterable[ModelCall], models: Models) -> tuple[PrefixBreak, ...]:
-    seen = Seen(models)
-    return tuple(found for call in calls if (found := seen.add(call)) is not None)
+    requests = Seen(models)
+    return tuple(prefix_break for call in calls if (prefix_break := requests.add(call)) is not None)
 
 
 class Seen:
-    """The requests so far; `tips` are those that no other has extended."""
+    """The requests so far; `tips` are those that no later request has extended."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._said: dict[str, list[_Said]] = {}
-        self._tips: dict[str, list[_Said]] = {}
+        self._earlier: dict[str, list[_Request]] = {}
+        self._tips: dict[str, list[_Request]] = {}
 
     def add(self, call: ModelCall) -> PrefixBreak | None:
-        """Where the call does not extend the one that it goes on from, that is told."""
+        """Record the call; returns the break if it does not extend the call that it continues."""
         try:
-            said = _Said(call, read_sent(call.body, model=call.model, models=self._models))
+            request = _Request(call, read_sent(call.body, model=call.model, models=self._models))
         except UserError:
-            # Whatever the simulator took for a request, it is none that could be laid beside another.
+            # The simulator accepted a body that cannot be decoded, so there is nothing to compare.
             return None
-        earlier = self._said.setdefault(call.model, [])
+        earlier = self._earlier.setdefault(call.model, [])
         tips = self._tips.setdefault(call.model, [])
-        extended = next((tip for tip in reversed(tips) if said.extends(tip)), None)
-        found = self._moved(said, extended, earlier)
+        extended = next((tip for tip in reversed(tips) if request.extends(tip)), None)
+        prefix_break = self._find_break(request, extended, earlier)
         if extended is not None:
             tips.remove(extended)
-        tips.append(said)
-        earlier.append(said)
-        return found
+        tips.append(request)
+        earlier.append(request)
+        return prefix_break
 
-    def _moved(self, said: "_Said", extended: "_Said | None", earlier: Sequence["_Said"]) -> PrefixBreak | None:
-        if extended is None and not said.turns:
-            return self._moved_head(said, earlier)
-        before = extended or _goes_on_from(said, earlier)
-        if before is None or said.branches_off(before):
+    def _find_break(
+        self, request: "_Request", extended: "_Request | None", earlier: Sequence["_Request"]
+    ) -> PrefixBreak | None:
+        if extended is None and not request.assistant_turns:
+            return self._find_head_break(request, earlier)
+        before = extended or _continued_request(request, earlier)
+        if before is None or request.branches_off(before):
             return None
-        comparison = self._compared(before, said)
+        comparison = self._compare(before, request)
         if comparison.held:
             return None
-        cause = likely_cause(before.request, said.request, comparison.moved) if comparison.moved else None
-        return PrefixBreak(said.call.number, before.call.number, comparison, cause)
+        cause = likely_cause(before.sent, request.sent, comparison.moved) if comparison.moved else None
+        return PrefixBreak(request.call.number, before.call.number, comparison, cause)
 
-    def _moved_head(self, said: "_Said", earlier: Sequence["_Said"]) -> PrefixBreak | None:
-        heads = {one.head: one for one in earlier}
-        if said.head in heads:
+    def _find_head_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
+        # One request per distinct head: equal heads would give the same comparison.
+        heads = {seen.head: seen for seen in earlier}
+        if request.head in heads:
             return None
         for before in reversed(heads.values()):
-            comparison = self._compared(before, said)
+            comparison = self._compare(before, request)
             moved = comparison.moved
-            if moved and moved.place != "messages" and is_time(before.request, said.request, moved):
-                cause = likely_cause(before.request, said.request, moved)
-                return PrefixBreak(said.call.number, before.call.number, comparison, cause, opens=True)
+            if moved and moved.place != "messages" and is_time(before.sent, request.sent, moved):
+                cause = likely_cause(before.sent, request.sent, moved)
+                return PrefixBreak(request.call.number, before.call.number, comparison, cause, opens=True)
         return None
 
-    def _compared(self, before: "_Said", said: "_Said") -> Comparison:
-        tokens = before.request.scroll.tokens_total
-        price = price_of(said.call.model, self._models, at=said.call.at, tokens=tokens)
-        return compare(before.request, said.request, price)
+    def _compare(self, before: "_Request", request: "_Request") -> Comparison:
+        tokens = before.sent.scroll.tokens_total
+        price = price_of(request.call.model, self._models, at=request.call.at, tokens=tokens)
+        return compare(before.sent, request.sent, price)
 
 
-class _Said:
-    """A request, and what is said in it."""
+class _Request:
+    """A call, its decoded request, and the properties by which requests are matched."""
 
-    def __init__(self, call: ModelCall, request: SentRequest) -> None:
+    def __init__(self, call: ModelCall, sent: SentRequest) -> None:
         self.call = call
-        self.request = request
+        self.sent = sent
 
     @cached_property
     def blocks(self) -> Counter[tuple[str | None, bytes]]:
-        """What was said, by whom, in whatever order."""
-        pieces = self.request.scroll.pieces
+        """The message blocks with their roles, regardless of order."""
+        pieces = self.sent.scroll.pieces
         return Counter((piece.role, piece.data) for piece in pieces if piece.place == "messages")
 
     @cached_property
     def roles(self) -> tuple[str | None, ...]:
-        return tuple(piece.role for piece in self.request.scroll.pieces)
+        return tuple(piece.role for piece in self.sent.scroll.pieces)
 
     @cached_property
-    def turns(self) -> int:
-        """How often the assistant has spoken."""
-        spoken = [role == "assistant" for role in self.roles]
-        return sum(now and not before for before, now in zip([False, *spoken], spoken, strict=False))
+    def assistant_turns(self) -> int:
+        """The number of assistant turns."""
+        is_assistant = [role == "assistant" for role in self.roles]
+        return sum(now and not before for before, now in zip([False, *is_assistant], is_assistant, strict=False))
 
     @cached_property
     def head(self) -> str:
         """A digest of the tools and the system prompt."""
-        end = start_of(self.request, "messages")
-        return self.request.scroll.links[end - 1].digest if end else ""
+        end = start_of(self.sent, "messages")
+        return self.sent.scroll.links[end - 1].digest if end else ""
 
     @cached_property
-    def of_assistant(self) -> frozenset[str]:
-        passages = self.request.wire.prompt.passages
+    def assistant_keys(self) -> frozenset[str]:
+        passages = self.sent.wire.prompt.passages
         return frozenset(
-            known
+            key
             for passage in passages
             if passage.role == "assistant"
             for block in passage.content
-            if (known := _known_by(block))
+            if (key := _block_key(block))
         )
 
-    def extends(self, before: "_Said") -> bool:
-        return self.shared(before) == len(before.request.scroll.links)
+    def extends(self, before: "_Request") -> bool:
+        return self.count_shared_blocks(before) == len(before.sent.scroll.links)
 
-    def shared(self, before: "_Said") -> int:
-        return shared_links(before.request.scroll.links, self.request.scroll.links)
+    def count_shared_blocks(self, before: "_Request") -> int:
+        return shared_links(before.sent.scroll.links, self.sent.scroll.links)
 
-    def in_common(self, before: "_Said") -> int:
-        """How many blocks of the other, and of the reply to it, are said here, too."""
-        replied = sum(_known_by(block) in self.of_assistant for block in before.call.reply)
+    def count_common_blocks(self, before: "_Request") -> int:
+        """How many blocks of the earlier request and of its reply also occur here."""
+        replied = sum(_block_key(block) in self.assistant_keys for block in before.call.reply)
         return (self.blocks & before.blocks).total() + replied
 
-    def branches_off(self, before: "_Said") -> bool:
-        """Whether only the last turn of the other is another one here."""
+    def branches_off(self, before: "_Request") -> bool:
+        """Whether this request differs from the earlier one only in that one's last turn."""
         last_turn = max((at + 1 for at, role in enumerate(before.roles) if role == "assistant"), default=0)
-        last_turn = max(last_turn, start_of(before.request, "messages"))
-        shared = self.shared(before)
-        return self.turns <= before.turns and last_turn <= shared < len(before.roles)
+        last_turn = max(last_turn, start_of(before.sent, "messages"))
+        shared = self.count_shared_blocks(before)
+        return self.assistant_turns <= before.assistant_turns and last_turn <= shared < len(before.roles)
 
 
-def _goes_on_from(said: _Said, earlier: Sequence[_Said]) -> _Said | None:
-    """The earlier request with most in common; of equals the one with the longest common start, then the shortest."""
+def _continued_request(request: _Request, earlier: Sequence[_Request]) -> _Request | None:
+    """The earlier request with the most blocks in common, if these are at least half of the smaller request.
 
-    def nearness(one: _Said) -> tuple[int, int, int, int]:
-        return said.in_common(one), said.shared(one), -one.blocks.total(), one.call.number
+    Ties go to the longest common prefix, then to the shortest request, then to the newest.
+    """
 
-    nearest = max(earlier, key=nearness, default=None)
+    def match_rank(candidate: _Request) -> tuple[int, int, int, int]:
+        return (
+            request.count_common_blocks(candidate),
+            request.count_shared_blocks(candidate),
+            -candidate.blocks.total(),
+            candidate.call.number,
+        )
+
+    nearest = max(earlier, key=match_rank, default=None)
     if nearest is None:
         return None
-    in_common = said.in_common(nearest)
-    smaller = min(nearest.blocks.total() + len(nearest.call.reply), said.blocks.total())
+    # At least half of the smaller request must match; fewer common blocks, such as a shared greeting, are chance.
+    in_common = request.count_common_blocks(nearest)
+    smaller = min(nearest.blocks.total() + len(nearest.call.reply), request.blocks.total())
     return nearest if in_common and 2 * in_common >= smaller else None
 
 
-def _known_by(block: Block) -> str:
+def _block_key(block: Block) -> str:
     match block:
         case Text(text=text):
             return text

@@ -1,4 +1,4 @@
-"""How much of the prompts must a test read from the cache, and how much may a run cost?"""
+"""The limits of a test run: the minimum cache read share of a test and the maximum cost of the run."""
 
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
@@ -10,7 +10,7 @@ COST = "max_cost"
 
 
 class Limits(NamedTuple):
-    """None where there is none."""
+    """None means no limit."""
 
     read_share_min: Decimal | None = None
     cost_usd_max: Decimal | None = None
@@ -18,28 +18,28 @@ class Limits(NamedTuple):
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("holdfast", "prompt caches")
-    for name, meta, says in (
+    for name, meta, description in (
         (
             READ_SHARE,
             "SHARE",
-            "fail a test of two calls or more that reads less of its prompts from the cache: 0.8 or 80%",
+            "fail a test with two or more calls that reads a smaller share of its prompts from the cache: 0.8 or 80%",
         ),
-        (COST, "USD", "fail the run if its simulated calls cost more in all: 0.05"),
+        (COST, "USD", "fail the run if its simulated calls cost more in total: 0.05"),
     ):
-        group.addoption(f"--holdfast-{name.replace('_', '-')}", metavar=meta, default=None, help=says)
-        parser.addini(f"holdfast_{name}", says, default="")
+        group.addoption(f"--holdfast-{name.replace('_', '-')}", metavar=meta, default=None, help=description)
+        parser.addini(f"holdfast_{name}", description, default="")
 
 
 def limits_of(config: pytest.Config) -> Limits:
-    """The command line beats the file. Raises `pytest.UsageError` for what is no limit."""
-    return Limits(_share(*_given(config, READ_SHARE)), _cost(*_given(config, COST)))
+    """Read the limits; the command line overrides the ini file. Raises `pytest.UsageError` for an invalid limit."""
+    return Limits(_share(*_read_option(config, READ_SHARE)), _cost(*_read_option(config, COST)))
 
 
-def _given(config: pytest.Config, name: str) -> tuple[str, str]:
-    """Where the limit stands, and what stands there."""
+def _read_option(config: pytest.Config, name: str) -> tuple[str, str]:
+    """The name of the option or ini setting that applies, and its text."""
     option = f"--holdfast-{name.replace('_', '-')}"
-    if (told := config.getoption(option, default=None)) is not None:
-        return option, str(told)
+    if (value := config.getoption(option, default=None)) is not None:
+        return option, str(value)
     return f"holdfast_{name}", str(config.getini(f"holdfast_{name}"))
 
 
@@ -49,7 +49,7 @@ def _share(where: str, text: str) -> Decimal | None:
     number = _number(text.strip().removesuffix("%"))
     share = number / 100 if number is not None and text.strip().endswith("%") else number
     if share is None or not 0 <= share <= 1:
-        raise pytest.UsageError(f"{where}: {text!r} is no share; write 0.8 or 80%")
+        raise pytest.UsageError(f"{where}: {text!r} is not a share; write 0.8 or 80%")
     return share
 
 
@@ -58,7 +58,7 @@ def _cost(where: str, text: str) -> Decimal | None:
         return None
     cost = _number(text.strip().removeprefix("$"))
     if cost is None or cost < 0:
-        raise pytest.UsageError(f"{where}: {text!r} is no amount in US dollars; write 0.05")
+        raise pytest.UsageError(f"{where}: {text!r} is not an amount in US dollars; write 0.05")
     return cost
 
 

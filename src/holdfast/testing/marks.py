@@ -1,30 +1,30 @@
-"""May a test move the prefix? The mark `moves_prefix`, and what follows from it."""
+"""The pytest mark `moves_prefix`, which allows a test to change the cached prefix."""
 
 import pytest
 
 MARK = "moves_prefix"
-DECLARED = f"{MARK}(reason): this test moves the cached prefix on purpose"
+DECLARED = f"{MARK}(reason): this test changes the cached prefix on purpose"
 
 
 class PrefixDidNotMoveWarning(pytest.PytestWarning):
-    """A test says that it moves the prefix, and does not."""
+    """A test is marked as changing the prefix but does not."""
 
 
 def reason_of(node: pytest.Item) -> str | None:
-    """Why the test may move the prefix; None where it may not. A mark without a reason fails the test."""
+    """Why the test may change the prefix; None if it may not. A mark without a reason fails the test."""
     marker = node.get_closest_marker(MARK)
     if marker is None:
         return None
     reason = marker.kwargs.get("reason")
     if marker.args or set(marker.kwargs) != {"reason"} or not isinstance(reason, str) or not reason.strip():
-        pytest.fail(f'{node.nodeid}: say why: @pytest.mark.{MARK}(reason="...")', pytrace=False)
+        pytest.fail(f'{node.nodeid}: give a reason: @pytest.mark.{MARK}(reason="...")', pytrace=False)
     return reason
 
 
 def judge(node: pytest.Item, moved: str | None, *, ended: bool = True) -> None:
-    """Fails a test that moved the prefix without leave. At its end, warns of leave that was not needed."""
+    """Fail a test that changed the prefix without the mark; at its end, warn about a mark that was not needed."""
     reason = reason_of(node)
     if moved is not None and reason is None:
-        pytest.fail(f'{moved}\nto move it on purpose: @pytest.mark.{MARK}(reason="...")', pytrace=False)
+        pytest.fail(f'{moved}\nto change it on purpose: @pytest.mark.{MARK}(reason="...")', pytrace=False)
     if moved is None and reason is not None and ended:
-        node.warn(PrefixDidNotMoveWarning(f"{node.nodeid} is marked as moving the prefix, but the prefix did not move"))
+        node.warn(PrefixDidNotMoveWarning(f"{node.nodeid} is marked as changing the prefix, but did not change it"))

@@ -1,6 +1,6 @@
-"""What does pytest offer to whoever tests an agent? Three fixtures, a mark, two limits and a summary.
+"""The pytest plugin for testing agents: three fixtures, a mark, two limits and a summary.
 
-A run that uses none of them pays for none: what is heavy is imported by the fixture that needs it.
+Each fixture imports what it needs, so a test run that uses none of them starts as fast as without the plugin.
 """
 
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from holdfast.testing.report import CacheReport
 
 SPENT = "holdfast"
-"""The property of a test's report that holds what the test has taken."""
+"""Name of the report property that holds the spending of a test."""
 
 SHADOWING = ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE")
-"""Variables that would lead an official client away from the simulator."""
+"""Environment variables that would make an official client bypass the simulator."""
 
 _limits = pytest.StashKey[Limits]()
 _provider = pytest.StashKey["ServedProvider"]()
@@ -31,17 +31,18 @@ _guard = pytest.StashKey["PrefixGuard"]()
 
 @pytest.fixture
 def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvider"]:
-    """A simulated provider on a local port, to which the official clients are pointed by their variables."""
+    """A simulated provider on a local port; environment variables point the official clients to it."""
     from holdfast.testing.calls import spending
     from holdfast.testing.provider import ServedProvider
     from holdfast.testing.report import packed
 
-    # Not the fixture `monkeypatch`: a test may undo that one.
+    # Not the `monkeypatch` fixture: a test may call its undo().
     with ServedProvider().serving() as provider, pytest.MonkeyPatch.context() as environment:
         for name in SHADOWING:
             environment.delenv(name, raising=False)
         for name, value in provider.environment().items():
             environment.setenv(name, value)
+        # A proxy configured in the environment must not receive the requests for the local port.
         for name in ("NO_PROXY", "no_proxy"):
             environment.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))))
         request.node.stash[_provider] = provider
@@ -52,7 +53,7 @@ def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvid
 
 @pytest.fixture
 def prefix_guard(request: pytest.FixtureRequest, simulated_provider: "ServedProvider") -> "PrefixGuard":
-    """Fails the test if one of its requests does not extend the one that it goes on from."""
+    """Fails the test if one of its requests does not extend the request that it continues."""
     from holdfast.testing.guard import PrefixGuard
 
     guard = PrefixGuard(request.node, simulated_provider)
@@ -62,7 +63,7 @@ def prefix_guard(request: pytest.FixtureRequest, simulated_provider: "ServedProv
 
 @pytest.fixture
 def cache_report(simulated_provider: "ServedProvider") -> "CacheReport":
-    """What the test has read from the cache, paid and saved so far."""
+    """What the test has read from the cache, spent and saved so far."""
     from holdfast.testing.report import CacheReport
 
     return CacheReport(simulated_provider)
@@ -75,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DECLARED)
     config.stash[_limits] = limits_of(config)
+    # pytest-xdist workers have `workerinput`; only the main process prints the summary.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Summary(config.stash[_limits]), "holdfast summary")
 
@@ -85,11 +87,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """What the guard and the limits find is a failure of the test, and not an error behind it."""
+    """Check guard and limits inside the call phase, so that pytest reports a failure and not a teardown error."""
     try:
         outcome = yield
     except Exception:
-        _tell_beside_failure(item)
+        _add_breaks_to_report(item)
         raise
     if (guard := item.stash.get(_guard, None)) is not None:
         guard.close()
@@ -101,19 +103,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return outcome
 
 
-def _tell_beside_failure(item: pytest.Item) -> None:
-    """A test that fails by itself may do so because of the prefix."""
+def _add_breaks_to_report(item: pytest.Item) -> None:
+    """Add the prefix breaks to the report of a test that failed otherwise: they may be the cause."""
     guard = item.stash.get(_guard, None)
     if guard is None or reason_of(item) is not None:
         return
     from holdfast.testing.guard import told
 
-    if found := guard.breaks:
-        item.add_report_section("call", "holdfast", told(found))
+    if breaks := guard.breaks:
+        item.add_report_section("call", "holdfast", told(breaks))
 
 
 class Summary:
-    """What all tests took, from whichever process; it stands at the end of the run."""
+    """Collects the spending of all tests, from all worker processes, and prints it at the end of the run."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -124,7 +126,7 @@ class Summary:
             self._packed += [(report.nodeid, value) for name, value in report.user_properties if name == SPENT]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._packed and session.exitstatus == pytest.ExitCode.OK and self._too_much() is not None:
+        if self._packed and session.exitstatus == pytest.ExitCode.OK and self._over_cost_message() is not None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -135,10 +137,10 @@ class Summary:
         terminalreporter.section("prompt caches (holdfast)")
         for line in table(self._rows()):
             terminalreporter.line(line)
-        if (trouble := self._too_much()) is not None:
-            terminalreporter.line(trouble, red=True)
+        if (message := self._over_cost_message()) is not None:
+            terminalreporter.line(message, red=True)
 
-    def _too_much(self) -> str | None:
+    def _over_cost_message(self) -> str | None:
         from holdfast.testing.report import over_cost
 
         return over_cost(self._rows(), self._limits)

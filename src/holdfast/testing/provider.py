@@ -1,4 +1,4 @@
-"""The provider of a test: the simulator on a port, its script, its clock, and what it was asked."""
+"""The `simulated_provider` of a test: the simulator on a local port, its script, its clock and its calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,16 +16,17 @@ from holdfast.simulator.script import Script, parse_script
 from holdfast.testing.calls import ModelCall, model_calls
 from holdfast.testing.serving import served
 
+# Far above the simulator's defaults: the guard and the report must see every request of a test.
 REQUESTS_MAX = 100_000
 REQUESTS_BYTES_MAX = 512 * 1024 * 1024
 KEY = "simulated"
 
 ScriptLine = str | Sequence[Mapping[str, object]] | Mapping[str, object]
-"""A text; the blocks of a reply; or a whole line: `content`, `stop_reason`, `fault`."""
+"""A text, the blocks of a reply, or a whole script line with `content`, `stop_reason` and `fault`."""
 
 
 class ServedProvider(SimulatedProvider):
-    """Answers over HTTP at `url`, and as `wire=` of a session; both speak to the same cache."""
+    """Answers over HTTP at `url`, and as `wire=` of a session; both use the same cache."""
 
     def __init__(self) -> None:
         super().__init__(requests=RequestRing(requests_max=REQUESTS_MAX, bytes_max=REQUESTS_BYTES_MAX))
@@ -33,11 +34,11 @@ class ServedProvider(SimulatedProvider):
         self.url = ""
 
     def base_url(self, provider: str) -> str:
-        """What the client of `anthropic`, `openai`, `gemini` or `openrouter` takes as its base URL."""
-        return self.url + _reached(provider)
+        """The base URL for a client of `anthropic`, `openai`, `gemini` or `openrouter`."""
+        return self.url + _path_prefix(provider)
 
     def script(self, *replies: ScriptLine | Script) -> None:
-        """What is said from now on, one reply a turn of each conversation; behind the last, an echo."""
+        """Set the replies from now on, one per turn of each conversation; after the last, messages are echoed."""
         if len(replies) == 1 and isinstance(replies[0], Script):
             self._script = replies[0]
             return
@@ -45,7 +46,7 @@ class ServedProvider(SimulatedProvider):
 
     @property
     def calls(self) -> tuple[ModelCall, ...]:
-        """Every request that a model has answered, oldest first."""
+        """Every request that a model answered, oldest first."""
         return model_calls(self.requests, self.models)
 
     @property
@@ -61,7 +62,7 @@ class ServedProvider(SimulatedProvider):
         body: bytes = b"",
         query: Mapping[str, str] = NOTHING,
     ) -> Answer:
-        # A session of the test asks from another thread than those that come in over the port.
+        # A session in the test calls from the test's thread; HTTP requests arrive on the server's thread.
         with self._answering:
             return super().answer(method, path, headers=headers, body=body, query=query)
 
@@ -72,25 +73,25 @@ class ServedProvider(SimulatedProvider):
             yield self
 
     def environment(self) -> dict[str, str]:
-        """The variables in which the official clients look for an address and a key."""
-        found: dict[str, str] = {}
+        """The environment variables from which the official clients read a base URL and a key."""
+        variables: dict[str, str] = {}
         for provider in PROVIDERS.values():
             if not provider.is_command:
-                found[provider.base_url_variable] = self.base_url(provider.name)
-                found[provider.key_variable] = KEY
-        return found
+                variables[provider.base_url_variable] = self.base_url(provider.name)
+                variables[provider.key_variable] = KEY
+        return variables
 
 
-def _reached(name: str) -> str:
+def _path_prefix(name: str) -> str:
     provider = provider_named(name)
     if provider.is_command:
-        raise UserError(f"provider {name!r} is a command on this machine and has no address")
+        raise UserError(f"provider {name!r} is a local command and has no base URL")
     return provider.path_prefix
 
 
 def _line(reply: ScriptLine | Script) -> bytes:
     if isinstance(reply, Script):
-        raise UserError("a whole script stands alone; give nothing else beside it")
+        raise UserError("a Script must be the only argument of script()")
     if isinstance(reply, Mapping):
         return plain_json(dict(reply))
     return plain_json({"content": reply if isinstance(reply, str) else [dict(block) for block in reply]})

@@ -1,4 +1,4 @@
-"""What a test, and a run of tests, has read from the cache, paid and saved."""
+"""Reports what a test and a whole run read from the cache, spent and saved."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -11,12 +11,12 @@ from holdfast.testing.calls import Spending, spending
 from holdfast.testing.limits import Limits
 from holdfast.testing.provider import ServedProvider
 
-CALLS_TO_READ_MIN = 2
+CALLS_TO_READ_MIN = 2  # The first call writes the cache; only a second one can read it.
 ROWS_MAX = 30
 
 
 class CacheReport:
-    """What the test has taken so far, by the simulator's count and the catalog's prices."""
+    """The test's spending so far, from the simulator's usage and the catalog's prices."""
 
     def __init__(self, provider: ServedProvider) -> None:
         self._provider = provider
@@ -35,7 +35,7 @@ class CacheReport:
 
     @property
     def read_share(self) -> float:
-        """How much of all prompts was read from the cache, from 0 to 1."""
+        """The share of all prompt tokens that was read from the cache, from 0 to 1."""
         return self.spending.read_share
 
     @property
@@ -44,43 +44,43 @@ class CacheReport:
 
     @property
     def saved_usd(self) -> Decimal:
-        """Against the same calls without a cache."""
+        """Compared with the same calls without a cache."""
         return self.spending.saved_usd
 
 
 def check_read_share(spent: Spending, limits: Limits) -> None:
-    """Fails a test that reads too little. One call alone has nothing to read."""
-    least = limits.read_share_min
-    if least is None or spent.calls < CALLS_TO_READ_MIN or spent.read_share >= least:
+    """Fail a test that reads too small a share. A single call has nothing to read."""
+    share_min = limits.read_share_min
+    if share_min is None or spent.calls < CALLS_TO_READ_MIN or spent.read_share >= share_min:
         return
     pytest.fail(
-        f"{spent.read_share:.1%} of the prompts were read from the cache, less than {least:.1%} "
+        f"{spent.read_share:.1%} of the prompts were read from the cache, less than {share_min:.1%} "
         f"(--holdfast-min-read-share): {spent.usage.cache_read} of {spent.usage.tokens_sent} tokens in {spent.calls} "
-        "calls; prompts below the model's floor, and without marks where it needs them, are never cached",
+        "calls; prompts below the model's cache floor, or without the breakpoints that it needs, are never cached",
         pytrace=False,
     )
 
 
 def over_cost(rows: Sequence[tuple[str, Spending]], limits: Limits) -> str | None:
-    """What is said of a run that cost too much; None of one that did not."""
+    """The error message for a run that cost too much; None otherwise."""
     total = sum((spent for _, spent in rows), Spending())
     if limits.cost_usd_max is None or total.cost_usd <= limits.cost_usd_max:
         return None
-    dearest, most = max(rows, key=lambda row: row[1].cost_usd)
+    test, highest = max(rows, key=lambda row: row[1].cost_usd)
     return (
         f"the run cost ${total.cost_usd:.6f}, more than ${limits.cost_usd_max} (--holdfast-max-cost); "
-        f"the dearest test is {dearest}: ${most.cost_usd:.6f}"
+        f"the most expensive test is {test}: ${highest.cost_usd:.6f}"
     )
 
 
 def table(rows: Sequence[tuple[str, Spending]]) -> list[str]:
-    """One line a test, the dearest first, and one for all."""
+    """One line per test, the most expensive first, and a total."""
     ordered = sorted(rows, key=lambda row: (-row[1].cost_usd, row[0]))
     lines = [f"{'calls':>6} {'read':>7} {'cost':>11} {'saved':>11}  test"]
     lines += [_row(spent, test) for test, spent in ordered[:ROWS_MAX]]
     if len(ordered) > ROWS_MAX:
         lines.append(_row(_sum(ordered[ROWS_MAX:]), f"{len(ordered) - ROWS_MAX} more"))
-    return [*lines, _row(_sum(ordered), "in all")] if len(ordered) > 1 else lines
+    return [*lines, _row(_sum(ordered), "total")] if len(ordered) > 1 else lines
 
 
 def _sum(rows: Sequence[tuple[str, Spending]]) -> Spending:
@@ -93,7 +93,7 @@ def _row(spent: Spending, test: str) -> str:
 
 
 def packed(spent: Spending) -> object:
-    """As it goes from a worker to the run."""
+    """The spending as plain JSON types, as a pytest-xdist worker sends it to the main process."""
     return msgspec.to_builtins(spent)
 
 

@@ -1,4 +1,4 @@
-"""A simulated provider on a port of this machine, in a thread of its own, for clients that block."""
+"""Serves a simulated provider on a local port from its own thread, so that blocking clients can call it."""
 
 import asyncio
 import threading
@@ -9,13 +9,13 @@ from typing import TypeVar
 from holdfast.simulator.http import serve
 from holdfast.simulator.provider import SimulatedProvider
 
-STEP_SECONDS_MAX = 5.0
+STEP_SECONDS_MAX = 5.0  # A server that does not start or stop must not hang the test run.
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """A loop in a thread of its own."""
+    """An event loop that runs in its own thread."""
 
     def __enter__(self) -> "LoopThread":
         self._loop = asyncio.new_event_loop()
@@ -34,7 +34,7 @@ class LoopThread:
 
 @contextmanager
 def served(provider: SimulatedProvider) -> Iterator[str]:
-    """Gives the address, without a path."""
+    """Serve the provider and yield its URL, without a path."""
     with LoopThread() as thread:
         server = thread.run(serve(provider))
         try:
