@@ -211,7 +211,7 @@ async def test_a_fixed_lifetime_is_that_of_every_mark_and_changes_nothing_else(m
 async def test_a_fixed_lifetime_is_told_in_the_plan_with_what_it_saves() -> None:
     play = await played("anthropic:claude-sonnet-5-5", settle(CacheSettings(ttl="1h")))
     plans = [event.payload.plan for event in play.events if isinstance(event.payload, RequestPrepared)]
-    assert all("; the lifetime is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.marks)
+    assert all("; the TTL is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.marks)
     assert all(plan.marks for plan in plans)
 
 

@@ -62,5 +62,3 @@ def test_multipliers_are_relative_to_plain_input() -> None:
 def test_where_input_is_free_nothing_is_relative_to_it() -> None:
     free = msgspec.structs.replace(DISTINCT, input=Decimal(0))
     assert multipliers(free) == Multipliers(Decimal(0), Decimal(0), Decimal(0), Decimal(0))
-
-

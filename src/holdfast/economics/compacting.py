@@ -11,7 +11,7 @@ from holdfast.economics.comparison import Amount, Comparison, exact
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Token counts: the prompt now, the stable prefix that stays unchanged, and everything after it in the new prompt."""
+    """Token counts: the prompt now, the prefix that stays unchanged, and everything after it in the new prompt."""
 
     prompt: int
     head: int
@@ -70,7 +70,7 @@ def ripe(rates: Rates, carried_tokens: int, *, fixed_tokens: int, lost_tokens: i
     `fixed_tokens` are written by any compaction however little the conversation has grown; `lost_tokens` will have to
     be fetched again afterwards.
     """
-    # Ski-rental rule: in a conversation that grows by g tokens a call, n calls between compactions carry g n^2 / 2
-    # tokens at r each and pay C = (w - r) fixed + w lost once. The cost per call, r g n / 2 + C / n, is lowest where
-    # r g n^2 / 2 = C, which is r * carried = C. Tokens written once whenever the compaction happens do not shift it.
+    # In a conversation that grows by g tokens a call, n calls between compactions carry g n^2 / 2 removable tokens at
+    # r each, and pay C = (w - r) fixed + w lost once. The cost per call, r g n / 2 + C / n, is lowest where
+    # r g n^2 / 2 = C, that is r * carried = C. Other tokens are written once whenever it happens: they do not count.
     return rates.read * carried_tokens >= (rates.write - rates.read) * fixed_tokens + rates.write * lost_tokens

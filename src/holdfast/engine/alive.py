@@ -53,13 +53,13 @@ class Letter(msgspec.Struct, frozen=True):
 class Keeper:
     """Watches one session from its opening to its close. A turn or a call that begins stops what was not sent yet."""
 
-    def __init__(self, talk: Conversation, rules: KeepAlive) -> None:
-        self._talk = talk
+    def __init__(self, conversation: Conversation, rules: KeepAlive) -> None:
+        self._talk = conversation
         self._rules = rules
         self._waiting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
-        self._stop: Callable[[], None] = talk.parts.bus.subscribe(self._hear)
+        self._stop: Callable[[], None] = conversation.parts.bus.subscribe(self._hear)
 
     def _hear(self, event: Event) -> None:
         match event.payload:
@@ -133,14 +133,14 @@ class Keeper:
             await asyncio.gather(*left, return_exceptions=True)
 
 
-def next_ping(talk: Conversation) -> Ping | str:
+def next_ping(conversation: Conversation) -> Ping | str:
     """The ping that is due if nothing else happens; or why there is none."""
-    state, parts = talk.state, talk.parts
-    if refused := why_not_alive(talk):
+    state, parts = conversation.state, conversation.parts
+    if refused := why_not_alive(conversation):
         return refused
     if state.memory.tail_piece is None or not {"5m", "1h"} <= parts.model.cache.ttls_seconds.keys():
         return "nothing was marked"
-    moment = moment_of(talk, talk.draft.scroll)
+    moment = moment_of(conversation, conversation.draft.scroll)
     ping = ping_of(state.memory, parts.learned, moment, "tool" if open_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
@@ -149,56 +149,58 @@ def next_ping(talk: Conversation) -> Ping | str:
     return ping
 
 
-def over_limit(talk: Conversation, letter: Letter, rules: KeepAlive) -> str | None:
+def over_limit(conversation: Conversation, letter: Letter, rules: KeepAlive) -> str | None:
     """Why there is too little money left for this ping, where there is."""
-    spent, held = talk.state.pinged_usd, talk.state.memory.tail_tokens
-    price = talk.price(letter.wish.estimated_tokens)
+    spent, held = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
+    price = conversation.price(letter.wish.estimated_tokens)
     cost = (price.cache_read * held + write_rate(letter.wish.ttl, price) * letter.new_tokens) / _MILLION
     if spent + cost <= rules.usd_max:
         return None
     return f"${spent:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
 
 
-def letter_of(talk: Conversation, ping: Ping) -> Letter | str:
+def letter_of(conversation: Conversation, ping: Ping) -> Letter | str:
     """The last request once more, where its mark lives as long; else with the reply, marked for longer."""
-    request, memory = talk.state.request, talk.state.memory
-    parameters = empty_parameters(talk.parameters, talk.parts.model)
-    if request is None or not request.marks or len(talk.draft.scroll.pieces) < request.pieces:
+    request, memory = conversation.state.request, conversation.state.memory
+    parameters = empty_parameters(conversation.parameters, conversation.parts.model)
+    if request is None or not request.marks or len(conversation.draft.scroll.pieces) < request.pieces:
         return "nothing was marked"
     if isinstance(parameters, str):
         return parameters
-    opening = talk.parts.adapter.opening(parameters)
-    scroll, last = talk.draft.scroll, request.marks[-1]
+    request_head = conversation.parts.adapter.opening(parameters)
+    buffer, last = conversation.draft.scroll, request.marks[-1]
     if memory.pieces == request.pieces and (last.ttl == ping.ttl or ping.ttl == "5m"):
-        behind = scroll.pieces[request.pieces :]
-        scroll.cut(request.pieces)
-        body = scroll.render(opening, request.marks)
-        tokens = talk.state.calibration.corrected(scroll.tokens_total)
-        scroll.extend(behind)
+        behind = buffer.pieces[request.pieces :]
+        buffer.cut(request.pieces)
+        body = buffer.render(request_head, request.marks)
+        tokens = conversation.state.calibration.corrected(buffer.tokens_total)
+        buffer.extend(behind)
         return Letter(body, Empty("refresh", last.ttl, tokens, ping.reason, last.piece, request.pieces))
-    return _with_reply(talk, ping, opening)
+    return _with_reply(conversation, ping, request_head)
 
 
-def _with_reply(talk: Conversation, ping: Ping, opening: bytes) -> Letter | str:
-    state = talk.state
+def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> Letter | str:
+    state = conversation.state
     if state.first_ephemeral is not None:
         return "the prompt holds text that leaves it with the turn"
     # The reply stands behind what was sent from now on, whatever comes next.
-    talk.draft.update(assemble(sent_view(state)))
-    scroll = talk.draft.scroll
-    pieces = len(scroll.pieces)
-    place = next((at for at in range(pieces - 1, -1, -1) if takes_mark(scroll.pieces, at)), None)
+    conversation.draft.update(assemble(sent_view(state)))
+    buffer = conversation.draft.scroll
+    blocks = len(buffer.pieces)
+    place = next((at for at in range(blocks - 1, -1, -1) if takes_mark(buffer.pieces, at)), None)
     if place is None:
         return "nothing in the prompt takes a mark"
     request = state.request
-    before = sorted({mark.piece for mark in (request.marks if request else ()) if mark.piece < place})
-    held = before[-(talk.parts.model.cache.marks_max - 1) :]
-    marks = tuple(Mark(piece, ping.ttl, "kept alive") for piece in (*held, place))
-    scroll.extend(closing_pieces := talk.draft.spelled(closing_behind(state.passages[-1] if state.passages else None)))
-    body = scroll.render(opening, marks)
-    closing_tokens = sum(scroll.tokens[-len(closing_pieces) :])
-    tokens = state.calibration.corrected(scroll.tokens_total)
-    new_tokens = state.calibration.corrected(sum(scroll.tokens[state.memory.pieces :]))
-    scroll.cut(pieces)
-    kind: PingKind = "refresh" if talk.state.memory.pieces == pieces else "upgrade"
-    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, place, pieces, closing_tokens), new_tokens)
+    before = sorted({breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < place})
+    held = before[-(conversation.parts.model.cache.marks_max - 1) :]
+    breakpoints = tuple(Mark(block, ping.ttl, "kept alive") for block in (*held, place))
+    buffer.extend(
+        closing_pieces := conversation.draft.spelled(closing_behind(state.passages[-1] if state.passages else None))
+    )
+    body = buffer.render(request_head, breakpoints)
+    closing_tokens = sum(buffer.tokens[-len(closing_pieces) :])
+    tokens = state.calibration.corrected(buffer.tokens_total)
+    new_tokens = state.calibration.corrected(sum(buffer.tokens[state.memory.pieces :]))
+    buffer.cut(blocks)
+    kind: PingKind = "refresh" if conversation.state.memory.pieces == blocks else "upgrade"
+    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, place, blocks, closing_tokens), new_tokens)

@@ -52,119 +52,123 @@ DRAIN_SECONDS_MAX = 0.2
 Emit = Callable[[Delta], None]
 
 
-async def call_model(talk: Conversation, emit: Emit) -> Reply:
-    return await ask_and_recover(talk, lambda heard: _ask_with_cache(talk, heard), emit)
+async def call_model(conversation: Conversation, emit: Emit) -> Reply:
+    return await ask_and_recover(conversation, lambda heard: _ask_with_cache(conversation, heard), emit)
 
 
-async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
+async def _ask_with_cache(conversation: Conversation, emit: Emit) -> Reply:
     """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
-    await heed(talk)
+    await heed(conversation)
     # Whoever asks whether it is due brings the draft up to date.
-    if await shorten_if_due(talk):
-        await inject_news(talk)
-        talk.draft.update(assemble(sent_view(talk.state)))
-    kept = await reference(talk)
+    if await shorten_if_due(conversation):
+        await inject_news(conversation)
+        conversation.draft.update(assemble(sent_view(conversation.state)))
+    kept = await reference(conversation)
     if kept is None:
-        return await _ask_model(talk, emit, None)
+        return await _ask_model(conversation, emit, None)
     try:
-        return await _ask_model(talk, emit, kept)
+        return await _ask_model(conversation, emit, kept)
     except ProviderError as error:
         if error.status not in (400, 403, 404):
             raise
         # Whatever the provider calls it: the request with the cache is refused, and without it may not be.
-        await forget(talk, str(error))
-    return await _ask_model(talk, emit, None)
+        await forget(conversation, str(error))
+    return await _ask_model(conversation, emit, None)
 
 
-async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> Reply:
+async def _ask_model(conversation: Conversation, emit: Emit, kept: Reference | None) -> Reply:
     """A provider that takes no request which asks for a diagnosis is asked without, now and from then on."""
-    given = kept.parameters if kept else talk.parameters
-    sent = asking(talk, given)
+    given = kept.parameters if kept else conversation.parameters
+    sent = asking(conversation, given)
     try:
-        return await _send(talk, emit, kept, sent)
+        return await _send(conversation, emit, kept, sent)
     except ProviderError as error:
-        if not is_refused(talk, sent, error):
+        if not is_refused(conversation, sent, error):
             raise
-    return await _send(talk, emit, kept, Sent(given))
+    return await _send(conversation, emit, kept, Sent(given))
 
 
-async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Sent) -> Reply:
-    parts, state = talk.parts, talk.state
-    scroll = talk.draft.scroll
-    shared = shared_links(state.links, scroll.links)
-    plan = plan_next(talk, scroll, shared)
+async def _send(conversation: Conversation, emit: Emit, kept: Reference | None, sent: Sent) -> Reply:
+    parts, state = conversation.parts, conversation.state
+    buffer = conversation.draft.scroll
+    shared = shared_links(state.links, buffer.links)
+    plan = plan_next(conversation, buffer, shared)
     start = kept.pieces if kept else 0
-    key = completion_key(talk, kept.parameters if kept else talk.parameters, plan, start=start)
-    if (repeated := await _repeat(talk, key, emit)) is not None:
+    key = completion_key(conversation, kept.parameters if kept else conversation.parameters, plan, start=start)
+    if (repeated := await _repeat(conversation, key, emit)) is not None:
         return repeated
-    body = scroll.render(parts.adapter.opening(sent.parameters), plan.marks, start=start)
-    estimated = state.calibration.corrected(scroll.tokens_total)
+    body = buffer.render(parts.adapter.opening(sent.parameters), plan.marks, start=start)
+    estimated = state.calibration.corrected(buffer.tokens_total)
     prepared = RequestPrepared(
         plan=plan,
         encoding=ENCODING,
         shared_blocks=shared,
-        links=tuple(scroll.links[shared:]),
-        parameters_digest=digest(parts.adapter.opening(talk.parameters)),
+        links=tuple(buffer.links[shared:]),
+        parameters_digest=digest(parts.adapter.opening(conversation.parameters)),
         body_bytes=len(body),
-        settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
-        moved=talk.draft.move(shared) if shared < len(state.links) else None,
+        settings=settings_of(parts.model.provider, parts.model.cache, conversation.parameters),
+        moved=conversation.draft.move(shared) if shared < len(state.links) else None,
     )
-    talk.draft.settle()
-    claim = claim_of(talk, scroll, plan)
-    with talk.promise(estimated):
+    conversation.draft.settle()
+    claim = claim_of(conversation, buffer, plan)
+    with conversation.promise(estimated):
         heard = Heard(listening=parts.completions is not None)
-        async with cross(parts.gate, claim, parts.clock) as crossing:
-            request_id = parts.new_id(crossing.started_at)
-            waited = crossing.waited_seconds
+        async with cross(parts.gate, claim, parts.clock) as slot:
+            request_id = parts.new_id(slot.started_at)
+            waited = slot.waited_seconds
             started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
-            await talk.record("agent", prepared, started)
-            reply, retries = await _exchange(talk, body, crossing, emit, sent=sent, heard=heard)
-        billed = by_lifetime(reply.usage, parts.model.provider, plan.marks, scroll.links)
+            await conversation.record("agent", prepared, started)
+            reply, retries = await _exchange(conversation, body, slot, emit, sent=sent, heard=heard)
+        billed = by_lifetime(reply.usage, parts.model.provider, plan.marks, buffer.links)
         reply = msgspec.structs.replace(reply, usage=billed)
         told = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
-        completed = _completed(talk, told, crossing, retries=retries, request_id=request_id)
-        kept_now = keep_reply(talk, key, heard, reply)
+        completed = _completed(conversation, told, slot, retries=retries, request_id=request_id)
+        kept_now = keep_reply(conversation, key, heard, reply)
         completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=kept_now)
-        before = talk.state
-        said = await _take(talk, reply, completed)
-    await teach_news(talk)
-    await report_call(talk, before, prepared, reply.usage)
+        before = conversation.state
+        said = await _take(conversation, reply, completed)
+    await teach_news(conversation)
+    await report_call(conversation, before, prepared, reply.usage)
     return said
 
 
-async def _repeat(talk: Conversation, key: str, emit: Emit) -> Reply | None:
+async def _repeat(conversation: Conversation, key: str, emit: Emit) -> Reply | None:
     """What was answered to an equal request a moment ago; nothing is sent, and nothing is paid."""
-    deltas = kept_deltas(talk, key)
+    deltas = kept_deltas(conversation, key)
     reply = finished(deltas)
     if reply is None:
         return None
-    at = talk.parts.clock()
+    at = conversation.parts.clock()
     for delta in deltas:
         emit(delta)
-    completed = _completed(talk, reply, Crossing(Claim(""), at), retries=0, request_id=talk.parts.new_id(at))
-    return await _take(talk, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=key))
+    completed = _completed(
+        conversation, reply, Crossing(Claim(""), at), retries=0, request_id=conversation.parts.new_id(at)
+    )
+    return await _take(
+        conversation, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=key)
+    )
 
 
-async def _take(talk: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
+async def _take(conversation: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
     """Record a call that was answered, and make its reply part of the conversation."""
     # What no provider takes back is not made part of it: blank text, or thinking and nothing else.
     content = sendable_content(reply.content)
     said = (MessageAppended(Message("assistant", content)),) if content else ()
-    await talk.record("agent", completed, *said)
+    await conversation.record("agent", completed, *said)
     return msgspec.structs.replace(reply, content=content)
 
 
 def _completed(
-    talk: Conversation, reply: Reply, crossing: Crossing, *, retries: int, request_id: str
+    conversation: Conversation, reply: Reply, slot: Crossing, *, retries: int, request_id: str
 ) -> LlmCallCompleted:
-    parts = talk.parts
+    parts = conversation.parts
     return LlmCallCompleted(
         model=parts.model.id,
         provider=parts.model.provider,
         usage=reply.usage,
-        cost_usd=cost_usd(reply.usage, talk.price(reply.usage.tokens_sent)),
+        cost_usd=cost_usd(reply.usage, conversation.price(reply.usage.tokens_sent)),
         pricing_version=parts.pricing_version,
-        latency_ms=since(talk, crossing.started_at),
+        latency_ms=since(conversation, slot.started_at),
         stop_reason=reply.stop_reason,
         produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
         produced_thinking_blocks=sum(map(is_thinking, reply.content)),
@@ -177,10 +181,10 @@ def _completed(
 
 
 async def _exchange(
-    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, sent: Sent, heard: Heard
+    conversation: Conversation, body: bytes, slot: Crossing, emit: Emit, *, sent: Sent, heard: Heard
 ) -> tuple[Reply, int]:
     """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
-    parts, started_at = talk.parts, crossing.started_at
+    parts, started_at = conversation.parts, slot.started_at
     reader, arrived = parts.adapter.stream_reader(), Arrived()
     retries = 0
 
@@ -194,7 +198,7 @@ async def _exchange(
             async for chunk in chunks:
                 heard.hear(chunk)
                 for delta in reader.feed(chunk):
-                    crossing.begun()
+                    slot.begun()
                     arrived.take(delta)
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
@@ -203,18 +207,20 @@ async def _exchange(
         raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
     except ProviderError as error:
         taken = arrived.taken(reader.partial(), parts.model.tokens_factor)
-        failed = failed_call(talk, error, retries=retries, started_at=started_at, taken=taken)
-        refused = is_refused(talk, sent, error)
-        await talk.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
+        failed = failed_call(conversation, error, retries=retries, started_at=started_at, taken=taken)
+        refused = is_refused(conversation, sent, error)
+        await conversation.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
         raise
     except asyncio.CancelledError:
         partial = reader.partial()
         stopped = ProviderError("cancelled", "cancelled by the caller")
         taken = arrived.taken(partial, parts.model.tokens_factor)
-        payloads: list[AnyPayload] = [failed_call(talk, stopped, retries=retries, started_at=started_at, taken=taken)]
+        payloads: list[AnyPayload] = [
+            failed_call(conversation, stopped, retries=retries, started_at=started_at, taken=taken)
+        ]
         if content := sendable_content(partial.content if partial else ()):
             payloads.append(MessageAppended(Message("assistant", content)))
-        await talk.record("agent", *payloads)
+        await conversation.record("agent", *payloads)
         raise
 
 
@@ -236,28 +242,28 @@ def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def failed_call(
-    talk: Conversation,
+    conversation: Conversation,
     error: ProviderError,
     *,
     retries: int,
     started_at: float,
     taken: tuple[Usage, bool] = (Usage(), False),
 ) -> LlmCallFailed:
-    opened = talk.state.call_open
+    opened = conversation.state.call_open
     usage, output_estimated = taken
     return LlmCallFailed(
-        model=talk.parts.model.id,
-        provider=talk.parts.model.provider,
+        model=conversation.parts.model.id,
+        provider=conversation.parts.model.provider,
         error_class=error.kind,
         error_message_redacted=str(error),
         retry_count=retries,
-        latency_ms=since(talk, started_at),
+        latency_ms=since(conversation, started_at),
         request_id=opened.request_id if opened else "",
         usage=usage,
-        cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)),
+        cost_usd=cost_usd(usage, conversation.price(usage.tokens_sent)),
         output_estimated=output_estimated,
     )
 
 
-def since(talk: Conversation, started_at: float) -> int:
-    return round((talk.parts.clock() - started_at) * 1000)
+def since(conversation: Conversation, started_at: float) -> int:
+    return round((conversation.parts.clock() - started_at) * 1000)

@@ -10,17 +10,17 @@ from holdfast.canonical.usage import Usage
 from holdfast.providers.openrouter import openrouter
 
 
-def by_lifetime(usage: Usage, provider: str, marks: Sequence[Mark], links: Sequence[Link]) -> Usage:
+def by_lifetime(usage: Usage, provider: str, breakpoints: Sequence[Mark], links: Sequence[Link]) -> Usage:
     """The usage with its writes where they are billed: for an hour up to the last mark of an hour, then for less.
 
     OpenRouter adds them up. Where lifetimes are mixed, how far that mark reaches is an estimate, by its share of bytes.
     """
-    hours = [mark.piece for mark in marks if mark.ttl == "1h" and mark.piece < len(links)]
+    hours = [breakpoint.piece for breakpoint in breakpoints if breakpoint.ttl == "1h" and breakpoint.piece < len(links)]
     written = usage.cache_write_5m
     if provider != openrouter.name or not hours or not written:
         return usage
     hour = written
-    if max(hours) < max(mark.piece for mark in marks):
+    if max(hours) < max(breakpoint.piece for breakpoint in breakpoints):
         reach = usage.tokens_sent * links[max(hours)].end // links[-1].end
         hour = min(written, max(0, reach - usage.cache_read))
     return msgspec.structs.replace(usage, cache_write_5m=written - hour, cache_write_1h=usage.cache_write_1h + hour)

@@ -19,7 +19,7 @@ class Carried(msgspec.Struct, frozen=True):
     dropped: tuple[tuple[str, int], ...] = ()
 
 
-def carry(passages: Sequence[Passage], *, same_provider: bool) -> Carried:
+def carry(entries: Sequence[Passage], *, same_provider: bool) -> Carried:
     """Thinking is bound to the model that thought it and stays behind as a whole.
 
     What we keep as a provider's own bytes goes along only where the provider stays; calls are understood well
@@ -27,14 +27,14 @@ def carry(passages: Sequence[Passage], *, same_provider: bool) -> Carried:
     """
     dropped: Counter[str] = Counter()
     kept = []
-    for passage in passages:
+    for entry in entries:
         content = tuple(
-            taken for block in passage.content if (taken := _carried(block, same_provider, dropped)) is not None
+            taken for block in entry.content if (taken := _carried(block, same_provider, dropped)) is not None
         )
-        if len(content) == len(passage.content) and all(a is b for a, b in zip(content, passage.content, strict=True)):
-            kept.append(passage)
+        if len(content) == len(entry.content) and all(a is b for a, b in zip(content, entry.content, strict=True)):
+            kept.append(entry)
         elif content:
-            kept.append(msgspec.structs.replace(passage, content=content))
+            kept.append(msgspec.structs.replace(entry, content=content))
     return Carried(tuple(kept), tuple(sorted(dropped.items())))
 
 

@@ -313,7 +313,7 @@ def _unchanged(outlook: Outlook) -> CompactionNumbers:
 def _cached_tokens(standing: Standing, draft: Draft, blocks: int) -> int:
     """What of the leading blocks has an entry of its own, by the marks of the last request; rather less than more."""
     request = standing.state.request
-    held = [mark.piece for mark in request.marks if mark.piece < blocks] if request else []
+    held = [breakpoint.piece for breakpoint in request.marks if breakpoint.piece < blocks] if request else []
     if not held:
         return 0
     counted = sum(draft.scroll.tokens[: max(held) + 1])

@@ -30,8 +30,8 @@ def largest_in(state: State) -> list[tuple[str, int]]:
     found = Counter[str]()
     for name, tokens in _head(state):
         found[name] += tokens
-    for passage in state.passages:
-        for block in passage.content:
+    for entry in state.passages:
+        for block in entry.content:
             if isinstance(block, ToolResult):
                 found[f"outputs of {block.name or 'tools'}"] += count_tokens(result_text(block))
     return found.most_common(LARGEST_SHOWN)
@@ -47,8 +47,8 @@ def _head(state: State) -> Iterator[tuple[str, int]]:
 class ContextSteps:
     """What is done about a conversation that no compaction makes shorter."""
 
-    def __init__(self, talk: HoldsConversation) -> None:
-        self._talk = talk
+    def __init__(self, conversation: HoldsConversation) -> None:
+        self._talk = conversation
 
     @property
     def steps(self) -> dict[StepName, StepFunction]:

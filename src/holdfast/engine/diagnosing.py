@@ -19,9 +19,9 @@ class Sent(msgspec.Struct, frozen=True):
     asks: bool = False
 
 
-def asking(talk: Conversation, parameters: Parameters) -> Sent:
+def asking(conversation: Conversation, parameters: Parameters) -> Sent:
     """With the wish, where the model can fulfil it and its provider has not refused it before."""
-    parts, compared = talk.parts, talk.state.comparison
+    parts, compared = conversation.parts, conversation.state.comparison
     if not parts.asks_for_diagnosis or parts.model.provider in compared.refused_by:
         return Sent(parameters)
     if not parts.model.cache.diagnoses_misses or not isinstance(parts.adapter, DiagnosesMisses):
@@ -33,7 +33,7 @@ def asking(talk: Conversation, parameters: Parameters) -> Sent:
     return Sent(asked, asks=asked != parameters)
 
 
-def is_refused(talk: Conversation, sent: Sent, error: ProviderError) -> bool:
+def is_refused(conversation: Conversation, sent: Sent, error: ProviderError) -> bool:
     """Whether the request may be taken without our wish."""
-    adapter = talk.parts.adapter
+    adapter = conversation.parts.adapter
     return sent.asks and isinstance(adapter, DiagnosesMisses) and adapter.refuses_diagnosis(error)

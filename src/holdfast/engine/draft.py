@@ -30,15 +30,15 @@ class Draft:
             for segment in head:
                 self.scroll.extend(self._adapter.spell(segment))
             self._head = head
-        passages = prompt.passages
-        kept = self._kept(passages)
+        entries = prompt.passages
+        kept = self._kept(entries)
         if kept < len(self._passages):
             self._cut(self._starts[kept])
             del self._starts[kept:]
-        for passage in passages[kept:]:
+        for entry in entries[kept:]:
             self._starts.append(len(self.scroll.pieces))
-            self.scroll.extend(self.spelled(passage))
-        self._passages = passages
+            self.scroll.extend(self.spelled(entry))
+        self._passages = entries
 
     @property
     def head_tokens(self) -> int:
@@ -67,19 +67,19 @@ class Draft:
         at = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
         return move_of(before, self.scroll.pieces[shared:], at)
 
-    def spelled(self, passage: Passage) -> tuple[Piece, ...]:
+    def spelled(self, entry: Passage) -> tuple[Piece, ...]:
         """A passage in the provider's words; it is not entered."""
-        return self._adapter.spell(_segment_of(passage))
+        return self._adapter.spell(_segment_of(entry))
 
-    def _kept(self, passages: tuple[Passage, ...]) -> int:
+    def _kept(self, entries: tuple[Passage, ...]) -> int:
         """How many leading passages are those of the call before."""
         before = self._passages
         # Passages are shared between views, so that comparing them is comparing pointers.
-        if passages[: len(before)] == before:
+        if entries[: len(before)] == before:
             return len(before)
-        pairs = enumerate(zip(before, passages, strict=False))
-        return next((index for index, (old, new) in pairs if old != new), min(len(before), len(passages)))
+        pairs = enumerate(zip(before, entries, strict=False))
+        return next((index for index, (old, new) in pairs if old != new), min(len(before), len(entries)))
 
 
-def _segment_of(passage: Passage) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", passages=(passage,))
+def _segment_of(entry: Passage) -> Segment:
+    return Segment("history", Stability.GROWING, "messages", passages=(entry,))

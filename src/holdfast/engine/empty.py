@@ -61,27 +61,29 @@ def refusal_of(parameters: Parameters, model: Model) -> str | None:
     return made if isinstance(made, str) else None
 
 
-def why_not_alive(talk: Conversation) -> str | None:
+def why_not_alive(conversation: Conversation) -> str | None:
     """Why the cache of this session cannot be kept alive, whatever that would save; None where it can."""
-    if talk.state.profile == "seed":
+    if conversation.state.profile == "seed":
         # What a ping keeps beyond the head, no later request of the seed would look for.
         return "the seed profile marks no more than tools and system prompt"
-    if talk.state.limits.marks_max is not None:
+    if conversation.state.limits.marks_max is not None:
         return "the provider refused marks"
-    return refusal_of(talk.parameters, talk.parts.model)
+    return refusal_of(conversation.parameters, conversation.parts.model)
 
 
-async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinged | str:
+async def send_empty(conversation: Conversation, body: bytes, wish: Empty) -> CachePinged | str:
     """What was recorded of the request; or why it came to nothing, which is logged and is nobody's failure.
 
     `body` is spelled with `empty_parameters`. It is not sent where it would not leave enough money for a call.
     """
-    parts = talk.parts
-    parameters = empty_parameters(talk.parameters, parts.model)
+    parts = conversation.parts
+    parameters = empty_parameters(conversation.parameters, parts.model)
     if isinstance(parameters, str):
         return parameters
-    needed = talk.prompt_cost_usd_max(wish.estimated_tokens) + talk.worst_cost_usd(wish.estimated_tokens)
-    if not talk.can_spend(needed):
+    needed = conversation.prompt_cost_usd_max(wish.estimated_tokens) + conversation.worst_cost_usd(
+        wish.estimated_tokens
+    )
+    if not conversation.can_spend(needed):
         return f"with it, too little of the ${parts.spend_max_usd or 0:f} could be left for a call"
     sent_at = parts.clock()
     try:
@@ -106,7 +108,7 @@ async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinge
         pieces=wish.pieces,
         marked_tokens=max(0, usage.tokens_sent - wish.closing_tokens),
     )
-    await talk.record("system", pinged)
+    await conversation.record("system", pinged)
     return pinged
 
 

@@ -164,8 +164,8 @@ async def cross(gate: Gate | None, claim: Claim, clock: Clock) -> AsyncIterator[
     if gate is None or not claim.prefixes:
         yield Crossing(claim, clock())
         return
-    async with gate.crossing(claim, clock) as crossing:
-        yield crossing
+    async with gate.crossing(claim, clock) as slot:
+        yield slot
 
 
 def _wake(loop: asyncio.AbstractEventLoop, turn: asyncio.Future[None]) -> None:

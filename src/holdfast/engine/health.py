@@ -15,22 +15,22 @@ PROBES = (
 """Tools that change nothing, and what they are called with; the first that a session has is the one."""
 
 
-async def probe(talk: Conversation) -> None:
+async def probe(conversation: Conversation) -> None:
     """Raises where the tool fails, and then nothing was said yet; a session without messages or such a tool passes."""
-    state = talk.state
+    state = conversation.state
     compacted = state.profile == "seed" and state.compaction.count
     if not compacted or records_in_front(state.passages) == len(state.passages):
         return
-    known = {spec.name for spec in talk.parts.toolbox.specs}
+    known = {spec.name for spec in conversation.parts.toolbox.specs}
     chosen = next(((name, given) for name, given in PROBES if name in known), None)
     if chosen is None:
         return
 
     async def record(payload: AnyPayload) -> None:
-        await talk.record("tool", payload)
+        await conversation.record("tool", payload)
 
-    call = ToolUse(talk.parts.new_id(talk.parts.clock()), *chosen)
-    (result,) = await talk.parts.toolbox.run((call,), record, active=state.activations)
+    call = ToolUse(conversation.parts.new_id(conversation.parts.clock()), *chosen)
+    (result,) = await conversation.parts.toolbox.run((call,), record, active=state.activations)
     if failed(result):
         raise UserError(
             f"the health probe {call.name!r} failed behind a compaction: {one_line(result_text(result))}; "

@@ -12,22 +12,22 @@ from holdfast.events.payloads_controls import CacheControlled
 from holdfast.providers.giving_up import ways_to_give_up
 
 
-async def heed(talk: Conversation) -> bool:
+async def heed(conversation: Conversation) -> bool:
     """From now on what is set holds; whether it is something else than before.
 
     A cache is given up, and a newer head taken, with a turn's first call: within a turn, a new first text would cost
     the thinking in it. Who gives up a cache takes the newer head along, for nothing of the old one is read again.
     """
-    if talk.parts.controls is None:
+    if conversation.parts.controls is None:
         return False
-    told = await talk.parts.controls(head_owner(talk.state))
-    wanted = control_of(told, talk.state, talk.given.model)
+    told = await conversation.parts.controls(head_owner(conversation.state))
+    wanted = control_of(told, conversation.state, conversation.given.model)
     if wanted is None:
         return False
-    before = talk.state.control
-    await talk.record("system", wanted)
+    before = conversation.state.control
+    await conversation.record("system", wanted)
     if (wanted.generation, wanted.adoptions) != (before.generation, before.adoptions):
-        await adopt(talk)
+        await adopt(conversation)
     return True
 
 

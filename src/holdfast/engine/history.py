@@ -18,20 +18,20 @@ ReadLog = Callable[[str | None], Iterable[Event]]
 
 def logged(events: Iterable[Event]) -> tuple[Passage, ...]:
     """Every message of the log under its number, less those that were withdrawn."""
-    passages: list[Passage] = []
+    entries: list[Passage] = []
     number = 0
     for event in events:
-        number += _enter(passages, event, number + 1)
-    return tuple(passages)
+        number += _enter(entries, event, number + 1)
+    return tuple(entries)
 
 
-def _enter(passages: list[Passage], event: Event, number: int) -> bool:
+def _enter(entries: list[Passage], event: Event, number: int) -> bool:
     """Whether the event has said something; that is the newest of the passages now, under this number."""
     match event.payload:
         case MessageAppended(message=message):
-            passages.append(Passage(message.role, message.content, number=number))
+            entries.append(Passage(message.role, message.content, number=number))
         case ContextInjected(place="messages") as it:
-            passages.append(
+            entries.append(
                 Passage(
                     "user",
                     (Text(it.text),),
@@ -42,17 +42,17 @@ def _enter(passages: list[Passage], event: Event, number: int) -> bool:
                 )
             )
         case MessagesWithdrawn():
-            while passages and passages[-1].role != "assistant":
-                passages.pop()
+            while entries and entries[-1].role != "assistant":
+                entries.pop()
             return False
         case _:
             return False
     return True
 
 
-def digest_of(passages: Sequence[Passage]) -> str:
+def digest_of(entries: Sequence[Passage]) -> str:
     """By which a compaction names what it covers."""
-    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
+    return digest(canonical_json([(one.number, one.role, one.content) for one in entries]))
 
 
 class Said:
@@ -82,14 +82,14 @@ class Said:
                 self._begin()
             self._catch_up()
             front = next((at for at, one in enumerate(self._behind) if one.number >= first), len(self._behind))
-            for passage in self._behind[:front]:
-                self._facts.read(passage)
+            for entry in self._behind[:front]:
+                self._facts.read(entry)
             del self._behind[:front]
             self._first = first
             found = [one for one in self._behind if one.number <= last]
             facts = self._facts.copy()
-            for passage in found:
-                facts.read(passage)
+            for entry in found:
+                facts.read(entry)
             return facts.facts(), found
 
     def everything(self) -> tuple[Passage, ...]:
@@ -116,11 +116,11 @@ class Said:
         return any(one.role == "assistant" for one in self._behind)
 
 
-def groups_behind(passages: Sequence[Passage], first: int, last: int) -> tuple[tuple[Passage, ...], ...]:
+def groups_behind(entries: Sequence[Passage], first: int, last: int) -> tuple[tuple[Passage, ...], ...]:
     """The whole groups that messages `first` to `last` stand in, in order."""
     found = []
-    for group in groups_of(passages):
-        numbers = [passage.number for passage in passages[group.start : group.stop]]
+    for group in groups_of(entries):
+        numbers = [entry.number for entry in entries[group.start : group.stop]]
         if numbers[0] <= last and numbers[-1] >= first:
-            found.append(tuple(passages[group.start : group.stop]))
+            found.append(tuple(entries[group.start : group.stop]))
     return tuple(found)

@@ -28,53 +28,55 @@ class Reference(msgspec.Struct, frozen=True):
     pieces: int
 
 
-async def reference(talk: Conversation) -> Reference | None:
+async def reference(conversation: Conversation) -> Reference | None:
     """The named cache that the next request refers to; made or extended first, where that pays."""
-    adapter, scroll = talk.parts.adapter, talk.draft.scroll
-    head = scroll.stable_count
+    adapter, buffer = conversation.parts.adapter, conversation.draft.scroll
+    head = buffer.stable_count
     if not isinstance(adapter, KeepsCaches) or not head:
         return None
-    if head < len(scroll.pieces) and scroll.pieces[head].place != "messages":
+    if head < len(buffer.pieces) and buffer.pieces[head].place != "messages":
         # A cache holds all of the system prompt or nothing.
-        await let_go(talk, "a part of the system prompt changes from turn to turn")
+        await let_go(conversation, "a part of the system prompt changes from turn to turn")
         return None
-    kept = await _kept_now(talk, adapter)
+    kept = await _kept_now(conversation, adapter)
     if kept is None:
         return None
-    return Reference(adapter.refer_to(talk.parameters, kept.name), scroll.stable_count)
+    return Reference(adapter.refer_to(conversation.parameters, kept.name), buffer.stable_count)
 
 
-async def forget(talk: Conversation, reason: str) -> None:
+async def forget(conversation: Conversation, reason: str) -> None:
     """The provider has lost the cache: say so, and go on without."""
-    if (kept := talk.state.kept) is not None:
-        await talk.record("system", _changed(kept, "lost", reason, storage_cost_usd=-_unused(talk, kept)))
+    if (kept := conversation.state.kept) is not None:
+        await conversation.record(
+            "system", _changed(kept, "lost", reason, storage_cost_usd=-_unused(conversation, kept))
+        )
 
 
-async def let_go(talk: Conversation, reason: str) -> None:
+async def let_go(conversation: Conversation, reason: str) -> None:
     """Delete the cache once nothing will refer to it, so that nobody pays for it any longer."""
-    kept, adapter = talk.state.kept, talk.parts.adapter
-    if kept is None or not isinstance(adapter, KeepsCaches) or talk.parts.clock() >= kept.expires_at:
+    kept, adapter = conversation.state.kept, conversation.parts.adapter
+    if kept is None or not isinstance(adapter, KeepsCaches) or conversation.parts.clock() >= kept.expires_at:
         return
     try:
         async with asyncio.timeout(DELETE_SECONDS_MAX):
-            await _delete(talk, adapter, kept, reason)
+            await _delete(conversation, adapter, kept, reason)
     except TimeoutError:
         # It lapses by itself; nobody should have to wait for that.
         return
 
 
-async def _kept_now(talk: Conversation, adapter: KeepsCaches) -> KeptPrefix | None:
-    parts, state, scroll = talk.parts, talk.state, talk.draft.scroll
-    head = scroll.stable_count
-    tokens = state.calibration.corrected(sum(scroll.tokens[:head]))
-    wanted = WantedPrefix(parts.model.id, scroll.links[head - 1].digest, tokens)
+async def _kept_now(conversation: Conversation, adapter: KeepsCaches) -> KeptPrefix | None:
+    parts, state, buffer = conversation.parts, conversation.state, conversation.draft.scroll
+    head = buffer.stable_count
+    tokens = state.calibration.corrected(sum(buffer.tokens[:head]))
+    wanted = WantedPrefix(parts.model.id, buffer.links[head - 1].digest, tokens)
     wished = parts.keeping if capabilities_of(parts.model).explicit_caches else Keeping(ttl_seconds=0)
     step = plan_keeping(
         state.kept,
         wanted,
         wished,
         rules=parts.model.cache,
-        price=talk.price(tokens),
+        price=conversation.price(tokens),
         uncached_calls=state.uncached_calls,
         at=parts.clock(),
         uncached_seconds=state.uncached_span[1] - state.uncached_span[0],
@@ -83,35 +85,37 @@ async def _kept_now(talk: Conversation, adapter: KeepsCaches) -> KeptPrefix | No
         case Use(kept):
             return kept
         case Extend(kept, reason):
-            return await _extend(talk, adapter, kept, reason)
+            return await _extend(conversation, adapter, kept, reason)
         case Create(reason, instead_of):
             if instead_of is not None:
-                await _delete(talk, adapter, instead_of, "the prefix has changed")
-            return await _create(talk, adapter, wanted, reason)
+                await _delete(conversation, adapter, instead_of, "the prefix has changed")
+            return await _create(conversation, adapter, wanted, reason)
         case LeaveOut(reason, delete):
             if delete is not None:
-                await _delete(talk, adapter, delete, reason)
+                await _delete(conversation, adapter, delete, reason)
             return None
 
 
-async def _create(talk: Conversation, adapter: KeepsCaches, wanted: WantedPrefix, reason: str) -> KeptPrefix | None:
+async def _create(
+    conversation: Conversation, adapter: KeepsCaches, wanted: WantedPrefix, reason: str
+) -> KeptPrefix | None:
     """None where the provider refuses, which is not tried again for this prefix, or where the money is short."""
-    parts, ttl = talk.parts, talk.parts.keeping.ttl_seconds
-    if talk.state.refused_prefix == wanted.digest or not _affordable(talk, wanted.tokens):
+    parts, ttl = conversation.parts, conversation.parts.keeping.ttl_seconds
+    if conversation.state.refused_prefix == wanted.digest or not _affordable(conversation, wanted.tokens):
         return None
-    scroll = talk.draft.scroll
-    head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
+    buffer = conversation.draft.scroll
+    head = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
     try:
-        made = await _ask(talk, adapter, *adapter.create_cache(parts.parameters, head, ttl_seconds=ttl))
+        made = await _ask(conversation, adapter, *adapter.create_cache(parts.parameters, head, ttl_seconds=ttl))
     except ProviderError as error:
         if error.kind not in ("invalid_request", "auth", "context_overflow"):
             # It may well be made with the next call.
             return None
         refused = KeptPrefix("", wanted.model, wanted.digest, wanted.tokens, parts.clock())
-        await talk.record("system", _changed(refused, "refused", str(error)))
+        await conversation.record("system", _changed(refused, "refused", str(error)))
         return None
     kept = KeptPrefix(made.name, wanted.model, wanted.digest, made.tokens or wanted.tokens, made.expires_at)
-    price = talk.price(kept.tokens)
+    price = conversation.price(kept.tokens)
     created = _changed(
         kept,
         "created",
@@ -119,55 +123,59 @@ async def _create(talk: Conversation, adapter: KeepsCaches, wanted: WantedPrefix
         cost_usd=kept.tokens * price.input / 1_000_000,
         storage_cost_usd=storage_usd(kept.tokens, max(0.0, kept.expires_at - parts.clock()), price),
     )
-    await talk.record("system", created)
+    await conversation.record("system", created)
     return kept
 
 
-async def _extend(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> KeptPrefix | None:
+async def _extend(conversation: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> KeptPrefix | None:
     try:
-        answer = await _ask(talk, adapter, *adapter.extend_cache(kept.name, ttl_seconds=talk.parts.keeping.ttl_seconds))
+        answer = await _ask(
+            conversation, adapter, *adapter.extend_cache(kept.name, ttl_seconds=conversation.parts.keeping.ttl_seconds)
+        )
     except ProviderError as error:
         if not adapter.is_lost(error):
             # It still lives; what could not be extended now is tried again with the next call.
             return kept
-        await forget(talk, str(error))
+        await forget(conversation, str(error))
         return None
     longer = msgspec.structs.replace(kept, expires_at=answer.expires_at)
-    added = storage_usd(kept.tokens, max(0.0, longer.expires_at - kept.expires_at), talk.price(kept.tokens))
-    await talk.record("system", _changed(longer, "extended", reason, storage_cost_usd=added))
+    added = storage_usd(kept.tokens, max(0.0, longer.expires_at - kept.expires_at), conversation.price(kept.tokens))
+    await conversation.record("system", _changed(longer, "extended", reason, storage_cost_usd=added))
     return longer
 
 
-async def _delete(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> None:
+async def _delete(conversation: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> None:
     """Whatever the provider says: a cache that cannot be deleted lapses by itself."""
-    unused = _unused(talk, kept)
+    unused = _unused(conversation, kept)
     endpoint, body = adapter.delete_cache(kept.name)
     try:
-        async with aclosing(talk.parts.wire.send(endpoint, body)) as chunks:
+        async with aclosing(conversation.parts.wire.send(endpoint, body)) as chunks:
             async for _ in chunks:
                 pass
     except ProviderError as error:
         unused = Decimal(0) if not adapter.is_lost(error) else unused
         reason = f"{reason}; deleting it failed: {error}"
-    await talk.record("system", _changed(kept, "deleted", reason, storage_cost_usd=-unused))
+    await conversation.record("system", _changed(kept, "deleted", reason, storage_cost_usd=-unused))
 
 
-async def _ask(talk: Conversation, adapter: KeepsCaches, endpoint: Endpoint, body: bytes) -> NamedCache:
-    answer = await whole_answer(talk.parts.wire.send(endpoint, body), bytes_max=ANSWER_BYTES_MAX)
+async def _ask(conversation: Conversation, adapter: KeepsCaches, endpoint: Endpoint, body: bytes) -> NamedCache:
+    answer = await whole_answer(conversation.parts.wire.send(endpoint, body), bytes_max=ANSWER_BYTES_MAX)
     return adapter.read_cache(answer)
 
 
-def _affordable(talk: Conversation, tokens: int) -> bool:
+def _affordable(conversation: Conversation, tokens: int) -> bool:
     """Whether the cache leaves enough for the call that is to use it."""
-    price = talk.price(tokens)
-    dear = tokens * price.input / 1_000_000 + storage_usd(tokens, talk.parts.keeping.ttl_seconds, price)
-    call = talk.worst_cost_usd(talk.state.calibration.corrected(talk.draft.scroll.tokens_total))
-    return talk.can_spend(dear + call)
+    price = conversation.price(tokens)
+    dear = tokens * price.input / 1_000_000 + storage_usd(tokens, conversation.parts.keeping.ttl_seconds, price)
+    call = conversation.worst_cost_usd(conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total))
+    return conversation.can_spend(dear + call)
 
 
-def _unused(talk: Conversation, kept: KeptPrefix) -> Decimal:
+def _unused(conversation: Conversation, kept: KeptPrefix) -> Decimal:
     """What was paid for in advance and is not used."""
-    return storage_usd(kept.tokens, max(0.0, kept.expires_at - talk.parts.clock()), talk.price(kept.tokens))
+    return storage_usd(
+        kept.tokens, max(0.0, kept.expires_at - conversation.parts.clock()), conversation.price(kept.tokens)
+    )
 
 
 def _changed(

@@ -20,9 +20,9 @@ UNLIMITED = Limits()
 
 def narrowed(limits: Limits, found: ProviderLimited) -> Limits:
     """Limits only ever become narrower, but for the window: the newest word on it holds."""
-    marks = [most for most in (limits.marks_max, found.marks_max) if most is not None]
+    breakpoints = [most for most in (limits.marks_max, found.marks_max) if most is not None]
     return Limits(
-        marks_max=min(marks, default=None),
+        marks_max=min(breakpoints, default=None),
         short_lifetimes=limits.short_lifetimes or found.short_lifetimes,
         window_tokens_max=found.window_tokens_max or limits.window_tokens_max,
     )
@@ -30,14 +30,17 @@ def narrowed(limits: Limits, found: ProviderLimited) -> Limits:
 
 def limited(plan: Plan, limits: Limits, rules: CacheRules) -> Plan:
     """The plan without its deepest marks, where there are too many; what is then read is not foreseen."""
-    marks = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
+    breakpoints = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
     if limits.short_lifetimes:
         short = shortest_lifetime(rules)
-        marks = tuple(mark if mark.ttl == short else msgspec.structs.replace(mark, ttl=short) for mark in marks)
-    if marks == plan.marks:
+        breakpoints = tuple(
+            breakpoint if breakpoint.ttl == short else msgspec.structs.replace(breakpoint, ttl=short)
+            for breakpoint in breakpoints
+        )
+    if breakpoints == plan.marks:
         return plan
-    note = f"the provider refused marks as they were planned: {len(marks)} of {len(plan.marks)} are set"
-    return msgspec.structs.replace(plan, marks=marks, notes=(*plan.notes, note), expected_read_tokens=0)
+    note = f"the provider refused marks as they were planned: {len(breakpoints)} of {len(plan.marks)} are set"
+    return msgspec.structs.replace(plan, marks=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
 
 
 def shortest_lifetime(rules: CacheRules) -> Ttl:

@@ -26,7 +26,7 @@ EXCESS_MARGIN = 1.1
 """How much more than what is too much is cut away: what we count is not quite what the provider counts."""
 
 
-async def ask_and_recover(talk: Conversation, ask: Ask, emit: Emit) -> Reply:
+async def ask_and_recover(conversation: Conversation, ask: Ask, emit: Emit) -> Reply:
     """The reply; what is refused for a known reason is mended and asked again, each reason once at most.
 
     Raises what the provider said last where nothing helped. A reply that has begun is never asked for again.
@@ -45,7 +45,7 @@ async def ask_and_recover(talk: Conversation, ask: Ask, emit: Emit) -> Reply:
     met: set[FailureScenario] = set()
     while (scenario := scenario_of_refusal(refused)) is not None and scenario not in met and not spoken:
         met.add(scenario)
-        mending = _Mending(talk, lambda: ask(heard), scenario, refused)
+        mending = _Mending(conversation, lambda: ask(heard), scenario, refused)
         await mending.attempt()
         if mending.reply is not None:
             return mending.reply
@@ -59,29 +59,33 @@ class _Mending:
     """One refusal and the steps against it. `refused` is the newest word of the provider."""
 
     def __init__(
-        self, talk: Conversation, ask: Callable[[], Awaitable[Reply]], scenario: FailureScenario, refused: ProviderError
+        self,
+        conversation: Conversation,
+        ask: Callable[[], Awaitable[Reply]],
+        scenario: FailureScenario,
+        refused: ProviderError,
     ) -> None:
-        self._talk = talk
+        self._talk = conversation
         self._ask = ask
         self._scenario = scenario
-        self._view = ViewSteps(talk, binds_thinking=talk.parts.model.cache.binds_thinking)
+        self._view = ViewSteps(conversation, binds_thinking=conversation.parts.model.cache.binds_thinking)
         self.refused = refused
         self.reply: Reply | None = None
         self.stopped: Exception | None = None
 
     async def attempt(self) -> None:
-        talk, steps = self._talk, self._steps()
+        conversation, steps = self._talk, self._steps()
         recipe = runnable(RECIPES[self._scenario], steps.keys())
         recoverer = Recoverer(
-            ConversationLedger(talk),
+            ConversationLedger(conversation),
             steps,
-            clock=talk.parts.clock,
+            clock=conversation.parts.clock,
             recipes={self._scenario: recipe},
-            rules=rules_of(talk.state.profile),
+            rules=rules_of(conversation.state.profile),
         )
         # A new turn is a new incident: what was refused has left the conversation by then.
-        turn = talk.state.turn
-        incident = f"{self._scenario.value}/{turn.id if turn else talk.state.session_id}"
+        turn = conversation.state.turn
+        incident = f"{self._scenario.value}/{turn.id if turn else conversation.state.session_id}"
         await recoverer.attempt(self._scenario, incident=incident, detail=str(self.refused))
 
     def _steps(self) -> dict[StepName, StepFunction]:
@@ -110,13 +114,13 @@ class _Mending:
         return f"it takes {window.tokens_max} tokens"
 
     async def _shorten_newest_results(self, context: StepContext) -> str:
-        talk = self._talk
-        factor = talk.parts.model.tokens_factor
+        conversation = self._talk
+        factor = conversation.parts.model.tokens_factor
         cut = shortened(
-            talk.state.passages,
-            answered_passages(talk.state.passages),
+            conversation.state.passages,
+            answered_passages(conversation.state.passages),
             tokens_excess=self._tokens_excess(),
-            count=lambda text: talk.state.calibration.corrected(count_block(text.encode(), factor)),
+            count=lambda text: conversation.state.calibration.corrected(count_block(text.encode(), factor)),
         )
         if cut is None:
             return "the newest results hold too little for that"
@@ -125,25 +129,27 @@ class _Mending:
 
     def _tokens_excess(self) -> int:
         """How many tokens are too many, and some more; a guess where the provider does not say."""
-        talk, window = self._talk, window_in(str(self.refused))
-        estimated = talk.state.calibration.corrected(talk.draft.scroll.tokens_total)
-        most = window.tokens_max if window else talk.parts.model.context_tokens_max
+        conversation, window = self._talk, window_in(str(self.refused))
+        estimated = conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
+        most = window.tokens_max if window else conversation.parts.model.context_tokens_max
         sent = max(window.tokens_sent or 0, estimated) if window else estimated
         excess = sent - most if sent > most else estimated // 4
         return int(excess * EXCESS_MARGIN) + 1
 
     async def _drop_deepest_marker(self, context: StepContext) -> str:
         request = self._talk.state.request
-        marks = request.marks if request else ()
-        if not marks:
+        breakpoints = request.marks if request else ()
+        if not breakpoints:
             raise UserError("no mark was set")
         short = shortest_lifetime(self._talk.parts.model.cache)
-        if mark_problem(str(self.refused)) == "lifetimes" and any(mark.ttl != short for mark in marks):
+        if mark_problem(str(self.refused)) == "lifetimes" and any(
+            breakpoint.ttl != short for breakpoint in breakpoints
+        ):
             found = ProviderLimited(context.scenario.value, short_lifetimes=True)
             said = f"marks live for {short} from now on"
         else:
-            found = ProviderLimited(context.scenario.value, marks_max=len(marks) - 1)
-            said = f"{len(marks) - 1} marks at most are set from now on"
+            found = ProviderLimited(context.scenario.value, marks_max=len(breakpoints) - 1)
+            said = f"{len(breakpoints) - 1} marks at most are set from now on"
         await self._view.change(found)
         return said
 

@@ -19,62 +19,62 @@ _Run = tuple[int, ...]
 _PAIRING = ("call_open", "call_unanswered", "result_repeated", "result_without_call")
 
 
-def pairing_faults(passages: Sequence[Passage]) -> tuple[str, ...]:
+def pairing_faults(entries: Sequence[Passage]) -> tuple[str, ...]:
     """What is wrong with calls and results, in words that quote no content."""
-    found = validate(messages_of(passages), complete=True)
+    found = validate(messages_of(entries), complete=True)
     return tuple(finding.text for finding in found if finding.rule in _PAIRING)
 
 
-def paired(passages: Sequence[Passage]) -> tuple[Splice, ...]:
+def paired(entries: Sequence[Passage]) -> tuple[Splice, ...]:
     """What makes every call answered and every result an answer; nothing else is touched.
 
     A result that stands elsewhere is put where it belongs, and a call without one is said to be interrupted. A result
     without a call leaves the view: as anyone's text it would speak with a voice that is not its own.
     """
-    runs = [tuple(run) for _, run in groupby(range(len(passages)), key=lambda at: passages[at].role)]
-    stray = _stray_results(passages, runs)
+    runs = [tuple(run) for _, run in groupby(range(len(entries)), key=lambda at: entries[at].role)]
+    stray = _stray_results(entries, runs)
     lost: dict[str | None, Block] = {}
     for at, position in sorted(stray):
-        block = passages[at].content[position]
+        block = entries[at].content[position]
         lost.setdefault(result_id(block), block)
-    splices = [*_answering(passages, runs, lost), *_without(passages, stray)]
+    splices = [*_answering(entries, runs, lost), *_without(entries, stray)]
     return tuple(sorted(splices, key=lambda splice: (splice.at, splice.removed)))
 
 
-def _stray_results(passages: Sequence[Passage], runs: Sequence[_Run]) -> set[tuple[int, int]]:
+def _stray_results(entries: Sequence[Passage], runs: Sequence[_Run]) -> set[tuple[int, int]]:
     """Where the results stand that answer no call of the message before, or one that is answered already."""
     stray: set[tuple[int, int]] = set()
     waiting: set[str] = set()
     for run in runs:
         for at in run:
-            for position, block in enumerate(passages[at].content):
+            for position, block in enumerate(entries[at].content):
                 answers = result_id(block)
                 if answers is not None and answers not in waiting:
                     stray.add((at, position))
                 waiting.discard(answers or "")
-        waiting = set(_calls_in(passages, run))
+        waiting = set(_calls_in(entries, run))
     return stray
 
 
-def _answering(passages: Sequence[Passage], runs: Sequence[_Run], lost: Mapping[str | None, Block]) -> Iterator[Splice]:
+def _answering(entries: Sequence[Passage], runs: Sequence[_Run], lost: Mapping[str | None, Block]) -> Iterator[Splice]:
     for index, run in enumerate(runs):
         following = runs[index + 1] if index + 1 < len(runs) else ()
-        answered = {result_id(block) for at in following for block in passages[at].content}
-        missing = {id: call for id, call in _calls_in(passages, run).items() if id not in answered}
+        answered = {result_id(block) for at in following for block in entries[at].content}
+        missing = {id: call for id, call in _calls_in(entries, run).items() if id not in answered}
         if missing:
             results = tuple(lost.get(id) or _interrupted(id, call.name) for id, call in missing.items())
             yield Splice(run[-1] + 1, 0, (Passage("user", results),))
 
 
-def _without(passages: Sequence[Passage], stray: AbstractSet[tuple[int, int]]) -> Iterator[Splice]:
+def _without(entries: Sequence[Passage], stray: AbstractSet[tuple[int, int]]) -> Iterator[Splice]:
     for at in sorted({at for at, _ in stray}):
-        blocks = enumerate(passages[at].content)
+        blocks = enumerate(entries[at].content)
         left = tuple(block for position, block in blocks if (at, position) not in stray)
-        yield Splice(at, 1, (msgspec.structs.replace(passages[at], content=left),) if left else ())
+        yield Splice(at, 1, (msgspec.structs.replace(entries[at], content=left),) if left else ())
 
 
-def _calls_in(passages: Sequence[Passage], run: _Run) -> dict[str, ToolUse]:
-    spoken = (block for at in run if passages[at].role == "assistant" for block in passages[at].content)
+def _calls_in(entries: Sequence[Passage], run: _Run) -> dict[str, ToolUse]:
+    spoken = (block for at in run if entries[at].role == "assistant" for block in entries[at].content)
     return {call.id: call for block in spoken if (call := call_in(block)) is not None}
 
 

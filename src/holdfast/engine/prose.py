@@ -27,13 +27,15 @@ from holdfast.extraction.calls import plain_text
 from holdfast.recovery.scenarios import FailureScenario, StepName
 
 
-async def with_prose(talk: Conversation, standing: Standing, found: Proposal) -> Proposal:
+async def with_prose(conversation: Conversation, standing: Standing, found: Proposal) -> Proposal:
     """The proposal with what the model adds to its record; the record alone where that cannot be had."""
-    summary = _Summary(talk, standing)
+    summary = _Summary(conversation, standing)
     await summary.ask(INSTRUCTION)
     if summary.answered and summary.reason:
         incident = f"{FailureScenario.SummaryInvalid.value}/epoch {found.event.epoch}"
-        await report_to(talk, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason)
+        await report_to(
+            conversation, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason
+        )
     prose = summary.prose
     record, note = found.event.segments
     dropped = (f"{prose.dropped} lines of the model's were dropped",) if prose.dropped else ()
@@ -53,8 +55,8 @@ async def with_prose(talk: Conversation, standing: Standing, found: Proposal) ->
 class _Summary:
     """What the model has written so far, what of it holds, why it is of no use if it is not, and what it cost."""
 
-    def __init__(self, talk: Conversation, standing: Standing) -> None:
-        self._talk = talk
+    def __init__(self, conversation: Conversation, standing: Standing) -> None:
+        self._talk = conversation
         self._standing = standing
         self.prose = CheckedProse()
         self.reason = ""
@@ -92,15 +94,15 @@ class _Summary:
 
     def _request(self, instruction: str) -> tuple[bytes, int]:
         """The bytes that would be sent anyway, with the instruction behind them; and how many tokens that is."""
-        talk, scroll = self._talk, self._talk.draft.scroll
-        keep = len(scroll.pieces)
-        scroll.extend(talk.draft.spelled(Passage("user", (Text(instruction),))))
+        conversation, buffer = self._talk, self._talk.draft.scroll
+        keep = len(buffer.pieces)
+        buffer.extend(conversation.draft.spelled(Passage("user", (Text(instruction),))))
         try:
-            plan = plan_next(talk, scroll, shared_links(talk.state.links, scroll.links))
-            body = scroll.render(talk.parts.adapter.opening(talk.parameters), plan.marks)
-            return body, talk.state.calibration.corrected(scroll.tokens_total)
+            plan = plan_next(conversation, buffer, shared_links(conversation.state.links, buffer.links))
+            body = buffer.render(conversation.parts.adapter.opening(conversation.parameters), plan.marks)
+            return body, conversation.state.calibration.corrected(buffer.tokens_total)
         finally:
-            scroll.cut(keep)
+            buffer.cut(keep)
 
     async def _reply(self, body: bytes) -> Reply:
         """The reply; it is on the log as a call that is none of the conversation's, however it ended."""

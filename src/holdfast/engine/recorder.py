@@ -94,7 +94,7 @@ class Recorder:
         clock: Clock,
         new_id: NewId,
         warnings: Warnings,
-        opening: Callable[[str], SessionStarted] = SessionStarted,
+        request_head: Callable[[str], SessionStarted] = SessionStarted,
         resumed: Resumed | None = None,
     ) -> None:
         self._log = log
@@ -102,7 +102,7 @@ class Recorder:
         self._clock = clock
         self._new_id = new_id
         self._warnings = warnings
-        self._opening = opening
+        self._opening = request_head
         self._lock = RLock()
         self._links: tuple[Link, ...] = resumed.links if resumed else ()
         self._last_event_id: str | None = resumed.last_event_id if resumed else None
@@ -213,7 +213,7 @@ class Recorder:
         )
         self._end(call, failed)
 
-    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, piece: int) -> Decimal:
+    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
         """A call was made again, for no answer, so that what it wrote is kept; what that cost."""
         prepared, cost = call.prepared, self.cost_of(call, usage)
         pinged = CachePinged(
@@ -225,7 +225,7 @@ class Recorder:
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
             reason="kept while the client was silent",
             sent_at=self._clock(),
-            piece=piece,
+            piece=block,
             pieces=len(prepared.links),
             marked_tokens=usage.tokens_sent,
         )

@@ -47,8 +47,8 @@ class StoredConversation:
 class ConversationLedger:
     """Attempts are events of the conversation."""
 
-    def __init__(self, talk: HoldsConversation) -> None:
-        self._talk = talk
+    def __init__(self, conversation: HoldsConversation) -> None:
+        self._talk = conversation
 
     @property
     def ledger(self) -> Ledger:
@@ -61,8 +61,8 @@ class ConversationLedger:
 class ViewSteps:
     """What is mended by events alone. `changed` says whether anything is other than when it was last set to False."""
 
-    def __init__(self, talk: HoldsConversation, *, binds_thinking: bool) -> None:
-        self._talk = talk
+    def __init__(self, conversation: HoldsConversation, *, binds_thinking: bool) -> None:
+        self._talk = conversation
         self._binds_thinking = binds_thinking
         self.changed = False
 
@@ -96,17 +96,17 @@ class ViewSteps:
 
     async def _drop_old_thinking(self, context: StepContext) -> str:
         """Where thinking is bound to all that is in front of it, none can stay behind what goes."""
-        passages = self._talk.state.passages
-        return await self._drop_thinking(context, len(passages) if self._binds_thinking else newest_question(passages))
+        entries = self._talk.state.passages
+        return await self._drop_thinking(context, len(entries) if self._binds_thinking else newest_question(entries))
 
     async def _drop_all_thinking(self, context: StepContext) -> str:
         return await self._drop_thinking(context, len(self._talk.state.passages))
 
-    async def _drop_thinking(self, context: StepContext, passages: int) -> str:
-        thought = (block for one in self._talk.state.passages[:passages] for block in one.content)
+    async def _drop_thinking(self, context: StepContext, entries: int) -> str:
+        thought = (block for one in self._talk.state.passages[:entries] for block in one.content)
         blocks = sum(map(is_thinking, thought))
         if blocks:
-            await self.change(ThinkingDropped(context.scenario.value, passages, blocks))
+            await self.change(ThinkingDropped(context.scenario.value, entries, blocks))
         return f"blocks of thinking that are sent no more: {blocks}"
 
     async def _drop_all_markers(self, context: StepContext) -> str:

@@ -10,25 +10,25 @@ from holdfast.engine.completions import Heard, is_worth_keeping
 from holdfast.engine.conversation import Conversation
 
 
-def completion_key(talk: Conversation, parameters: Parameters, plan: Plan, *, start: int) -> str:
+def completion_key(conversation: Conversation, parameters: Parameters, plan: Plan, *, start: int) -> str:
     """The same for requests of which every byte is the same, headers too, to one model of one account.
 
     What asks for a diagnosis is left out of `parameters`: it changes no answer. Pieces before `start` are not sent.
     Empty where no replies are kept.
     """
-    parts, links = talk.parts, talk.draft.scroll.links
+    parts, links = conversation.parts, conversation.draft.scroll.links
     if parts.completions is None:
         return ""
-    marks = tuple((mark.piece, mark.ttl) for mark in plan.marks)
-    scope = canonical_json((parts.account, parts.model.id, parts.adapter.endpoint(parameters), marks, start))
+    breakpoints = tuple((breakpoint.piece, breakpoint.ttl) for breakpoint in plan.marks)
+    scope = canonical_json((parts.account, parts.model.id, parts.adapter.endpoint(parameters), breakpoints, start))
     return chain(chain(digest(scope), parts.adapter.opening(parameters)), links[-1].digest.encode() if links else b"")
 
 
-def kept_deltas(talk: Conversation, key: str) -> tuple[Delta, ...]:
+def kept_deltas(conversation: Conversation, key: str) -> tuple[Delta, ...]:
     """The reply as it came, to its end, having taken nothing; none where none is kept."""
-    kept = talk.parts.completions
-    chunks = kept.cache.find(key, talk.parts.clock(), kept.seconds) if kept is not None else None
-    reader = talk.parts.adapter.stream_reader()
+    kept = conversation.parts.completions
+    chunks = kept.cache.find(key, conversation.parts.clock(), kept.seconds) if kept is not None else None
+    reader = conversation.parts.adapter.stream_reader()
     return tuple(_free(delta) for chunk in chunks or () for delta in reader.feed(chunk))
 
 
@@ -36,12 +36,12 @@ def finished(deltas: tuple[Delta, ...]) -> Reply | None:
     return next((delta.reply for delta in deltas if isinstance(delta, ReplyFinished)), None)
 
 
-def keep_reply(talk: Conversation, key: str, heard: Heard, reply: Reply) -> bool:
+def keep_reply(conversation: Conversation, key: str, heard: Heard, reply: Reply) -> bool:
     """Whether the reply is kept for requests that are equal to the one it answers."""
-    kept = talk.parts.completions
+    kept = conversation.parts.completions
     if kept is None or not heard.chunks or not is_worth_keeping(reply):
         return False
-    return kept.cache.keep(key, heard.chunks, talk.parts.clock(), kept.seconds)
+    return kept.cache.keep(key, heard.chunks, conversation.parts.clock(), kept.seconds)
 
 
 def _free(delta: Delta) -> Delta:

@@ -21,39 +21,50 @@ _FAILED = ("server_error", "network", "rate_limit")
 """Failures that are the provider's own, and not of what it was sent; a call was tried again and again by then."""
 
 
-async def report_to(talk: Conversation, scenario: FailureScenario, steps: Steps, *, incident: str, detail: str) -> None:
+async def report_to(
+    conversation: Conversation, scenario: FailureScenario, steps: Steps, *, incident: str, detail: str
+) -> None:
     """The failure is on the log, and so is what was done about it: run, or shown to a person."""
-    recoverer = Recoverer(ConversationLedger(talk), steps, clock=talk.parts.clock, rules=rules_of(talk.state.profile))
+    recoverer = Recoverer(
+        ConversationLedger(conversation),
+        steps,
+        clock=conversation.parts.clock,
+        rules=rules_of(conversation.state.profile),
+    )
     await recoverer.report(scenario, incident=incident, detail=detail)
 
 
-async def report_ineffective(talk: Conversation, reason: str) -> None:
+async def report_ineffective(conversation: Conversation, reason: str) -> None:
     """No compaction helps: told once, until somebody has seen to it."""
     key = FailureScenario.CompactionIneffective.value
-    known = talk.state.incidents.incidents.get(key)
+    known = conversation.state.incidents.incidents.get(key)
     if known is None or known.state == "succeeded":
-        detail = f"{reason}: {told_sizes(numbers_in(talk.state))}"
-        await report_to(talk, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
+        detail = f"{reason}: {told_sizes(numbers_in(conversation.state))}"
+        await report_to(conversation, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
 
 
-async def report_cold(talk: Conversation, outlook: Outlook, config: CompactionConfig) -> None:
+async def report_cold(conversation: Conversation, outlook: Outlook, config: CompactionConfig) -> None:
     """A large prompt is in no cache any more, and nothing was found that could have made it smaller first."""
-    model, state = talk.parts.model, talk.state
+    model, state = conversation.parts.model, conversation.state
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
     if not (outlook.cold and large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
     detail = f"{outlook.prompt_tokens} tokens are cached no longer; to write them again costs about ${usd:.2f}"
     await report_to(
-        talk, FailureScenario.CacheColdLarge, {}, incident=_of_turn(talk, FailureScenario.CacheColdLarge), detail=detail
+        conversation,
+        FailureScenario.CacheColdLarge,
+        {},
+        incident=_of_turn(conversation, FailureScenario.CacheColdLarge),
+        detail=detail,
     )
 
 
-async def report_damage(talk: Conversation) -> None:
+async def report_damage(conversation: Conversation) -> None:
     """Messages that were covered are not what they were: their record was made before, and is told of no more."""
-    for it in talk.said.damaged:
+    for it in conversation.said.damaged:
         key = f"{FailureScenario.DigestInvalid.value}/epoch {it.epoch}"
-        if key in talk.state.incidents.incidents:
+        if key in conversation.state.incidents.incidents:
             continue
         where = f"messages {it.first} to {it.last}"
         steps = {
@@ -62,7 +73,7 @@ async def report_damage(talk: Conversation) -> None:
             StepName.Quarantine: _saying(f"{where} are not vouched for"),
         }
         detail = f"{where} are not those that epoch {it.epoch} has covered"
-        await report_to(talk, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
+        await report_to(conversation, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
 
 
 def _saying(text: str) -> StepFunction:
@@ -73,40 +84,42 @@ def _saying(text: str) -> StepFunction:
     return step
 
 
-async def report_failure(talk: Conversation, error: ProviderError) -> None:
+async def report_failure(conversation: Conversation, error: ProviderError) -> None:
     """What a provider fails with although it was asked again."""
     if error.kind in _FAILED:
-        key = _of_turn(talk, FailureScenario.ProviderFailure)
-        await report_to(talk, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
+        key = _of_turn(conversation, FailureScenario.ProviderFailure)
+        await report_to(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
-async def report_call(talk: Conversation, before: State, prepared: RequestPrepared, usage: Usage) -> None:
+async def report_call(conversation: Conversation, before: State, prepared: RequestPrepared, usage: Usage) -> None:
     """Behind a call that was answered: did the last compaction help, and was there what had to be?"""
-    if before.compaction.strikes < STRIKES_MAX <= talk.state.compaction.strikes:
-        await report_ineffective(talk, f"{STRIKES_MAX} compactions did not help")
+    if before.compaction.strikes < STRIKES_MAX <= conversation.state.compaction.strikes:
+        await report_ineffective(conversation, f"{STRIKES_MAX} compactions did not help")
     missing = prepared.plan.expected_read_tokens - usage.cache_read
-    if missing < DROP_TOKENS_MIN or _is_another_process(talk, before):
+    if missing < DROP_TOKENS_MIN or _is_another_process(conversation, before):
         return
     scenario = FailureScenario.UnexpectedCacheBreak
     detail = f"{usage.cache_read} tokens were read of {prepared.plan.expected_read_tokens} that were there"
-    steps = _BreakSteps(talk, before, prepared).steps
-    await report_to(talk, scenario, steps, incident=_of_turn(talk, scenario), detail=detail)
+    steps = _BreakSteps(conversation, before, prepared).steps
+    await report_to(conversation, scenario, steps, incident=_of_turn(conversation, scenario), detail=detail)
 
 
-def _is_another_process(talk: Conversation, before: State) -> bool:
+def _is_another_process(conversation: Conversation, before: State) -> bool:
     """A simulated cache ends with its process."""
-    return talk.parts.simulated and (before.last_call is None or before.last_call.at < talk.opened_at)
+    return conversation.parts.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
 
 
-def _of_turn(talk: Conversation, scenario: FailureScenario) -> str:
-    return f"{scenario.value}/{talk.state.turn.id if talk.state.turn else talk.state.session_id}"
+def _of_turn(conversation: Conversation, scenario: FailureScenario) -> str:
+    return (
+        f"{scenario.value}/{conversation.state.turn.id if conversation.state.turn else conversation.state.session_id}"
+    )
 
 
 class _BreakSteps:
     """What is looked at when a cache did not hold: whose doing it was, and what is sent from now on."""
 
-    def __init__(self, talk: Conversation, before: State, prepared: RequestPrepared) -> None:
-        self._talk = talk
+    def __init__(self, conversation: Conversation, before: State, prepared: RequestPrepared) -> None:
+        self._talk = conversation
         self._before = before
         self._prepared = prepared
 

@@ -17,13 +17,13 @@ _Place = tuple[int, int]
 
 
 def shortened(
-    passages: Sequence[Passage], first: int, *, tokens_excess: int, count: CountTokens
+    entries: Sequence[Passage], first: int, *, tokens_excess: int, count: CountTokens
 ) -> tuple[Splice, ...] | None:
     """Results from passage `first` on, cut so that so many tokens are saved; None where they do not hold as many."""
     sizes: dict[_Place, int] = {
         (at, index): count(_text_of(block))
-        for at in range(first, len(passages))
-        for index, block in enumerate(passages[at].content)
+        for at in range(first, len(entries))
+        for index, block in enumerate(entries[at].content)
         if isinstance(block, ToolResult) and len(_text_of(block)) > RESULT_CHARS_KEPT_MIN
     }
     cuts: dict[_Place, ToolResult] = {}
@@ -31,11 +31,11 @@ def shortened(
     for place in sorted(sizes, key=lambda place: -sizes[place]):
         if left <= 0:
             break
-        result = passages[place[0]].content[place[1]]
+        result = entries[place[0]].content[place[1]]
         assert isinstance(result, ToolResult)
         cuts[place], saved = _cut_by(result, left, tokens=sizes[place], count=count)
         left -= saved
-    return _splices(passages, cuts) if left <= 0 and cuts else None
+    return _splices(entries, cuts) if left <= 0 and cuts else None
 
 
 def _cut_by(result: ToolResult, tokens_wanted: int, *, tokens: int, count: CountTokens) -> tuple[ToolResult, int]:
@@ -64,11 +64,11 @@ def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
     return msgspec.structs.replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
 
 
-def _splices(passages: Sequence[Passage], cuts: dict[_Place, ToolResult]) -> tuple[Splice, ...]:
+def _splices(entries: Sequence[Passage], cuts: dict[_Place, ToolResult]) -> tuple[Splice, ...]:
     splices = []
     for at in sorted({at for at, _ in cuts}):
         content: tuple[Block, ...] = tuple(
-            cuts.get((at, index), block) for index, block in enumerate(passages[at].content)
+            cuts.get((at, index), block) for index, block in enumerate(entries[at].content)
         )
-        splices.append(Splice(at, 1, (msgspec.structs.replace(passages[at], content=content),)))
+        splices.append(Splice(at, 1, (msgspec.structs.replace(entries[at], content=content),)))
     return tuple(splices)

@@ -169,13 +169,13 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
 
 def _open_epoch(state: State, opened: EpochOpened) -> State:
     # Thinking is bound to the text in front of it.
-    passages, sent = chosen(state.passages, state.sent, without_thinking)
+    entries, sent = chosen(state.passages, state.sent, without_thinking)
     head = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
     same = [one.name for one, other in zip(head, state.head, strict=False) if one == other]
     links = tuple(takewhile(lambda link: link.layer in same, state.links))
     return msgspec.structs.replace(
         state,
-        passages=passages,
+        passages=entries,
         sent=sent,
         links=links,
         answered_links=min(state.answered_links, len(links)),
@@ -202,8 +202,8 @@ def _control(state: State, it: CacheControlled) -> State:
         return changed
     # Thinking is bound to the text in front of it.
     head = with_nonce(state.head, it.nonce)
-    passages, sent = chosen(state.passages, state.sent, without_thinking)
-    return msgspec.structs.replace(changed, head=head, passages=passages, sent=sent, links=(), answered_links=0)
+    entries, sent = chosen(state.passages, state.sent, without_thinking)
+    return msgspec.structs.replace(changed, head=head, passages=entries, sent=sent, links=(), answered_links=0)
 
 
 def waited_for(state: State) -> WaitedFor:
@@ -225,7 +225,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         parameters=switched.parameters,
         passages=sent + newer,
         sent=len(sent),
-        first_ephemeral=next((at for at, passage in enumerate(sent + newer) if passage.ephemeral), None),
+        first_ephemeral=next((at for at, entry in enumerate(sent + newer) if entry.ephemeral), None),
         links=(),
         answered_links=0,
         # Another model's cache knows nothing of this one's entries; how long people think stays what it was.
@@ -241,7 +241,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
 
 def _withdraw(state: State) -> State:
     """Everything behind the model's last words goes; volatile layers have then said only what is left."""
-    spoken = [at for at, passage in enumerate(state.passages) if passage.role == "assistant"]
+    spoken = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
     kept = state.passages[: spoken[-1] + 1 if spoken else records_in_front(state.passages)]
     ephemeral = state.first_ephemeral
     left = msgspec.structs.replace(
@@ -267,25 +267,25 @@ def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) 
         state,
         passages=after.passages,
         sent=after.sent,
-        first_ephemeral=next((at for at, passage in enumerate(after.passages) if passage.ephemeral), None),
+        first_ephemeral=next((at for at, entry in enumerate(after.passages) if entry.ephemeral), None),
         links=state.links[: state.answered_links],
         answered_links=0 if after.moved else state.answered_links,
         memory=moved(state.memory) if after.moved else state.memory,
     )
 
 
-def _said_in(passages: tuple[Passage, ...]) -> tuple[LayerText, ...]:
+def _said_in(entries: tuple[Passage, ...]) -> tuple[LayerText, ...]:
     """What volatile layers have last said, as far as it is still there."""
-    said = {passage.layer: passage for passage in passages if passage.injected and not is_record(passage)}
-    return tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+    said = {entry.layer: entry for entry in entries if entry.injected and not is_record(entry)}
+    return tuple(LayerText(layer, text_of(entry.content), entry.ephemeral) for layer, entry in said.items())
 
 
 def _append(state: State, it: MessageAppended) -> State:
     number = state.messages + 1
-    passages = (*state.passages, Passage(it.message.role, it.message.content, number=number))
+    entries = (*state.passages, Passage(it.message.role, it.message.content, number=number))
     # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
-    sent = len(passages) if it.message.role == "assistant" else state.sent
-    return msgspec.structs.replace(state, passages=passages, sent=sent, messages=number)
+    sent = len(entries) if it.message.role == "assistant" else state.sent
+    return msgspec.structs.replace(state, passages=entries, sent=sent, messages=number)
 
 
 def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillReleased) -> State:
@@ -302,14 +302,14 @@ def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillRelea
 def compact(state: State, it: ContextCompacted) -> State:
     """Another view of the same log; what stands in front of it is cached as it was."""
     sent = compacted(state.passages[: state.sent], it)
-    passages = sent + compacted_newest(state.passages[state.sent :], it)
+    entries = sent + compacted_newest(state.passages[state.sent :], it)
     return msgspec.structs.replace(
         state,
         epoch=it.epoch,
-        passages=passages,
+        passages=entries,
         sent=len(sent),
-        emitted=_said_in(passages),
-        first_ephemeral=next((at for at, passage in enumerate(passages) if passage.ephemeral), None),
+        emitted=_said_in(entries),
+        first_ephemeral=next((at for at, entry in enumerate(entries) if entry.ephemeral), None),
         links=state.links[: it.kept_blocks],
         answered_links=min(state.answered_links, it.kept_blocks),
         memory=cut_back(state.memory, state.request, blocks=it.kept_blocks, tokens=it.kept_tokens),
@@ -320,8 +320,8 @@ def compact(state: State, it: ContextCompacted) -> State:
 def _begin_turn(state: State, event: Event) -> State:
     """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
-        passages, sent = without_ephemeral(state.passages, state.sent, state.first_ephemeral)
-        state = msgspec.structs.replace(state, passages=passages, sent=sent)
+        entries, sent = without_ephemeral(state.passages, state.sent, state.first_ephemeral)
+        state = msgspec.structs.replace(state, passages=entries, sent=sent)
     return msgspec.structs.replace(
         state,
         turn=Turn(event.turn_id or event.id, event.at),
@@ -336,11 +336,11 @@ def _inject(state: State, injected: ContextInjected) -> State:
     if injected.place == "system":
         # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
-        passages, sent = state.passages, state.sent
+        entries, sent = state.passages, state.sent
         if before != said.text:
-            passages, sent = chosen(passages, sent, without_thinking)
-        return msgspec.structs.replace(state, system_tail=said, passages=passages, sent=sent)
-    passage = Passage(
+            entries, sent = chosen(entries, sent, without_thinking)
+        return msgspec.structs.replace(state, system_tail=said, passages=entries, sent=sent)
+    entry = Passage(
         "user",
         (Text(injected.text),),
         layer=injected.layer,
@@ -354,8 +354,8 @@ def _inject(state: State, injected: ContextInjected) -> State:
         first = len(state.passages)
     return msgspec.structs.replace(
         state,
-        passages=(*state.passages, passage),
+        passages=(*state.passages, entry),
         emitted=(*others, said),
         first_ephemeral=first,
-        messages=passage.number,
+        messages=entry.number,
     )

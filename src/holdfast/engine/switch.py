@@ -50,14 +50,14 @@ class SwitchQuote(msgspec.Struct, frozen=True):
         )
 
 
-def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
-    state, before = talk.state, talk.parts.model
+def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
+    state, before = conversation.state, conversation.parts.model
     carried = carry(state.passages, same_provider=provider_of(before.id) == model.provider)
-    scroll = _scroll(talk, model, adapter, carried)
-    tokens, stable_tokens = scroll.tokens_total, sum(scroll.tokens[: scroll.stable_count])
+    buffer = _scroll(conversation, model, adapter, carried)
+    tokens, stable_tokens = buffer.tokens_total, sum(buffer.tokens[: buffer.stable_count])
     caches = capabilities_of(model).supports_prompt_caching
-    today = utc_date(talk.parts.clock())
-    warm_tokens = state.calibration.corrected(talk.draft.scroll.tokens_total) or tokens
+    today = utc_date(conversation.parts.clock())
+    warm_tokens = state.calibration.corrected(conversation.draft.scroll.tokens_total) or tokens
     warm = price_at(before, today, warm_tokens)
     caches_now = capabilities_of(before).supports_prompt_caching
     return SwitchQuote(
@@ -68,7 +68,7 @@ def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQu
         warm_usd=warm_tokens * (warm.cache_read if caches_now else warm.input) / _MILLION,
         supports_prompt_caching=caches,
         dropped=carried.dropped,
-        reworded=sum(adapter.lower(passage) != passage for passage in carried.passages),
+        reworded=sum(adapter.lower(entry) != entry for entry in carried.passages),
         below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if caches else 0,
     )
 
@@ -86,9 +86,9 @@ def first_rate(model: Model, price: Price) -> Decimal:
             return price.input
 
 
-def _scroll(talk: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
+def _scroll(conversation: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
     count = len(carried.passages)
-    view = view_of(msgspec.structs.replace(talk.state, passages=carried.passages, sent=count))
+    view = view_of(msgspec.structs.replace(conversation.state, passages=carried.passages, sent=count))
     draft = Draft(adapter, lambda data: count_block(data, model.tokens_factor))
     prompt: Prompt = assemble(view)
     draft.update(prompt)

@@ -5,23 +5,23 @@ from holdfast.events.payloads import CacheLearned
 from holdfast.planning.lessons import lesson_of
 
 
-async def teach_news(talk: Conversation) -> None:
+async def teach_news(conversation: Conversation) -> None:
     """Record at once what was seen of the provider's cache: it is seen rarely, and a session may end at any time."""
-    lesson = _lesson(talk)
-    if lesson is not None and _seen(lesson) != _seen(talk.state.taught):
-        await talk.record("system", lesson)
+    lesson = _lesson(conversation)
+    if lesson is not None and _seen(lesson) != _seen(conversation.state.taught):
+        await conversation.record("system", lesson)
 
 
-async def teach(talk: Conversation) -> None:
+async def teach(conversation: Conversation) -> None:
     """Record everything that was learned, unless it is on the log."""
-    lesson = _lesson(talk)
-    if lesson is not None and lesson != talk.state.taught:
-        await talk.record("system", lesson)
+    lesson = _lesson(conversation)
+    if lesson is not None and lesson != conversation.state.taught:
+        await conversation.record("system", lesson)
 
 
-def _lesson(talk: Conversation) -> CacheLearned | None:
-    memory = talk.state.memory
-    return lesson_of(memory, talk.parts.scene) if memory.calls else None
+def _lesson(conversation: Conversation) -> CacheLearned | None:
+    memory = conversation.state.memory
+    return lesson_of(memory, conversation.parts.scene) if memory.calls else None
 
 
 def _seen(lesson: CacheLearned | None) -> tuple[int, int, int, int | None]:

@@ -26,44 +26,49 @@ class Prewarming(msgspec.Struct, frozen=True):
     cost_usd: Decimal = Decimal(0)
 
 
-async def prewarm(talk: Conversation) -> Prewarming:
+async def prewarm(conversation: Conversation) -> Prewarming:
     """Send tools and stable system prompt, marked, and ask for nothing; no failure of that is raised.
 
     Nothing is sent where the head is known to be cached, be it because another session is just putting it there.
     """
-    await heed(talk)
-    parts = talk.parts
-    parameters = empty_parameters(talk.parameters, parts.model)
+    await heed(conversation)
+    parts = conversation.parts
+    parameters = empty_parameters(conversation.parameters, parts.model)
     if isinstance(parameters, str):
         return Prewarming(False, parameters)
-    scroll = _head(talk)
-    marks = tuple(mark for mark in plan_next(talk, scroll, 0).marks if mark.piece < scroll.stable_count)
-    claim = claim_of(talk, scroll, Plan(marks))
+    buffer = _head(conversation)
+    breakpoints = tuple(
+        breakpoint for breakpoint in plan_next(conversation, buffer, 0).marks if breakpoint.piece < buffer.stable_count
+    )
+    claim = claim_of(conversation, buffer, Plan(breakpoints))
     if not claim.prefixes:
         return Prewarming(
             False,
-            f"tools and system prompt have about {_tokens(talk, scroll)} tokens, and {parts.model.id} caches nothing "
-            f"below {parts.model.cache.tokens_min}",
+            f"tools and system prompt have about {_tokens(conversation, buffer)} tokens, and {parts.model.id} caches "
+            f"nothing below {parts.model.cache.tokens_min}",
         )
-    body = scroll.render(parts.adapter.opening(parameters), marks)
+    body = buffer.render(parts.adapter.opening(parameters), breakpoints)
     wish = Empty(
-        "warm", marks[-1].ttl, talk.state.calibration.corrected(scroll.tokens_total), "the caller asked for it"
+        "warm",
+        breakpoints[-1].ttl,
+        conversation.state.calibration.corrected(buffer.tokens_total),
+        "the caller asked for it",
     )
-    async with cross(parts.gate, claim, parts.clock) as crossing:
-        if not crossing.writes:
+    async with cross(parts.gate, claim, parts.clock) as slot:
+        if not slot.writes:
             return Prewarming(False, "the head is in the cache already")
-        told = await send_empty(talk, body, wish)
+        told = await send_empty(conversation, body, wish)
         if isinstance(told, str):
             return Prewarming(False, told)
-        crossing.begun()
+        slot.begun()
     return Prewarming(True, usage=told.usage, cost_usd=told.cost_usd)
 
 
-def _head(talk: Conversation) -> Scroll:
-    draft = talk.new_draft()
-    draft.update(assemble(View(head=talk.state.head, newest=(closing_behind(None),))))
+def _head(conversation: Conversation) -> Scroll:
+    draft = conversation.new_draft()
+    draft.update(assemble(View(head=conversation.state.head, newest=(closing_behind(None),))))
     return draft.scroll
 
 
-def _tokens(talk: Conversation, scroll: Scroll) -> int:
-    return talk.state.calibration.corrected(sum(scroll.tokens[: scroll.stable_count]))
+def _tokens(conversation: Conversation, buffer: Scroll) -> int:
+    return conversation.state.calibration.corrected(sum(buffer.tokens[: buffer.stable_count]))

@@ -41,33 +41,33 @@ class Witness:
         if row is None:
             self.warnings.once(f"model {model[:120]!r} is not in the catalog: nothing is changed, and it has no price")
         with self._lock:
-            scroll, move = self._scroll(adapter, wire, 1.0 if row is None else row.tokens_factor)
-            sent = wire if row is None or rewrite is None else rewrite(scroll, row)
+            buffer, move = self._scroll(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # What the provider cannot be told was left out of our spelling, and a mark on it too.
-            marks = tuple(mark for mark in sent.plan.marks if mark.piece < len(scroll.pieces))
-            automatic = () if row is None else automatic_mark(sent.parameters, scroll.pieces, marks, row.cache)
-            planned = (*marks, *automatic)
-            if marks:
-                self._tails[adapter.name] = marks[-1].piece, scroll.links[marks[-1].piece].digest
-            opening = adapter.opening(sent.parameters)
+            breakpoints = tuple(breakpoint for breakpoint in sent.plan.marks if breakpoint.piece < len(buffer.pieces))
+            automatic = () if row is None else automatic_mark(sent.parameters, buffer.pieces, breakpoints, row.cache)
+            planned = (*breakpoints, *automatic)
+            if breakpoints:
+                self._tails[adapter.name] = breakpoints[-1].piece, buffer.links[breakpoints[-1].piece].digest
+            request_head = adapter.opening(sent.parameters)
             return Prepared(
                 model=model,
                 provider=adapter.name,
                 row=row,
                 plan=Plan(planned),
-                links=tuple(scroll.links),
-                parameters_digest=digest(opening),
-                body_bytes=len(scroll.render(opening, marks)),
-                tokens=scroll.tokens_total,
+                links=tuple(buffer.links),
+                parameters_digest=digest(request_head),
+                body_bytes=len(buffer.render(request_head, breakpoints)),
+                tokens=buffer.tokens_total,
                 compares=compares(adapter, sent.parameters),
                 settings=() if row is None else settings_of(row.provider, row.cache, sent.parameters),
                 move=move,
             )
 
-    def tail(self, adapter: Adapter, scroll: Scroll) -> int | None:
+    def tail(self, adapter: Adapter, buffer: Scroll) -> int | None:
         """The last piece that the request before had marked, where this one says the same up to it."""
-        piece, known = self._tails.get(adapter.name, (-1, ""))
-        return piece if 0 <= piece < len(scroll.links) and scroll.links[piece].digest == known else None
+        block, known = self._tails.get(adapter.name, (-1, ""))
+        return block if 0 <= block < len(buffer.links) and buffer.links[block].digest == known else None
 
     def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
         """The request spelled, and how it left the one before, if it did."""

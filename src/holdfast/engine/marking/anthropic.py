@@ -27,9 +27,9 @@ def rewrite(arguments: Arguments, request: Request, *, text_follows: bool = Fals
         return Rewritten(arguments, request.wire)
     own = request.wire.plan.marks
     ours = missing_marks(request, own, text_follows=text_follows)
-    marks = tuple(sorted((*own, *ours), key=lambda mark: mark.piece))
-    changed = _marked(arguments, {mark.piece: mark.ttl for mark in ours}, request)
-    return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(marks)))
+    breakpoints = tuple(sorted((*own, *ours), key=lambda breakpoint: breakpoint.piece))
+    changed = _marked(arguments, {breakpoint.piece: breakpoint.ttl for breakpoint in ours}, request)
+    return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(breakpoints)))
 
 
 def missing_marks(request: Request, own: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
@@ -38,33 +38,40 @@ def missing_marks(request: Request, own: Sequence[Mark], *, text_follows: bool =
     ends_marked = automatic is not None and not text_follows
     taken = _count(request.body) + (automatic is not None)
     left = max(0, request.model.cache.marks_max - taken)
-    marked = {mark.piece for mark in own}
-    pieces = request.scroll.pieces
+    marked = {breakpoint.piece for breakpoint in own}
+    blocks = request.scroll.pieces
     wanted = [
-        mark
-        for mark in _planned(request)
+        breakpoint
+        for breakpoint in _planned(request)
         # The provider's automatic mark stands at the end of the conversation already, or on what follows it.
-        if mark.piece not in marked and not (ends_marked and pieces[mark.piece].place == "messages")
+        if breakpoint.piece not in marked and not (ends_marked and blocks[breakpoint.piece].place == "messages")
     ]
     # A mark for an hour must not stand behind one for five minutes. What lies in front of it is written for an
     # hour in any case, so this costs nothing.
-    hours = [mark.piece for mark in own if mark.ttl == "1h"]
+    hours = [breakpoint.piece for breakpoint in own if breakpoint.ttl == "1h"]
     if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
-        hours.append(len(pieces))
+        hours.append(len(blocks))
     last_hour = max(hours, default=-1)
     chosen = wanted[-left:] if left else []
-    return tuple(Mark(mark.piece, "1h" if mark.piece < last_hour else mark.ttl, mark.reason) for mark in chosen)
+    return tuple(
+        Mark(breakpoint.piece, "1h" if breakpoint.piece < last_hour else breakpoint.ttl, breakpoint.reason)
+        for breakpoint in chosen
+    )
 
 
 def _planned(request: Request) -> tuple[Mark, ...]:
     """The plan, and the end of the call before where that lies too far back to be found from the end of this one."""
-    rules, tail, pieces = request.model.cache, request.tail, request.scroll.pieces
-    marks = plan_marks(request.scroll, rules).marks
-    if tail is None or not marks or not takes_mark(pieces, tail) or pieces[tail].place != "messages":
-        return marks
-    if marks[-1].piece - tail < rules.lookback_positions:
-        return marks
-    return (*marks[:-1], Mark(tail, reason="end of the call before, which is too far back to be found"), marks[-1])
+    rules, tail, blocks = request.model.cache, request.tail, request.scroll.pieces
+    breakpoints = plan_marks(request.scroll, rules).marks
+    if tail is None or not breakpoints or not takes_mark(blocks, tail) or blocks[tail].place != "messages":
+        return breakpoints
+    if breakpoints[-1].piece - tail < rules.lookback_positions:
+        return breakpoints
+    return (
+        *breakpoints[:-1],
+        Mark(tail, reason="end of the call before, which is too far back to be found"),
+        breakpoints[-1],
+    )
 
 
 def _count(body: Mapping[str, Json]) -> int:
