@@ -54,94 +54,94 @@ class Keeper:
     """Watches one session from its opening to its close. A turn or a call that begins stops what was not sent yet."""
 
     def __init__(self, conversation: Conversation, rules: KeepAlive) -> None:
-        self._talk = conversation
+        self._conversation = conversation
         self._rules = rules
-        self._waiting: asyncio.Task[None] | None = None
+        self._waiting_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
-        self._stop: Callable[[], None] = conversation.parts.bus.subscribe(self._hear)
+        self._unsubscribe: Callable[[], None] = conversation.parts.bus.subscribe(self._on_event)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event.payload:
             case TurnStarted() | LlmCallStarted() | ModelSwitched() | ContextCompacted() | SessionEnded():
-                self._leave()
+                self._cancel_waiting()
             case LlmCallCompleted():
-                self._leave()
-                self._waiting = asyncio.ensure_future(self._keep())
-                self._tasks.add(self._waiting)
-                self._waiting.add_done_callback(self._tasks.discard)
+                self._cancel_waiting()
+                self._waiting_task = asyncio.ensure_future(self._ping_loop())
+                self._tasks.add(self._waiting_task)
+                self._waiting_task.add_done_callback(self._tasks.discard)
             case _:
                 return
 
-    def _leave(self) -> None:
+    def _cancel_waiting(self) -> None:
         # What is under way is paid for already: it is read to its end, and recorded.
-        if self._waiting is not None and self._waiting not in self._sending:
-            self._waiting.cancel()
-        self._waiting = None
+        if self._waiting_task is not None and self._waiting_task not in self._sending:
+            self._waiting_task.cancel()
+        self._waiting_task = None
 
-    async def _keep(self) -> None:
+    async def _ping_loop(self) -> None:
         this = asyncio.current_task()
         try:
-            while self._waiting is this and await self._keep_once():
+            while self._waiting_task is this and await self._ping_once():
                 pass
         except HoldfastError as error:
             # Nobody waits for this task: what fails here, the next call of the session meets too, and tells.
-            logger.warning("the cache of session %s is not kept alive: %s", self._talk.state.session_id, error)
+            logger.warning("the cache of session %s is not kept alive: %s", self._conversation.state.session_id, error)
 
-    async def _keep_once(self) -> bool:
+    async def _ping_once(self) -> bool:
         """Wait for the next ping and send it; whether there may be another one."""
-        ping = next_ping(self._talk)
+        ping = next_ping(self._conversation)
         if isinstance(ping, str):
             return self._give_up(ping)
-        used_at = self._talk.state.memory.used_at or 0.0
-        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._talk.parts.clock()))
-        if self._talk.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
+        used_at = self._conversation.state.memory.used_at or 0.0
+        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._conversation.parts.clock()))
+        if self._conversation.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
             return False  # The machine slept longer than it was told to: nothing is left to be kept.
-        if await heed(self._talk):
+        if await heed(self._conversation):
             return self._give_up("what is set for its cache has changed")
-        letter = letter_of(self._talk, ping)
-        if isinstance(letter, str):
-            return self._give_up(letter)
-        if over := over_limit(self._talk, letter, self._rules):
-            return self._give_up(over)
-        return await self._send(letter)
+        request = letter_of(self._conversation, ping)
+        if isinstance(request, str):
+            return self._give_up(request)
+        if over_budget := over_limit(self._conversation, request, self._rules):
+            return self._give_up(over_budget)
+        return await self._send(request)
 
     def _give_up(self, reason: str) -> bool:
-        logger.info("the cache of session %s is not kept alive: %s", self._talk.state.session_id, reason)
+        logger.info("the cache of session %s is not kept alive: %s", self._conversation.state.session_id, reason)
         return False
 
-    async def _send(self, letter: Letter) -> bool:
+    async def _send(self, request: Letter) -> bool:
         this = asyncio.current_task()
         assert this is not None
         self._sending.add(this)
         try:
-            return isinstance(await send_empty(self._talk, letter.body, letter.wish), CachePinged)
+            return isinstance(await send_empty(self._conversation, request.body, request.wish), CachePinged)
         finally:
             self._sending.discard(this)
 
     async def aclose(self) -> None:
         """What waits is stopped; what is under way is given a moment to end, for it is paid for."""
-        self._stop()
-        self._leave()
+        self._unsubscribe()
+        self._cancel_waiting()
         try:
             if self._sending:
                 await asyncio.wait(self._sending, timeout=CLOSING_SECONDS_MAX)
         finally:
-            left = tuple(self._tasks)
-            for task in left:
+            tasks = tuple(self._tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def next_ping(conversation: Conversation) -> Ping | str:
     """The ping that is due if nothing else happens; or why there is none."""
-    state, parts = conversation.state, conversation.parts
+    state, deps = conversation.state, conversation.parts
     if refused := why_not_alive(conversation):
         return refused
-    if state.memory.tail_piece is None or not {"5m", "1h"} <= parts.model.cache.ttls_seconds.keys():
+    if state.memory.tail_piece is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
         return "nothing was marked"
     moment = moment_of(conversation, conversation.draft.scroll)
-    ping = ping_of(state.memory, parts.learned, moment, "tool" if open_calls(state) else "person")
+    ping = ping_of(state.memory, deps.learned, moment, "tool" if open_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
     if state.control.ttl not in ("auto", ping.ttl):
@@ -149,11 +149,11 @@ def next_ping(conversation: Conversation) -> Ping | str:
     return ping
 
 
-def over_limit(conversation: Conversation, letter: Letter, rules: KeepAlive) -> str | None:
+def over_limit(conversation: Conversation, request: Letter, rules: KeepAlive) -> str | None:
     """Why there is too little money left for this ping, where there is."""
-    spent, held = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
-    price = conversation.price(letter.wish.estimated_tokens)
-    cost = (price.cache_read * held + write_rate(letter.wish.ttl, price) * letter.new_tokens) / _MILLION
+    spent, cached_tokens = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
+    price = conversation.price(request.wish.estimated_tokens)
+    cost = (price.cache_read * cached_tokens + write_rate(request.wish.ttl, price) * request.new_tokens) / _MILLION
     if spent + cost <= rules.usd_max:
         return None
     return f"${spent:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
@@ -168,14 +168,16 @@ def letter_of(conversation: Conversation, ping: Ping) -> Letter | str:
     if isinstance(parameters, str):
         return parameters
     request_head = conversation.parts.adapter.opening(parameters)
-    buffer, last = conversation.draft.scroll, request.marks[-1]
-    if memory.pieces == request.pieces and (last.ttl == ping.ttl or ping.ttl == "5m"):
-        behind = buffer.pieces[request.pieces :]
+    buffer, last_breakpoint = conversation.draft.scroll, request.marks[-1]
+    if memory.pieces == request.pieces and (last_breakpoint.ttl == ping.ttl or ping.ttl == "5m"):
+        later_blocks = buffer.pieces[request.pieces :]
         buffer.cut(request.pieces)
         body = buffer.render(request_head, request.marks)
         tokens = conversation.state.calibration.corrected(buffer.tokens_total)
-        buffer.extend(behind)
-        return Letter(body, Empty("refresh", last.ttl, tokens, ping.reason, last.piece, request.pieces))
+        buffer.extend(later_blocks)
+        return Letter(
+            body, Empty("refresh", last_breakpoint.ttl, tokens, ping.reason, last_breakpoint.piece, request.pieces)
+        )
     return _with_reply(conversation, ping, request_head)
 
 
@@ -187,20 +189,22 @@ def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> 
     conversation.draft.update(assemble(sent_view(state)))
     buffer = conversation.draft.scroll
     blocks = len(buffer.pieces)
-    place = next((at for at in range(blocks - 1, -1, -1) if takes_mark(buffer.pieces, at)), None)
-    if place is None:
+    last_block = next((at for at in range(blocks - 1, -1, -1) if takes_mark(buffer.pieces, at)), None)
+    if last_block is None:
         return "nothing in the prompt takes a mark"
     request = state.request
-    before = sorted({breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < place})
-    held = before[-(conversation.parts.model.cache.marks_max - 1) :]
-    breakpoints = tuple(Mark(block, ping.ttl, "kept alive") for block in (*held, place))
+    previous_blocks = sorted(
+        {breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < last_block}
+    )
+    earlier_blocks = previous_blocks[-(conversation.parts.model.cache.marks_max - 1) :]
+    breakpoints = tuple(Mark(block, ping.ttl, "kept alive") for block in (*earlier_blocks, last_block))
     buffer.extend(
-        closing_pieces := conversation.draft.spelled(closing_behind(state.passages[-1] if state.passages else None))
+        closing_blocks := conversation.draft.spelled(closing_behind(state.passages[-1] if state.passages else None))
     )
     body = buffer.render(request_head, breakpoints)
-    closing_tokens = sum(buffer.tokens[-len(closing_pieces) :])
+    closing_tokens = sum(buffer.tokens[-len(closing_blocks) :])
     tokens = state.calibration.corrected(buffer.tokens_total)
     new_tokens = state.calibration.corrected(sum(buffer.tokens[state.memory.pieces :]))
     buffer.cut(blocks)
     kind: PingKind = "refresh" if conversation.state.memory.pieces == blocks else "upgrade"
-    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, place, blocks, closing_tokens), new_tokens)
+    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens), new_tokens)

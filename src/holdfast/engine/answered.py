@@ -26,8 +26,8 @@ class Comparison(msgspec.Struct, frozen=True):
     refused_by: frozenset[str] = frozenset()
 
 
-def comparison_after(before: Comparison, ended: LlmCallCompleted | LlmCallFailed) -> Comparison:
-    match ended:
+def comparison_after(before: Comparison, outcome: LlmCallCompleted | LlmCallFailed) -> Comparison:
+    match outcome:
         case LlmCallCompleted(model=model, response_id=id) if id:
             return msgspec.structs.replace(before, response_ids={**before.response_ids, model: id})
         case LlmCallFailed(refused_diagnosis=True, provider=provider):

@@ -15,12 +15,16 @@ def by_lifetime(usage: Usage, provider: str, breakpoints: Sequence[Mark], links:
 
     OpenRouter adds them up. Where lifetimes are mixed, how far that mark reaches is an estimate, by its share of bytes.
     """
-    hours = [breakpoint.piece for breakpoint in breakpoints if breakpoint.ttl == "1h" and breakpoint.piece < len(links)]
-    written = usage.cache_write_5m
-    if provider != openrouter.name or not hours or not written:
+    hour_blocks = [
+        breakpoint.piece for breakpoint in breakpoints if breakpoint.ttl == "1h" and breakpoint.piece < len(links)
+    ]
+    written_tokens = usage.cache_write_5m
+    if provider != openrouter.name or not hour_blocks or not written_tokens:
         return usage
-    hour = written
-    if max(hours) < max(breakpoint.piece for breakpoint in breakpoints):
-        reach = usage.tokens_sent * links[max(hours)].end // links[-1].end
-        hour = min(written, max(0, reach - usage.cache_read))
-    return msgspec.structs.replace(usage, cache_write_5m=written - hour, cache_write_1h=usage.cache_write_1h + hour)
+    hour_tokens = written_tokens
+    if max(hour_blocks) < max(breakpoint.piece for breakpoint in breakpoints):
+        tokens_upto_hour = usage.tokens_sent * links[max(hour_blocks)].end // links[-1].end
+        hour_tokens = min(written_tokens, max(0, tokens_upto_hour - usage.cache_read))
+    return msgspec.structs.replace(
+        usage, cache_write_5m=written_tokens - hour_tokens, cache_write_1h=usage.cache_write_1h + hour_tokens
+    )

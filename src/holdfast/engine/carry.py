@@ -26,30 +26,32 @@ def carry(entries: Sequence[Passage], *, same_provider: bool) -> Carried:
     enough to be told to anyone.
     """
     dropped: Counter[str] = Counter()
-    kept = []
+    carried = []
     for entry in entries:
         content = tuple(
-            taken for block in entry.content if (taken := _carried(block, same_provider, dropped)) is not None
+            converted
+            for block in entry.content
+            if (converted := _portable_block(block, same_provider, dropped)) is not None
         )
         if len(content) == len(entry.content) and all(a is b for a, b in zip(content, entry.content, strict=True)):
-            kept.append(entry)
+            carried.append(entry)
         elif content:
-            kept.append(msgspec.structs.replace(entry, content=content))
-    return Carried(tuple(kept), tuple(sorted(dropped.items())))
+            carried.append(msgspec.structs.replace(entry, content=content))
+    return Carried(tuple(carried), tuple(sorted(dropped.items())))
 
 
-def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
+def _portable_block(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
     if is_thinking(block):
         dropped["thinking"] += 1
         return None
     if same_provider:
         return block
     if isinstance(block, Opaque):
-        answered = result_id(block)
-        if answered is not None:
+        answered_id = result_id(block)
+        if answered_id is not None:
             # Its call goes along, and no provider takes a call without a result.
             dropped[block.kind] += 1
-            return ToolResult(answered, (Text(UNTOLD_RESULT),))
+            return ToolResult(answered_id, (Text(UNTOLD_RESULT),))
         call = call_in(block)
         if call is None:
             dropped[block.kind] += 1
@@ -57,8 +59,8 @@ def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block 
     if isinstance(block, ToolResult) and any(isinstance(part, Opaque) for part in block.content):
         foreign = [part.kind for part in block.content if isinstance(part, Opaque)]
         dropped.update(foreign)
-        known = tuple(part for part in block.content if not isinstance(part, Opaque))
-        return msgspec.structs.replace(block, content=known)
+        portable = tuple(part for part in block.content if not isinstance(part, Opaque))
+        return msgspec.structs.replace(block, content=portable)
     return block
 
 

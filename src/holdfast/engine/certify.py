@@ -39,71 +39,75 @@ def certify(
     """One for every request of a session, in order: its bytes are made anew from the log and compared."""
     state = State(session_id)
     draft: Draft | None = None
-    open_one: Certificate | None = None
-    number = 0
+    pending: Certificate | None = None
+    call_number = 0
     simulated = False
     for event in events:
         match event.payload:
-            case SessionStarted() as it:
-                simulated = it.simulated
-            case RequestPrepared() as it:
-                if open_one is not None:
-                    yield open_one
-                number += 1
+            case SessionStarted() as payload:
+                simulated = payload.simulated
+            case RequestPrepared() as payload:
+                if pending is not None:
+                    yield pending
+                call_number += 1
                 draft = draft or Draft(adapter_for(find_model(state.model, models).provider), len)
                 draft.update(assemble(sent_view(state)))
-                open_one = _checked(state, it, draft, number)
+                pending = _certify_bytes(state, payload, draft, call_number)
             case ModelSwitched():
                 draft = None
-            case LlmCallCompleted() as it if open_one is not None:
-                yield _with_read(open_one, it.usage.cache_read, drop_tokens_min, simulated=simulated)
-                open_one = None
-            case LlmCallFailed() if open_one is not None:
-                yield open_one
-                open_one = None
+            case LlmCallCompleted() as payload if pending is not None:
+                yield _with_read(pending, payload.usage.cache_read, drop_tokens_min, simulated=simulated)
+                pending = None
+            case LlmCallFailed() if pending is not None:
+                yield pending
+                pending = None
             case _:
                 pass
         state = apply(state, event)
-    if open_one is not None:
-        yield open_one
+    if pending is not None:
+        yield pending
 
 
-def _checked(state: State, prepared: RequestPrepared, draft: Draft, number: int) -> Certificate:
-    before = state.links
+def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_number: int) -> Certificate:
+    previous_links = state.links
     # A log that was tampered with may name any number.
-    shared = min(max(prepared.shared_blocks, 0), len(before))
-    recorded = (*before[:shared], *prepared.links)
-    made = Certificate(
-        call=number,
-        prefix_bytes=before[shared - 1].end if shared else 0,
-        equal_to_call=number - 1 if shared else None,
+    shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_links))
+    recorded = (*previous_links[:shared_blocks], *prepared.links)
+    certificate = Certificate(
+        call=call_number,
+        prefix_bytes=previous_links[shared_blocks - 1].end if shared_blocks else 0,
+        equal_to_call=call_number - 1 if shared_blocks else None,
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
-    if shared != prepared.shared_blocks:
-        return _refused(made, f"it says that it shares {prepared.shared_blocks} blocks with a call of {len(before)}")
+    if shared_blocks != prepared.shared_blocks:
+        return _with_violation(
+            certificate, f"it says that it shares {prepared.shared_blocks} blocks with a call of {len(previous_links)}"
+        )
     if prepared.encoding != ENCODING:
-        return _refused(made, f"it was spelled by {prepared.encoding}, which this version does not know")
-    made_anew = draft.scroll.links
-    same = shared_links(recorded, made_anew)
-    if same < max(len(recorded), len(made_anew)):
-        moved = (recorded if same < len(recorded) else made_anew)[same]
-        where = f"block {same}, layer {moved.layer!r}, from byte {moved.start} on"
-        return _refused(made, f"the log makes other bytes than were sent: {where}")
-    if shared < min(len(before), state.answered_links):
-        moved = before[shared]
-        where = f"block {shared}, layer {moved.layer!r}, from byte {moved.start} on"
-        return _refused(made, f"the prefix moved: {where}")
-    return made
+        return _with_violation(certificate, f"it was spelled by {prepared.encoding}, which this version does not know")
+    rebuilt = draft.scroll.links
+    equal_blocks = shared_links(recorded, rebuilt)
+    if equal_blocks < max(len(recorded), len(rebuilt)):
+        changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
+        where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
+        return _with_violation(certificate, f"the log makes other bytes than were sent: {where}")
+    if shared_blocks < min(len(previous_links), state.answered_links):
+        changed = previous_links[shared_blocks]
+        where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
+        return _with_violation(certificate, f"the prefix moved: {where}")
+    return certificate
 
 
-def _with_read(made: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:
-    told = msgspec.structs.replace(made, read_tokens=read)
-    if told.violation is None and made.expected_read_tokens - read >= drop_tokens_min:
+def _with_read(certificate: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:
+    with_usage = msgspec.structs.replace(certificate, read_tokens=read)
+    if with_usage.violation is None and certificate.expected_read_tokens - read >= drop_tokens_min:
         if simulated and not read:
-            return msgspec.structs.replace(told, restarted=True)
-        return _refused(told, f"{read} tokens were read of {made.expected_read_tokens} that were there")
-    return told
+            return msgspec.structs.replace(with_usage, restarted=True)
+        return _with_violation(
+            with_usage, f"{read} tokens were read of {certificate.expected_read_tokens} that were there"
+        )
+    return with_usage
 
 
-def _refused(made: Certificate, violation: str) -> Certificate:
-    return msgspec.structs.replace(made, violation=violation)
+def _with_violation(certificate: Certificate, violation: str) -> Certificate:
+    return msgspec.structs.replace(certificate, violation=violation)

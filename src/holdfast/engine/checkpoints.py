@@ -29,15 +29,15 @@ SMALL_TAIL_TOKENS = 6_000
 def standing_of(conversation: Conversation) -> Standing:
     """The conversation as it stands, with the draft of what would be sent now."""
     conversation.draft.update(assemble(sent_view(conversation.state)))
-    state, parts = conversation.state, conversation.parts
+    state, deps = conversation.state, conversation.parts
     return Standing(
         state=state,
         draft=conversation.draft,
-        model=parts.model,
+        model=deps.model,
         price=conversation.price(state.calibration.corrected(conversation.draft.scroll.tokens_total)),
-        at=parts.clock(),
-        learned=parts.learned,
-        output_tokens_max=parts.parameters.output_tokens_max,
+        at=deps.clock(),
+        learned=deps.learned,
+        output_tokens_max=deps.parameters.output_tokens_max,
         said=conversation.said,
         new_draft=conversation.new_draft,
     )
@@ -45,33 +45,33 @@ def standing_of(conversation: Conversation) -> Standing:
 
 async def shorten(conversation: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
     """What was asked for, done if it helps; by the seed's rules where that is said."""
-    standing = standing_of(conversation)
+    snapshot = standing_of(conversation)
     # A long conversation is read through for it, which is not to keep others waiting.
-    found = await asyncio.to_thread(propose_seed if seed else propose, standing, config, "asked")
+    proposal = await asyncio.to_thread(propose_seed if seed else propose, snapshot, config, "asked")
     await report_damage(conversation)
-    if isinstance(found, Proposal):
-        found = await _explained(conversation, standing, found, config)
-        await conversation.record("user", *found.payloads)
+    if isinstance(proposal, Proposal):
+        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
+        await conversation.record("user", *proposal.payloads)
         await adopt(conversation)
-    return found
+    return proposal
 
 
-async def _explained(
-    conversation: Conversation, standing: Standing, found: Proposal, config: CompactionConfig
+async def _with_llm_summary(
+    conversation: Conversation, snapshot: Standing, proposal: Proposal, config: CompactionConfig
 ) -> Proposal:
     """With the model's own words where they are wanted, and the prompt that they ride on is still cached."""
-    if not config.prose or found.event.strategy != "checkpoint" or found.event.numbers.cache_cold:
-        return found
-    return await with_prose(conversation, standing, found)
+    if not config.prose or proposal.event.strategy != "checkpoint" or proposal.event.numbers.cache_cold:
+        return proposal
+    return await with_prose(conversation, snapshot, proposal)
 
 
 async def shorten_if_due(conversation: Conversation) -> bool:
     """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
-    config, standing = conversation.parts.compaction, standing_of(conversation)
-    outlook = outlook_of(standing)
+    config, snapshot = conversation.parts.compaction, standing_of(conversation)
+    outlook = outlook_of(snapshot)
     trigger = due(outlook, conversation.state.compaction, config, by_size_alone=conversation.state.profile == "seed")
-    may = trigger is not None and (trigger == "hard" or not _thinks_on(conversation))
-    if may and trigger is not None and await _shorten(conversation, standing, trigger, config):
+    is_allowed = trigger is not None and (trigger == "hard" or not _is_thinking(conversation))
+    if is_allowed and trigger is not None and await _compact_for(conversation, snapshot, trigger, config):
         return True
     if config.auto and too_large_a_head(outlook, config):
         await report_ineffective(conversation, HEAD_TOO_LARGE)
@@ -81,50 +81,52 @@ async def shorten_if_due(conversation: Conversation) -> bool:
 
 async def clear_outputs(conversation: Conversation) -> str:
     """Once a prompt did not fit: old outputs of tools give way; says what was done."""
-    return await _after_overflow(
+    return await _apply_after_overflow(
         conversation, propose_clearing(standing_of(conversation), conversation.parts.compaction, "overflow")
     )
 
 
 async def make_checkpoint(conversation: Conversation) -> str:
     """Once a prompt did not fit: a record stands for all but a short tail; says what was done."""
-    return await _keep_tail(conversation, SMALL_TAIL_TOKENS)
+    return await _compact_to_tail(conversation, SMALL_TAIL_TOKENS)
 
 
 async def make_smallest_tail(conversation: Conversation) -> str:
     """Once a prompt still did not fit: nothing but the newest group stays; says what was done."""
-    return await _keep_tail(conversation, 1)
+    return await _compact_to_tail(conversation, 1)
 
 
-async def _keep_tail(conversation: Conversation, tokens_max: int) -> str:
-    standing, config = standing_of(conversation), conversation.parts.compaction
-    found = await asyncio.to_thread(propose, standing, config, "overflow", tail_tokens_max=tokens_max)
-    return await _after_overflow(conversation, found)
+async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
+    snapshot, config = standing_of(conversation), conversation.parts.compaction
+    proposal = await asyncio.to_thread(propose, snapshot, config, "overflow", tail_tokens_max=tokens_max)
+    return await _apply_after_overflow(conversation, proposal)
 
 
-async def _after_overflow(conversation: Conversation, found: Proposal | Unhelpful) -> str:
-    if isinstance(found, Unhelpful):
-        return found.reason
-    await conversation.record("system", *found.payloads)
+async def _apply_after_overflow(conversation: Conversation, proposal: Proposal | Unhelpful) -> str:
+    if isinstance(proposal, Unhelpful):
+        return proposal.reason
+    await conversation.record("system", *proposal.payloads)
     await adopt(conversation)
-    return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
+    return f"{proposal.event.tokens_before} tokens became {proposal.event.tokens_after}"
 
 
-async def _shorten(conversation: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
-    found = await asyncio.to_thread(propose, standing, config, trigger)
+async def _compact_for(
+    conversation: Conversation, snapshot: Standing, trigger: Trigger, config: CompactionConfig
+) -> bool:
+    proposal = await asyncio.to_thread(propose, snapshot, config, trigger)
     await report_damage(conversation)
-    if isinstance(found, Proposal):
-        found = await _explained(conversation, standing, found, config)
-        await conversation.record("system", *found.payloads)
+    if isinstance(proposal, Proposal):
+        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
+        await conversation.record("system", *proposal.payloads)
         await adopt(conversation)
         return True
-    final = too_large_a_head(outlook_of(standing), config)
-    refused = CompactionRefused(trigger, HEAD_TOO_LARGE if final else found.reason, found.numbers, final)
+    is_final = too_large_a_head(outlook_of(snapshot), config)
+    refused = CompactionRefused(trigger, HEAD_TOO_LARGE if is_final else proposal.reason, proposal.numbers, is_final)
     await conversation.record("system", refused)
     return False
 
 
-def _thinks_on(conversation: Conversation) -> bool:
+def _is_thinking(conversation: Conversation) -> bool:
     """Whether a model is in the middle of a turn whose thinking it could not take back behind another prefix."""
     turn = conversation.state.turn
     return conversation.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0

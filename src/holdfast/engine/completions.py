@@ -23,7 +23,7 @@ _CHUNK_OVERHEAD_BYTES = 64
 _WHOLE: tuple[StopReason, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True):
     at: float
     until: float
     chunks: tuple[bytes, ...]
@@ -39,7 +39,7 @@ class CompletionCache:
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size_bytes = 0
 
     @property
@@ -49,13 +49,13 @@ class CompletionCache:
     def find(self, key: str, at: float, seconds: float) -> tuple[bytes, ...] | None:
         """What was kept less than so many seconds ago, and no longer than it was to be kept."""
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or at < kept.at:
+            entry = self._entries.get(key)
+            if entry is None or at < entry.at:
                 return None
-            if at >= kept.until:
+            if at >= entry.until:
                 self._drop(key)
                 return None
-            return kept.chunks if at - kept.at < seconds else None
+            return entry.chunks if at - entry.at < seconds else None
 
     def keep(self, key: str, chunks: Sequence[bytes], at: float, seconds: float) -> bool:
         """Whether the reply is kept now, in place of what was kept for the same request."""
@@ -63,19 +63,19 @@ class CompletionCache:
         if size > min(self._bytes_max, REPLY_BYTES_MAX):
             return False
         with self._lock:
-            if key in self._kept:
+            if key in self._entries:
                 self._drop(key)
-            while self._kept and (self._is_full(size) or next(iter(self._kept.values())).until <= at):
-                self._drop(next(iter(self._kept)))
-            self._kept[key] = _Kept(at, at + seconds, tuple(chunks), size)
+            while self._entries and (self._is_full(size) or next(iter(self._entries.values())).until <= at):
+                self._drop(next(iter(self._entries)))
+            self._entries[key] = _Entry(at, at + seconds, tuple(chunks), size)
             self._size_bytes += size
         return True
 
     def _is_full(self, more_bytes: int) -> bool:
-        return len(self._kept) >= self._entries_max or self._size_bytes + more_bytes > self._bytes_max
+        return len(self._entries) >= self._entries_max or self._size_bytes + more_bytes > self._bytes_max
 
     def _drop(self, key: str) -> None:
-        self._size_bytes -= self._kept.pop(key).size_bytes
+        self._size_bytes -= self._entries.pop(key).size_bytes
 
 
 class Completions(msgspec.Struct, frozen=True):

@@ -18,23 +18,30 @@ LARGEST_SHOWN = 3
 
 def numbers_in(state: State) -> CompactionNumbers:
     """How large the parts of a conversation are, about: head, record, and the rest of its messages."""
-    head = sum(tokens for _, tokens in _head(state))
-    sizes = [(is_record(one), count_tokens(plain_text(one.content))) for one in state.passages]
-    record = sum(tokens for recorded, tokens in sizes if recorded)
-    kept = sum(tokens for recorded, tokens in sizes if not recorded)
-    return CompactionNumbers(head + record + kept, head, record, kept, removed_tokens=0, calls_expected=0.0)
+    head_tokens = sum(tokens for _, tokens in _head(state))
+    entry_sizes = [(is_record(entry), count_tokens(plain_text(entry.content))) for entry in state.passages]
+    summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
+    message_tokens = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
+    return CompactionNumbers(
+        head_tokens + summary_tokens + message_tokens,
+        head_tokens,
+        summary_tokens,
+        message_tokens,
+        removed_tokens=0,
+        calls_expected=0.0,
+    )
 
 
 def largest_in(state: State) -> list[tuple[str, int]]:
     """What takes most of a conversation, by name: parts of its head, and outputs by the tool they are of."""
-    found = Counter[str]()
+    tokens_by_name = Counter[str]()
     for name, tokens in _head(state):
-        found[name] += tokens
+        tokens_by_name[name] += tokens
     for entry in state.passages:
         for block in entry.content:
             if isinstance(block, ToolResult):
-                found[f"outputs of {block.name or 'tools'}"] += count_tokens(result_text(block))
-    return found.most_common(LARGEST_SHOWN)
+                tokens_by_name[f"outputs of {block.name or 'tools'}"] += count_tokens(result_text(block))
+    return tokens_by_name.most_common(LARGEST_SHOWN)
 
 
 def _head(state: State) -> Iterator[tuple[str, int]]:
@@ -48,7 +55,7 @@ class ContextSteps:
     """What is done about a conversation that no compaction makes shorter."""
 
     def __init__(self, conversation: HoldsConversation) -> None:
-        self._talk = conversation
+        self._conversation = conversation
 
     @property
     def steps(self) -> dict[StepName, StepFunction]:
@@ -60,15 +67,17 @@ class ContextSteps:
 
     async def _diagnose(self, context: StepContext) -> str:
         del context
-        return told_sizes(numbers_in(self._talk.state))
+        return told_sizes(numbers_in(self._conversation.state))
 
     async def _suggest(self, context: StepContext) -> str:
         del context
-        return "largest: " + ", ".join(f"{name} ({tokens} tokens)" for name, tokens in largest_in(self._talk.state))
+        return "largest: " + ", ".join(
+            f"{name} ({tokens} tokens)" for name, tokens in largest_in(self._conversation.state)
+        )
 
     async def _disable(self, context: StepContext) -> str:
-        numbers = numbers_in(self._talk.state)
-        await self._talk.record(
+        numbers = numbers_in(self._conversation.state)
+        await self._conversation.record(
             "system", CompactionRefused("asked", f"switched off by {context.incident}", numbers, final=True)
         )
         return "nothing is compacted by itself until the user speaks"

@@ -105,14 +105,14 @@ class Parts(msgspec.Struct, frozen=True):
     adopting: Adopting | None = None
 
 
-def controlled(parts: Parts, control: CacheControlled) -> Parts:
+def controlled(deps: Parts, control: CacheControlled) -> Parts:
     """The parts under what people have set: a model whose caching is off is spoken to as one that cannot cache."""
-    model, keeping = parts.model, parts.keeping
+    model, keeping = deps.model, deps.keeping
     if not control.enabled:
         model = msgspec.structs.replace(model, supports_prompt_caching=False)
     if control.kept_seconds is not None:
         keeping = msgspec.structs.replace(keeping, ttl_seconds=control.kept_seconds)
-    return msgspec.structs.replace(parts, model=model, keeping=keeping)
+    return msgspec.structs.replace(deps, model=model, keeping=keeping)
 
 
 class Conversation:
@@ -122,14 +122,14 @@ class Conversation:
     `children` work for this conversation and spend its money; `promised_usd` is what a call under way may cost.
     """
 
-    def __init__(self, parts: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
-        self.given = parts
-        self.parts = controlled(parts, state.control)
+    def __init__(self, deps: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
+        self.given = deps
+        self.parts = controlled(deps, state.control)
         self.state = state
         self.parent = parent
         self.children: list[Conversation] = []
         self.promised_usd = Decimal(0)
-        self.opened_at = parts.clock()
+        self.opened_at = deps.clock()
         self._recording = asyncio.Lock()
         self.said = Said(lambda after: self.parts.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
@@ -137,15 +137,15 @@ class Conversation:
     @property
     def parameters(self) -> Parameters:
         """What was set, and what keeps sessions with one head on one cache."""
-        given, parent = self.parts.parameters, self.state.parent
+        base, parent = self.parts.parameters, self.state.parent
         owner = self.state.control.cache_key or (parent.head_session_id if parent else self.state.session_id)
         fields = self.parts.adapter.session_fields(self.parts.model, owner)
-        return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
+        return msgspec.structs.replace(base, extra=(*base.extra, *fields)) if fields else base
 
-    def speak_through(self, parts: Parts) -> None:
+    def speak_through(self, deps: Parts) -> None:
         """Go on with other parts; what was spelled for the ones before is forgotten."""
-        self.given = parts
-        self.parts = controlled(parts, self.state.control)
+        self.given = deps
+        self.parts = controlled(deps, self.state.control)
         self.draft = self.new_draft()
 
     def new_draft(self) -> Draft:
@@ -199,8 +199,8 @@ class Conversation:
     @property
     def committed_usd(self) -> Decimal:
         """What was spent, and what may be by calls that are under way, those of the children included."""
-        children = (one for one in self.children if one.state.session_id in self.state.delegating)
-        return sum((one.committed_usd for one in children), self.state.cost_usd + self.promised_usd)
+        children = (child for child in self.children if child.state.session_id in self.state.delegating)
+        return sum((child.committed_usd for child in children), self.state.cost_usd + self.promised_usd)
 
     @property
     def payer(self) -> "Conversation":
@@ -215,15 +215,15 @@ class Conversation:
     @contextmanager
     def promise(self, estimated_tokens: int) -> Iterator[None]:
         """Set money aside for a call; one is refused that could pass the limit if it read nothing from cache."""
-        worst = self.worst_cost_usd(estimated_tokens)
-        if not self.can_spend(worst):
+        cost_max = self.worst_cost_usd(estimated_tokens)
+        if not self.can_spend(cost_max):
             spent, limit = self.payer.committed_usd, self.payer.parts.spend_max_usd or 0
             raise BudgetError(
                 f"the session has spent ${spent:.4f} of its ${limit:f}; the next call could cost up to "
-                f"${worst:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
+                f"${cost_max:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
                 f"{self.parts.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
             )
-        self.promised_usd = worst
+        self.promised_usd = cost_max
         try:
             yield
         finally:
@@ -238,6 +238,8 @@ class Conversation:
         tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
         # A prompt just below the size from which all of it costs more may really be above it.
         prices = (self.price(estimated_tokens), self.price(tokens_max))
-        dearest = max(max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices)
-        output = max(row.output for row in prices)
-        return (tokens_max * dearest + output_tokens * output) / Decimal(1_000_000)
+        prompt_rate_max = max(
+            max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices
+        )
+        output_rate_max = max(row.output for row in prices)
+        return (tokens_max * prompt_rate_max + output_tokens * output_rate_max) / Decimal(1_000_000)

@@ -29,9 +29,9 @@ Step = CallModel | RunTools | RefuseTools | Finish
 
 def next_step(state: State, *, steps_max: int) -> Step:
     calls = open_calls(state)
-    spent = state.turn is not None and state.turn.llm_calls >= steps_max
+    limit_reached = state.turn is not None and state.turn.llm_calls >= steps_max
     if calls:
-        return RefuseTools(calls) if spent else RunTools(calls)
+        return RefuseTools(calls) if limit_reached else RunTools(calls)
     if state.passages and state.passages[-1].role == "assistant":
         return Finish()
-    return Finish() if spent else CallModel()
+    return Finish() if limit_reached else CallModel()

@@ -21,16 +21,16 @@ class Sent(msgspec.Struct, frozen=True):
 
 def asking(conversation: Conversation, parameters: Parameters) -> Sent:
     """With the wish, where the model can fulfil it and its provider has not refused it before."""
-    parts, compared = conversation.parts, conversation.state.comparison
-    if not parts.asks_for_diagnosis or parts.model.provider in compared.refused_by:
+    deps, comparison = conversation.parts, conversation.state.comparison
+    if not deps.asks_for_diagnosis or deps.model.provider in comparison.refused_by:
         return Sent(parameters)
-    if not parts.model.cache.diagnoses_misses or not isinstance(parts.adapter, DiagnosesMisses):
+    if not deps.model.cache.diagnoses_misses or not isinstance(deps.adapter, DiagnosesMisses):
         return Sent(parameters)
-    if not parts.model.supports_prompt_caching:
+    if not deps.model.supports_prompt_caching:
         # Where nothing is cached there is nothing to be diagnosed.
         return Sent(parameters)
-    asked = parts.adapter.asked_to_diagnose(parameters, compared.response_ids.get(parts.model.id))
-    return Sent(asked, asks=asked != parameters)
+    with_diagnosis = deps.adapter.asked_to_diagnose(parameters, comparison.response_ids.get(deps.model.id))
+    return Sent(with_diagnosis, asks=with_diagnosis != parameters)
 
 
 def is_refused(conversation: Conversation, sent: Sent, error: ProviderError) -> bool:

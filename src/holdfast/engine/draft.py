@@ -16,29 +16,29 @@ class Draft:
     def __init__(self, adapter: Adapter, count: Callable[[bytes], int]) -> None:
         self._adapter = adapter
         self._head: tuple[Segment, ...] = ()
-        self._passages: tuple[Passage, ...] = ()
+        self._entries: tuple[Passage, ...] = ()
         self._starts: list[int] = []  # The piece at which each passage starts.
         self.scroll = Scroll(adapter, count)
         self._dropped: tuple[Piece, ...] = ()
-        self._kept_pieces = 0
+        self._unchanged_blocks = 0
 
     def update(self, prompt: Prompt) -> None:
         head = tuple(segment for segment in prompt.segments if segment.place != "messages")
         if head != self._head:
             self._cut(0)
-            self._passages, self._starts = (), []
+            self._entries, self._starts = (), []
             for segment in head:
                 self.scroll.extend(self._adapter.spell(segment))
             self._head = head
         entries = prompt.passages
-        kept = self._kept(entries)
-        if kept < len(self._passages):
-            self._cut(self._starts[kept])
-            del self._starts[kept:]
-        for entry in entries[kept:]:
+        unchanged = self._unchanged_count(entries)
+        if unchanged < len(self._entries):
+            self._cut(self._starts[unchanged])
+            del self._starts[unchanged:]
+        for entry in entries[unchanged:]:
             self._starts.append(len(self.scroll.pieces))
             self.scroll.extend(self.spelled(entry))
-        self._passages = entries
+        self._entries = entries
 
     @property
     def head_tokens(self) -> int:
@@ -51,34 +51,34 @@ class Draft:
         return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
 
     def _cut(self, keep: int) -> None:
-        if keep < self._kept_pieces:
-            self._dropped = (*self.scroll.pieces[keep : self._kept_pieces], *self._dropped)
-            self._kept_pieces = keep
+        if keep < self._unchanged_blocks:
+            self._dropped = (*self.scroll.pieces[keep : self._unchanged_blocks], *self._dropped)
+            self._unchanged_blocks = keep
         self.scroll.cut(keep)
 
     def settle(self) -> None:
         """The newest prompt is sent: from now on it is the one before."""
-        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
+        self._dropped, self._unchanged_blocks = (), len(self.scroll.pieces)
 
     def move(self, shared: int) -> Move:
         """How the newest prompt differs from the last that was settled, behind the `shared` pieces that both have."""
-        before = self._dropped[max(0, shared - self._kept_pieces) :]
+        previous_blocks = self._dropped[max(0, shared - self._unchanged_blocks) :]
         links = self.scroll.links
-        at = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
-        return move_of(before, self.scroll.pieces[shared:], at)
+        position = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
+        return move_of(previous_blocks, self.scroll.pieces[shared:], position)
 
     def spelled(self, entry: Passage) -> tuple[Piece, ...]:
         """A passage in the provider's words; it is not entered."""
         return self._adapter.spell(_segment_of(entry))
 
-    def _kept(self, entries: tuple[Passage, ...]) -> int:
+    def _unchanged_count(self, entries: tuple[Passage, ...]) -> int:
         """How many leading passages are those of the call before."""
-        before = self._passages
+        previous = self._entries
         # Passages are shared between views, so that comparing them is comparing pointers.
-        if entries[: len(before)] == before:
-            return len(before)
-        pairs = enumerate(zip(before, entries, strict=False))
-        return next((index for index, (old, new) in pairs if old != new), min(len(before), len(entries)))
+        if entries[: len(previous)] == previous:
+            return len(previous)
+        pairs = enumerate(zip(previous, entries, strict=False))
+        return next((index for index, (old, new) in pairs if old != new), min(len(previous), len(entries)))
 
 
 def _segment_of(entry: Passage) -> Segment:

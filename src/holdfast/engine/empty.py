@@ -57,8 +57,8 @@ def refusal_of(parameters: Parameters, model: Model) -> str | None:
 
     Without what is in the way it would be another request, and another part of the cache.
     """
-    made = empty_parameters(parameters, model)
-    return made if isinstance(made, str) else None
+    ping_parameters = empty_parameters(parameters, model)
+    return ping_parameters if isinstance(ping_parameters, str) else None
 
 
 def why_not_alive(conversation: Conversation) -> str | None:
@@ -71,50 +71,50 @@ def why_not_alive(conversation: Conversation) -> str | None:
     return refusal_of(conversation.parameters, conversation.parts.model)
 
 
-async def send_empty(conversation: Conversation, body: bytes, wish: Empty) -> CachePinged | str:
+async def send_empty(conversation: Conversation, body: bytes, ping: Empty) -> CachePinged | str:
     """What was recorded of the request; or why it came to nothing, which is logged and is nobody's failure.
 
     `body` is spelled with `empty_parameters`. It is not sent where it would not leave enough money for a call.
     """
-    parts = conversation.parts
-    parameters = empty_parameters(conversation.parameters, parts.model)
+    deps = conversation.parts
+    parameters = empty_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return parameters
-    needed = conversation.prompt_cost_usd_max(wish.estimated_tokens) + conversation.worst_cost_usd(
-        wish.estimated_tokens
+    cost_max = conversation.prompt_cost_usd_max(ping.estimated_tokens) + conversation.worst_cost_usd(
+        ping.estimated_tokens
     )
-    if not conversation.can_spend(needed):
-        return f"with it, too little of the ${parts.spend_max_usd or 0:f} could be left for a call"
-    sent_at = parts.clock()
+    if not conversation.can_spend(cost_max):
+        return f"with it, too little of the ${deps.spend_max_usd or 0:f} could be left for a call"
+    sent_at = deps.clock()
     try:
-        sending = parts.wire.send(parts.adapter.endpoint(parameters), body, on_retry=_in_time(wish))
+        sending = deps.wire.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
         answer = await whole_answer(sending, bytes_max=ANSWER_BYTES_MAX)
-        usage = parts.adapter.read_reply(answer).usage
+        usage = deps.adapter.read_reply(answer).usage
     except ProviderError as error:
-        logger.warning("a request that asks for nothing (%s) failed: %s", wish.kind, error)
+        logger.warning("a request that asks for nothing (%s) failed: %s", ping.kind, error)
         return str(error)
     # Another model may be spoken to by now.
-    price = price_at(parts.model, utc_date(parts.clock()), usage.tokens_sent)
+    price = price_at(deps.model, utc_date(deps.clock()), usage.tokens_sent)
     pinged = CachePinged(
-        kind=wish.kind,
-        model=parts.model.id,
-        ttl=wish.ttl,
+        kind=ping.kind,
+        model=deps.model.id,
+        ttl=ping.ttl,
         usage=usage,
         cost_usd=cost_usd(usage, price),
-        pricing_version=parts.pricing_version,
-        reason=wish.reason,
+        pricing_version=deps.pricing_version,
+        reason=ping.reason,
         sent_at=sent_at,
-        piece=wish.piece,
-        pieces=wish.pieces,
-        marked_tokens=max(0, usage.tokens_sent - wish.closing_tokens),
+        piece=ping.piece,
+        pieces=ping.pieces,
+        marked_tokens=max(0, usage.tokens_sent - ping.closing_tokens),
     )
     await conversation.record("system", pinged)
     return pinged
 
 
-def _in_time(wish: Empty) -> OnRetry | None:
+def _no_late_retry(ping: Empty) -> OnRetry | None:
     """What keeps a cache alive is not sent again: by then the cache may be gone, and it would pay for all of it."""
-    return None if wish.kind == "warm" else _raise_failure
+    return None if ping.kind == "warm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

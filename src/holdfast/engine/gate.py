@@ -23,7 +23,7 @@ SHARED_BYTES_MIN = 2_000
 """What is less, some 500 tokens, is written twice for less than anybody's time is worth."""
 
 _Key = tuple[str, str]
-_Turn = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 
 class MarkedPrefix(msgspec.Struct, frozen=True):
@@ -54,23 +54,23 @@ class Crossing:
         self.waited_seconds = 0.0
         self.writes = True
         self._on_begun = on_begun
-        self._turns: list[_Turn] = []
+        self._waiters: list[_Waiter] = []
 
     def begun(self) -> None:
         """The reply begins: from now on others read what this request has written."""
-        told, self._on_begun = self._on_begun, None
-        if told is not None:
-            told(self)
+        on_begun, self._on_begun = self._on_begun, None
+        if on_begun is not None:
+            on_begun(self)
 
     def wait_for(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._turns.append((loop, turn))
-        return turn
+        waiter = loop.create_future()
+        self._waiters.append((loop, waiter))
+        return waiter
 
-    def take_turns(self) -> list[_Turn]:
-        taken, self._turns = self._turns, []
-        return taken
+    def take_turns(self) -> list[_Waiter]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
 
 
 class Gate:
@@ -97,60 +97,60 @@ class Gate:
     @asynccontextmanager
     async def crossing(self, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
         """Held while a request is under way; one that is left before its reply has begun counts as failed."""
-        one = Crossing(claim, clock(), partial(self._settle, written=True))
+        slot = Crossing(claim, clock(), partial(self._finish, written=True))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds_max
-        while (turn := self._enter(one, clock(), patient=loop.time() < deadline)) is not None:
+        while (waiter := self._enter(slot, clock(), may_wait=loop.time() < deadline)) is not None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await turn
+                    await waiter
             except TimeoutError:
                 pass
             now = clock()
-            one.waited_seconds += max(0.0, now - one.started_at)
-            one.started_at = now
+            slot.waited_seconds += max(0.0, now - slot.started_at)
+            slot.started_at = now
         try:
-            yield one
+            yield slot
         finally:
-            self._settle(one, written=False)
+            self._finish(slot, written=False)
 
-    def _enter(self, one: Crossing, at: float, *, patient: bool) -> asyncio.Future[None] | None:
+    def _enter(self, slot: Crossing, at: float, *, may_wait: bool) -> asyncio.Future[None] | None:
         """What to wait for before trying again; None where the request may go."""
         with self._lock:
-            keys, prefixes = one.claim.keys, one.claim.prefixes
-            known = self._known(keys, at)
-            start = prefixes[known - 1].length_bytes if known else 0
+            keys, prefixes = slot.claim.keys, slot.claim.prefixes
+            cached_count = self._cached_count(keys, at)
+            cached_bytes = prefixes[cached_count - 1].length_bytes if cached_count else 0
             worthwhile = (
                 key
-                for key, prefix in zip(keys[known:], prefixes[known:], strict=True)
-                if prefix.length_bytes - start >= SHARED_BYTES_MIN
+                for key, prefix in zip(keys[cached_count:], prefixes[cached_count:], strict=True)
+                if prefix.length_bytes - cached_bytes >= SHARED_BYTES_MIN
             )
-            first = next((self._writing[key] for key in worthwhile if key in self._writing), None)
-            if first is not None and patient:
-                return first.wait_for()
-            one.writes = known < len(keys)
-            for key in keys[known:]:
-                self._writing.setdefault(key, one)
+            writer = next((self._writing[key] for key in worthwhile if key in self._writing), None)
+            if writer is not None and may_wait:
+                return writer.wait_for()
+            slot.writes = cached_count < len(keys)
+            for key in keys[cached_count:]:
+                self._writing.setdefault(key, slot)
             return None
 
-    def _known(self, keys: tuple[_Key, ...], at: float) -> int:
+    def _cached_count(self, keys: tuple[_Key, ...], at: float) -> int:
         """How many prefixes there are up to the longest that was written: none of them has to be written again."""
-        written = (count for count in range(len(keys), 0, -1) if at < self._written.get(keys[count - 1], at))
-        return next(written, 0)
+        counts = (count for count in range(len(keys), 0, -1) if at < self._written.get(keys[count - 1], at))
+        return next(counts, 0)
 
-    def _settle(self, one: Crossing, *, written: bool) -> None:
+    def _finish(self, slot: Crossing, *, written: bool) -> None:
         """Its reply has begun, or nothing came of it: whoever waits for it looks again."""
         with self._lock:
-            turns = one.take_turns()
-            for key, prefix in zip(one.claim.keys, one.claim.prefixes, strict=True):
+            waiters = slot.take_turns()
+            for key, prefix in zip(slot.claim.keys, slot.claim.prefixes, strict=True):
                 writer = self._writing.get(key)
-                if writer is one:
+                if writer is slot:
                     del self._writing[key]
                 if written:
-                    self._remember(key, one.started_at, prefix.ttl_seconds)
-                    turns += writer.take_turns() if writer is not None else []
-        for loop, turn in turns:
-            _wake(loop, turn)
+                    self._remember(key, slot.started_at, prefix.ttl_seconds)
+                    waiters += writer.take_turns() if writer is not None else []
+        for loop, waiter in waiters:
+            _wake(loop, waiter)
 
     def _remember(self, key: _Key, at: float, ttl_seconds: float) -> None:
         self._written[key] = max(at + ttl_seconds, self._written.pop(key, at))
@@ -168,14 +168,14 @@ async def cross(gate: Gate | None, claim: Claim, clock: Clock) -> AsyncIterator[
         yield slot
 
 
-def _wake(loop: asyncio.AbstractEventLoop, turn: asyncio.Future[None]) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     try:
-        loop.call_soon_threadsafe(_let_go, turn)
+        loop.call_soon_threadsafe(_resolve, waiter)
     except RuntimeError:
         # Its loop is closed: nobody waits there any longer.
         return
 
 
-def _let_go(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

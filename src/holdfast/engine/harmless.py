@@ -14,11 +14,11 @@ class Warnings:
 
     def __init__(self, logger: str = "holdfast.integrations") -> None:
         self._logger = logging.getLogger(logger)
-        self._said: set[str] = set()
+        self._messages: set[str] = set()
 
     def once(self, message: str) -> None:
-        if message not in self._said and len(self._said) < WARNINGS_MAX:
-            self._said.add(message)
+        if message not in self._messages and len(self._messages) < WARNINGS_MAX:
+            self._messages.add(message)
             self._logger.warning("%s", message)
 
     @contextmanager

@@ -21,15 +21,15 @@ async def probe(conversation: Conversation) -> None:
     compacted = state.profile == "seed" and state.compaction.count
     if not compacted or records_in_front(state.passages) == len(state.passages):
         return
-    known = {spec.name for spec in conversation.parts.toolbox.specs}
-    chosen = next(((name, given) for name, given in PROBES if name in known), None)
-    if chosen is None:
+    tool_names = {spec.name for spec in conversation.parts.toolbox.specs}
+    probe_call = next(((name, arguments) for name, arguments in PROBES if name in tool_names), None)
+    if probe_call is None:
         return
 
     async def record(payload: AnyPayload) -> None:
         await conversation.record("tool", payload)
 
-    call = ToolUse(conversation.parts.new_id(conversation.parts.clock()), *chosen)
+    call = ToolUse(conversation.parts.new_id(conversation.parts.clock()), *probe_call)
     (result,) = await conversation.parts.toolbox.run((call,), record, active=state.activations)
     if failed(result):
         raise UserError(

@@ -20,13 +20,13 @@ async def heed(conversation: Conversation) -> bool:
     """
     if conversation.parts.controls is None:
         return False
-    told = await conversation.parts.controls(head_owner(conversation.state))
-    wanted = control_of(told, conversation.state, conversation.given.model)
+    controls = await conversation.parts.controls(head_owner(conversation.state))
+    wanted = control_of(controls, conversation.state, conversation.given.model)
     if wanted is None:
         return False
-    before = conversation.state.control
+    previous = conversation.state.control
     await conversation.record("system", wanted)
-    if (wanted.generation, wanted.adoptions) != (before.generation, before.adoptions):
+    if (wanted.generation, wanted.adoptions) != (previous.generation, previous.adoptions):
         await adopt(conversation)
     return True
 
@@ -36,32 +36,32 @@ def head_owner(state: State) -> str:
     return state.parent.head_session_id if state.parent else state.session_id
 
 
-def control_of(told: Controls, state: State, model: Model) -> CacheControlled | None:
+def control_of(controls: Controls, state: State, model: Model) -> CacheControlled | None:
     """What is set, as an event; None where it is what holds already."""
-    before, settings, session = state.control, told.settings, told.session
+    previous, settings, session = state.control, controls.settings, controls.session
     within_turn = state.turn is not None and state.turn.llm_calls > 0
-    generation = before.generation if within_turn else session.generation
-    ways = ways_to_give_up(model) if generation else ()
+    generation = previous.generation if within_turn else session.generation
+    methods = ways_to_give_up(model) if generation else ()
     owner = head_owner(state)
     enabled = session.caching_enabled and settings.providers.get(model.provider, True)
-    nonce = nonce_of(owner, generation) if "prefix_nonce" in ways else ""
+    nonce = nonce_of(owner, generation) if "prefix_nonce" in methods else ""
     wanted = CacheControlled(
         enabled=enabled,
         ttl=settings.ttl,
         kept_seconds=settings.gemini_ttl_seconds,
         generation=generation,
         nonce=nonce,
-        cache_key=f"{owner}.{generation}" if "cache_key" in ways else "",
-        adoptions=before.adoptions if within_turn else session.adoptions,
+        cache_key=f"{owner}.{generation}" if "cache_key" in methods else "",
+        adoptions=previous.adoptions if within_turn else session.adoptions,
     )
     reason = ""
-    if before.enabled and not enabled:
+    if previous.enabled and not enabled:
         reason = "caching was turned off"
-    elif generation != before.generation:
+    elif generation != previous.generation:
         reason = "the cache was given up"
-    if wanted == msgspec.structs.replace(before, reason="", new_prefix=False):
+    if wanted == msgspec.structs.replace(previous, reason="", new_prefix=False):
         return None
-    return msgspec.structs.replace(wanted, reason=reason, new_prefix=nonce != before.nonce)
+    return msgspec.structs.replace(wanted, reason=reason, new_prefix=nonce != previous.nonce)
 
 
 def nonce_of(owner: str, generation: int) -> str:

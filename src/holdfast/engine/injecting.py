@@ -28,6 +28,6 @@ def injections(
         if not current or text == (tail.text if tail else ""):
             return (), ()
         return (ContextInjected(SYSTEM_TAIL, text, place="system"),), ()
-    said = emissions(view_of(conversation.state, current))
-    events = [ContextInjected(one.layer, one.text, one.ephemeral) for one in said]
-    return tuple(one for one in events if not one.ephemeral), tuple(one for one in events if one.ephemeral)
+    emitted = emissions(view_of(conversation.state, current))
+    events = [ContextInjected(event.layer, event.text, event.ephemeral) for event in emitted]
+    return tuple(event for event in events if not event.ephemeral), tuple(event for event in events if event.ephemeral)

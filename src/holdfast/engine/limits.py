@@ -18,13 +18,13 @@ class Limits(msgspec.Struct, frozen=True):
 UNLIMITED = Limits()
 
 
-def narrowed(limits: Limits, found: ProviderLimited) -> Limits:
+def narrowed(limits: Limits, refusal: ProviderLimited) -> Limits:
     """Limits only ever become narrower, but for the window: the newest word on it holds."""
-    breakpoints = [most for most in (limits.marks_max, found.marks_max) if most is not None]
+    breakpoints = [count for count in (limits.marks_max, refusal.marks_max) if count is not None]
     return Limits(
         marks_max=min(breakpoints, default=None),
-        short_lifetimes=limits.short_lifetimes or found.short_lifetimes,
-        window_tokens_max=found.window_tokens_max or limits.window_tokens_max,
+        short_lifetimes=limits.short_lifetimes or refusal.short_lifetimes,
+        window_tokens_max=refusal.window_tokens_max or limits.window_tokens_max,
     )
 
 

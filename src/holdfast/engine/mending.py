@@ -31,31 +31,33 @@ async def ask_and_recover(conversation: Conversation, ask: Ask, emit: Emit) -> R
 
     Raises what the provider said last where nothing helped. A reply that has begun is never asked for again.
     """
-    spoken = False
+    has_output = False
 
     def heard(delta: Delta) -> None:
-        nonlocal spoken
-        spoken = True
+        nonlocal has_output
+        has_output = True
         emit(delta)
 
     try:
         return await ask(heard)
     except ProviderError as error:
-        refused = error
-    met: set[FailureScenario] = set()
-    while (scenario := scenario_of_refusal(refused)) is not None and scenario not in met and not spoken:
-        met.add(scenario)
-        mending = _Mending(conversation, lambda: ask(heard), scenario, refused)
-        await mending.attempt()
-        if mending.reply is not None:
-            return mending.reply
-        if mending.stopped is not None:
-            raise mending.stopped
-        refused = mending.refused
-    raise refused
+        error_seen = error
+    seen_scenarios: set[FailureScenario] = set()
+    while (
+        (scenario := scenario_of_refusal(error_seen)) is not None and scenario not in seen_scenarios and not has_output
+    ):
+        seen_scenarios.add(scenario)
+        recovery = _Recovery(conversation, lambda: ask(heard), scenario, error_seen)
+        await recovery.attempt()
+        if recovery.reply is not None:
+            return recovery.reply
+        if recovery.stopped is not None:
+            raise recovery.stopped
+        error_seen = recovery.refused
+    raise error_seen
 
 
-class _Mending:
+class _Recovery:
     """One refusal and the steps against it. `refused` is the newest word of the provider."""
 
     def __init__(
@@ -65,8 +67,8 @@ class _Mending:
         scenario: FailureScenario,
         refused: ProviderError,
     ) -> None:
-        self._talk = conversation
-        self._ask = ask
+        self._conversation = conversation
+        self._retry = ask
         self._scenario = scenario
         self._view = ViewSteps(conversation, binds_thinking=conversation.parts.model.cache.binds_thinking)
         self.refused = refused
@@ -74,7 +76,7 @@ class _Mending:
         self.stopped: Exception | None = None
 
     async def attempt(self) -> None:
-        conversation, steps = self._talk, self._steps()
+        conversation, steps = self._conversation, self._steps()
         recipe = runnable(RECIPES[self._scenario], steps.keys())
         recoverer = Recoverer(
             ConversationLedger(conversation),
@@ -94,27 +96,27 @@ class _Mending:
             StepName.LearnWindow: self._learn_window,
             StepName.ShortenNewestResults: self._shorten_newest_results,
             StepName.DropDeepestMarker: self._drop_deepest_marker,
-            **dict.fromkeys(self._talk.parts.overflow_steps, self._given),
+            **dict.fromkeys(self._conversation.parts.overflow_steps, self._run_overflow_step),
             StepName.RetryRequest: self._retry_request,
         }
 
-    async def _given(self, context: StepContext) -> str:
+    async def _run_overflow_step(self, context: StepContext) -> str:
         """A step that makes the view smaller, given with the parts."""
-        before = self._talk.state.passages
-        said = await self._talk.parts.overflow_steps[context.step.name](self._talk)
-        self._view.changed = self._view.changed or self._talk.state.passages is not before
-        return said
+        before = self._conversation.state.passages
+        detail = await self._conversation.parts.overflow_steps[context.step.name](self._conversation)
+        self._view.changed = self._view.changed or self._conversation.state.passages is not before
+        return detail
 
     async def _learn_window(self, context: StepContext) -> str:
         window = window_in(str(self.refused))
         if window is None:
             return "the provider does not say how much it takes"
-        found = ProviderLimited(context.scenario.value, window_tokens_max=window.tokens_max)
-        await self._talk.record("system", found)
+        limit = ProviderLimited(context.scenario.value, window_tokens_max=window.tokens_max)
+        await self._conversation.record("system", limit)
         return f"it takes {window.tokens_max} tokens"
 
     async def _shorten_newest_results(self, context: StepContext) -> str:
-        conversation = self._talk
+        conversation = self._conversation
         factor = conversation.parts.model.tokens_factor
         cut = shortened(
             conversation.state.passages,
@@ -129,29 +131,29 @@ class _Mending:
 
     def _tokens_excess(self) -> int:
         """How many tokens are too many, and some more; a guess where the provider does not say."""
-        conversation, window = self._talk, window_in(str(self.refused))
+        conversation, window = self._conversation, window_in(str(self.refused))
         estimated = conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
-        most = window.tokens_max if window else conversation.parts.model.context_tokens_max
-        sent = max(window.tokens_sent or 0, estimated) if window else estimated
-        excess = sent - most if sent > most else estimated // 4
+        tokens_max = window.tokens_max if window else conversation.parts.model.context_tokens_max
+        tokens_sent = max(window.tokens_sent or 0, estimated) if window else estimated
+        excess = tokens_sent - tokens_max if tokens_sent > tokens_max else estimated // 4
         return int(excess * EXCESS_MARGIN) + 1
 
     async def _drop_deepest_marker(self, context: StepContext) -> str:
-        request = self._talk.state.request
+        request = self._conversation.state.request
         breakpoints = request.marks if request else ()
         if not breakpoints:
             raise UserError("no mark was set")
-        short = shortest_lifetime(self._talk.parts.model.cache)
+        short = shortest_lifetime(self._conversation.parts.model.cache)
         if mark_problem(str(self.refused)) == "lifetimes" and any(
             breakpoint.ttl != short for breakpoint in breakpoints
         ):
-            found = ProviderLimited(context.scenario.value, short_lifetimes=True)
-            said = f"marks live for {short} from now on"
+            limit = ProviderLimited(context.scenario.value, short_lifetimes=True)
+            detail = f"marks live for {short} from now on"
         else:
-            found = ProviderLimited(context.scenario.value, marks_max=len(breakpoints) - 1)
-            said = f"{len(breakpoints) - 1} marks at most are set from now on"
-        await self._view.change(found)
-        return said
+            limit = ProviderLimited(context.scenario.value, marks_max=len(breakpoints) - 1)
+            detail = f"{len(breakpoints) - 1} marks at most are set from now on"
+        await self._view.change(limit)
+        return detail
 
     async def _retry_request(self, context: StepContext) -> str | Healed:
         """Ask again, if anything is other than it was; another known reason to refuse it says that this one is gone."""
@@ -161,7 +163,7 @@ class _Mending:
             return "nothing was changed, so nothing was sent"
         self._view.changed = False
         try:
-            self.reply = await self._ask()
+            self.reply = await self._retry()
         except ProviderError as error:
             self.refused = error
             now = scenario_of_refusal(error)

@@ -21,8 +21,8 @@ _PAIRING = ("call_open", "call_unanswered", "result_repeated", "result_without_c
 
 def pairing_faults(entries: Sequence[Passage]) -> tuple[str, ...]:
     """What is wrong with calls and results, in words that quote no content."""
-    found = validate(messages_of(entries), complete=True)
-    return tuple(finding.text for finding in found if finding.rule in _PAIRING)
+    findings = validate(messages_of(entries), complete=True)
+    return tuple(finding.text for finding in findings if finding.rule in _PAIRING)
 
 
 def paired(entries: Sequence[Passage]) -> tuple[Splice, ...]:
@@ -37,40 +37,42 @@ def paired(entries: Sequence[Passage]) -> tuple[Splice, ...]:
     for at, position in sorted(stray):
         block = entries[at].content[position]
         lost.setdefault(result_id(block), block)
-    splices = [*_answering(entries, runs, lost), *_without(entries, stray)]
+    splices = [*_add_missing_results(entries, runs, lost), *_remove_stray(entries, stray)]
     return tuple(sorted(splices, key=lambda splice: (splice.at, splice.removed)))
 
 
 def _stray_results(entries: Sequence[Passage], runs: Sequence[_Run]) -> set[tuple[int, int]]:
     """Where the results stand that answer no call of the message before, or one that is answered already."""
     stray: set[tuple[int, int]] = set()
-    waiting: set[str] = set()
+    open_ids: set[str] = set()
     for run in runs:
         for at in run:
             for position, block in enumerate(entries[at].content):
-                answers = result_id(block)
-                if answers is not None and answers not in waiting:
+                call_id = result_id(block)
+                if call_id is not None and call_id not in open_ids:
                     stray.add((at, position))
-                waiting.discard(answers or "")
-        waiting = set(_calls_in(entries, run))
+                open_ids.discard(call_id or "")
+        open_ids = set(_calls_in(entries, run))
     return stray
 
 
-def _answering(entries: Sequence[Passage], runs: Sequence[_Run], lost: Mapping[str | None, Block]) -> Iterator[Splice]:
+def _add_missing_results(
+    entries: Sequence[Passage], runs: Sequence[_Run], lost: Mapping[str | None, Block]
+) -> Iterator[Splice]:
     for index, run in enumerate(runs):
-        following = runs[index + 1] if index + 1 < len(runs) else ()
-        answered = {result_id(block) for at in following for block in entries[at].content}
-        missing = {id: call for id, call in _calls_in(entries, run).items() if id not in answered}
+        next_run = runs[index + 1] if index + 1 < len(runs) else ()
+        answered_ids = {result_id(block) for at in next_run for block in entries[at].content}
+        missing = {id: call for id, call in _calls_in(entries, run).items() if id not in answered_ids}
         if missing:
             results = tuple(lost.get(id) or _interrupted(id, call.name) for id, call in missing.items())
             yield Splice(run[-1] + 1, 0, (Passage("user", results),))
 
 
-def _without(entries: Sequence[Passage], stray: AbstractSet[tuple[int, int]]) -> Iterator[Splice]:
+def _remove_stray(entries: Sequence[Passage], stray: AbstractSet[tuple[int, int]]) -> Iterator[Splice]:
     for at in sorted({at for at, _ in stray}):
         blocks = enumerate(entries[at].content)
-        left = tuple(block for position, block in blocks if (at, position) not in stray)
-        yield Splice(at, 1, (msgspec.structs.replace(entries[at], content=left),) if left else ())
+        remaining = tuple(block for position, block in blocks if (at, position) not in stray)
+        yield Splice(at, 1, (msgspec.structs.replace(entries[at], content=remaining),) if remaining else ())
 
 
 def _calls_in(entries: Sequence[Passage], run: _Run) -> dict[str, ToolUse]:

@@ -27,7 +27,7 @@ def plan_next(conversation: Conversation, buffer: Scroll, shared: int) -> Plan:
         return Plan()
     memory = state.memory if shared >= len(state.links) else moved(state.memory)
     # Until the provider has told how long this prompt is, its size is a guess.
-    made = plan(
+    next_plan = plan(
         moment_of(conversation, buffer),
         memory,
         conversation.parts.learned,
@@ -35,24 +35,24 @@ def plan_next(conversation: Conversation, buffer: Scroll, shared: int) -> Plan:
         keep_small=not memory.pieces,
         ttl=None if state.control.ttl == "auto" else state.control.ttl,
     )
-    made = limited(made, state.limits, model.cache)
-    if conversation.parts.keep_alive is not None and (refused := why_not_alive(conversation)):
-        return msgspec.structs.replace(made, notes=(*made.notes, f"the cache is not kept alive: {refused}"))
-    return made
+    next_plan = limited(next_plan, state.limits, model.cache)
+    if conversation.parts.keep_alive is not None and (reason := why_not_alive(conversation)):
+        return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"the cache is not kept alive: {reason}"))
+    return next_plan
 
 
 def moment_of(conversation: Conversation, buffer: Scroll) -> Moment:
     """Now, as a plan has to know it."""
     state, at = conversation.state, conversation.parts.clock()
-    idle = None if state.memory.last_at is None else at - state.memory.last_at
+    idle_seconds = None if state.memory.last_at is None else at - state.memory.last_at
     price = conversation.price(state.calibration.corrected(buffer.tokens_total))
-    return Moment(buffer, conversation.parts.model.cache, price, at, idle, waited_for(state))
+    return Moment(buffer, conversation.parts.model.cache, price, at, idle_seconds, waited_for(state))
 
 
 def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
     """The marked prefixes that are long enough to be cached; of the request no more is looked at than its floor."""
-    parts, rules = conversation.parts, conversation.parts.model.cache
-    first = first_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
+    deps, rules = conversation.parts, conversation.parts.model.cache
+    first_block = first_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
     prefixes = tuple(
         MarkedPrefix(
             buffer.links[breakpoint.piece].digest,
@@ -60,16 +60,16 @@ def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
             rules.ttls_seconds[breakpoint.ttl],
         )
         for breakpoint in plan.marks
-        if breakpoint.piece >= first
+        if breakpoint.piece >= first_block
     )
-    return Claim(_scope(conversation, parts.account), prefixes) if prefixes else Claim("")
+    return Claim(_scope(conversation, deps.account), prefixes) if prefixes else Claim("")
 
 
 def _scope(conversation: Conversation, account: str) -> str:
     """Whose cache it is, and everything that the request says besides its prompt, less what no cache depends on."""
-    parts = conversation.parts
-    said = msgspec.structs.replace(
+    deps = conversation.parts
+    parameters = msgspec.structs.replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
-    headers = repr(parts.adapter.endpoint(said).headers).encode()
-    return chain(digest(f"{account}\n{parts.model.id}".encode()), parts.adapter.opening(said) + headers)
+    headers = repr(deps.adapter.endpoint(parameters).headers).encode()
+    return chain(digest(f"{account}\n{deps.model.id}".encode()), deps.adapter.opening(parameters) + headers)

@@ -94,7 +94,7 @@ class Recorder:
         clock: Clock,
         new_id: NewId,
         warnings: Warnings,
-        request_head: Callable[[str], SessionStarted] = SessionStarted,
+        session_started: Callable[[str], SessionStarted] = SessionStarted,
         resumed: Resumed | None = None,
     ) -> None:
         self._log = log
@@ -102,7 +102,7 @@ class Recorder:
         self._clock = clock
         self._new_id = new_id
         self._warnings = warnings
-        self._opening = request_head
+        self._session_started = session_started
         self._lock = RLock()
         self._links: tuple[Link, ...] = resumed.links if resumed else ()
         self._last_event_id: str | None = resumed.last_event_id if resumed else None
@@ -139,8 +139,8 @@ class Recorder:
         row = self.row_of(model)
         if row is not None:
             return bill(records, row)
-        kept = list(records)
-        return Bill(len(kept), sum((record.usage for record in kept), Usage()), Decimal(0), Decimal(0))
+        all_records = list(records)
+        return Bill(len(all_records), sum((record.usage for record in all_records), Usage()), Decimal(0), Decimal(0))
 
     def row_of(self, model: str) -> Model | None:
         try:
@@ -153,24 +153,24 @@ class Recorder:
         with self._lock:
             return shared_links(self._links, links)
 
-    def begin(self, prepared: Prepared, *beside: AnyPayload) -> Call | None:
+    def begin(self, prepared: Prepared, *also: AnyPayload) -> Call | None:
         """`beside` is recorded with it."""
         with self._lock, self._warnings.harmless(_NOT_RECORDED):
-            self._settle()
+            self._flush_dropped()
             at = self._clock()
-            shared = shared_links(self._links, prepared.links)
+            shared_blocks = shared_links(self._links, prepared.links)
             call = Call(self._new_id(at), prepared, at)
             self._write(
-                *beside,
+                *also,
                 RequestPrepared(
                     plan=prepared.plan,
                     encoding=ENCODING,
-                    shared_blocks=shared,
-                    links=prepared.links[shared:],
+                    shared_blocks=shared_blocks,
+                    links=prepared.links[shared_blocks:],
                     parameters_digest=prepared.parameters_digest,
                     body_bytes=prepared.body_bytes,
                     settings=prepared.settings,
-                    moved=prepared.move if shared < len(self._links) else None,
+                    moved=prepared.move if shared_blocks < len(self._links) else None,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
             )
@@ -240,7 +240,7 @@ class Recorder:
         """
         self._dropped.append((call, partial))
 
-    def _settle(self) -> None:
+    def _flush_dropped(self) -> None:
         while self._dropped:
             call, partial = self._dropped.popleft()
             self.fail(call, "cancelled", "the stream was not read to its end", partial)
@@ -257,23 +257,23 @@ class Recorder:
         events: list[Event] = []
         parent = self._last_event_id
         if parent is None:
-            model = next(one.model for one in payloads if isinstance(one, LlmCallStarted))
-            payloads = (self._opening(model), *payloads)
+            model = next(started.model for started in payloads if isinstance(started, LlmCallStarted))
+            payloads = (self._session_started(model), *payloads)
         for payload in payloads:
             event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)
             events.append(event)
             parent = event.id
         self._last_event_id = parent
         self._written = self._log.append(events)
-        self._written.add_done_callback(self._heard)
+        self._written.add_done_callback(self._on_written)
 
-    def _heard(self, written: "Future[None]") -> None:
+    def _on_written(self, written: "Future[None]") -> None:
         with self._warnings.harmless(_NOT_RECORDED):
             written.result()
 
     def _events(self) -> Iterator[Event]:
         with self._lock:
-            self._settle()
+            self._flush_dropped()
             written = self._written
         if written is not None:
             written.exception()

@@ -16,35 +16,39 @@ def completion_key(conversation: Conversation, parameters: Parameters, plan: Pla
     What asks for a diagnosis is left out of `parameters`: it changes no answer. Pieces before `start` are not sent.
     Empty where no replies are kept.
     """
-    parts, links = conversation.parts, conversation.draft.scroll.links
-    if parts.completions is None:
+    deps, links = conversation.parts, conversation.draft.scroll.links
+    if deps.completions is None:
         return ""
     breakpoints = tuple((breakpoint.piece, breakpoint.ttl) for breakpoint in plan.marks)
-    scope = canonical_json((parts.account, parts.model.id, parts.adapter.endpoint(parameters), breakpoints, start))
-    return chain(chain(digest(scope), parts.adapter.opening(parameters)), links[-1].digest.encode() if links else b"")
+    scope = canonical_json((deps.account, deps.model.id, deps.adapter.endpoint(parameters), breakpoints, start))
+    return chain(chain(digest(scope), deps.adapter.opening(parameters)), links[-1].digest.encode() if links else b"")
 
 
 def kept_deltas(conversation: Conversation, key: str) -> tuple[Delta, ...]:
     """The reply as it came, to its end, having taken nothing; none where none is kept."""
-    kept = conversation.parts.completions
-    chunks = kept.cache.find(key, conversation.parts.clock(), kept.seconds) if kept is not None else None
+    completions = conversation.parts.completions
+    chunks = (
+        completions.cache.find(key, conversation.parts.clock(), completions.seconds)
+        if completions is not None
+        else None
+    )
     reader = conversation.parts.adapter.stream_reader()
-    return tuple(_free(delta) for chunk in chunks or () for delta in reader.feed(chunk))
+    return tuple(_without_usage(delta) for chunk in chunks or () for delta in reader.feed(chunk))
 
 
 def finished(deltas: tuple[Delta, ...]) -> Reply | None:
     return next((delta.reply for delta in deltas if isinstance(delta, ReplyFinished)), None)
 
 
-def keep_reply(conversation: Conversation, key: str, heard: Heard, reply: Reply) -> bool:
+def keep_reply(conversation: Conversation, key: str, received: Heard, reply: Reply) -> bool:
     """Whether the reply is kept for requests that are equal to the one it answers."""
-    kept = conversation.parts.completions
-    if kept is None or not heard.chunks or not is_worth_keeping(reply):
+    completions = conversation.parts.completions
+    if completions is None or not received.chunks or not is_worth_keeping(reply):
         return False
-    return kept.cache.keep(key, heard.chunks, conversation.parts.clock(), kept.seconds)
+    return completions.cache.keep(key, received.chunks, conversation.parts.clock(), completions.seconds)
 
 
-def _free(delta: Delta) -> Delta:
+def _without_usage(delta: Delta) -> Delta:
     match delta:
         case ReplyStarted():
             return msgspec.structs.replace(delta, usage=Usage())

@@ -17,7 +17,7 @@ from holdfast.ledger.verdicts import DROP_TOKENS_MIN
 from holdfast.recovery.recipes import rules_of
 from holdfast.recovery.scenarios import FailureScenario, StepName
 
-_FAILED = ("server_error", "network", "rate_limit")
+_PROVIDER_FAULTS = ("server_error", "network", "rate_limit")
 """Failures that are the provider's own, and not of what it was sent; a call was tried again and again by then."""
 
 
@@ -37,8 +37,8 @@ async def report_to(
 async def report_ineffective(conversation: Conversation, reason: str) -> None:
     """No compaction helps: told once, until somebody has seen to it."""
     key = FailureScenario.CompactionIneffective.value
-    known = conversation.state.incidents.incidents.get(key)
-    if known is None or known.state == "succeeded":
+    incident_record = conversation.state.incidents.incidents.get(key)
+    if incident_record is None or incident_record.state == "succeeded":
         detail = f"{reason}: {told_sizes(numbers_in(conversation.state))}"
         await report_to(conversation, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
 
@@ -55,28 +55,30 @@ async def report_cold(conversation: Conversation, outlook: Outlook, config: Comp
         conversation,
         FailureScenario.CacheColdLarge,
         {},
-        incident=_of_turn(conversation, FailureScenario.CacheColdLarge),
+        incident=_turn_incident(conversation, FailureScenario.CacheColdLarge),
         detail=detail,
     )
 
 
 async def report_damage(conversation: Conversation) -> None:
     """Messages that were covered are not what they were: their record was made before, and is told of no more."""
-    for it in conversation.said.damaged:
-        key = f"{FailureScenario.DigestInvalid.value}/epoch {it.epoch}"
+    for compaction in conversation.said.damaged:
+        key = f"{FailureScenario.DigestInvalid.value}/epoch {compaction.epoch}"
         if key in conversation.state.incidents.incidents:
             continue
-        where = f"messages {it.first} to {it.last}"
+        where = f"messages {compaction.first} to {compaction.last}"
         steps = {
-            StepName.LastGoodCopy: _saying(f"the record of epoch {it.epoch}, made before, stands on the log"),
-            StepName.RebuildFromFiles: _saying("records are made of what the log holds now"),
-            StepName.Quarantine: _saying(f"{where} are not vouched for"),
+            StepName.LastGoodCopy: _report_step(
+                f"the record of epoch {compaction.epoch}, made before, stands on the log"
+            ),
+            StepName.RebuildFromFiles: _report_step("records are made of what the log holds now"),
+            StepName.Quarantine: _report_step(f"{where} are not vouched for"),
         }
-        detail = f"{where} are not those that epoch {it.epoch} has covered"
+        detail = f"{where} are not those that epoch {compaction.epoch} has covered"
         await report_to(conversation, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
 
 
-def _saying(text: str) -> StepFunction:
+def _report_step(text: str) -> StepFunction:
     async def step(context: StepContext) -> str:
         del context
         return text
@@ -86,8 +88,8 @@ def _saying(text: str) -> StepFunction:
 
 async def report_failure(conversation: Conversation, error: ProviderError) -> None:
     """What a provider fails with although it was asked again."""
-    if error.kind in _FAILED:
-        key = _of_turn(conversation, FailureScenario.ProviderFailure)
+    if error.kind in _PROVIDER_FAULTS:
+        key = _turn_incident(conversation, FailureScenario.ProviderFailure)
         await report_to(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
@@ -95,13 +97,13 @@ async def report_call(conversation: Conversation, before: State, prepared: Reque
     """Behind a call that was answered: did the last compaction help, and was there what had to be?"""
     if before.compaction.strikes < STRIKES_MAX <= conversation.state.compaction.strikes:
         await report_ineffective(conversation, f"{STRIKES_MAX} compactions did not help")
-    missing = prepared.plan.expected_read_tokens - usage.cache_read
-    if missing < DROP_TOKENS_MIN or _is_another_process(conversation, before):
+    missing_tokens = prepared.plan.expected_read_tokens - usage.cache_read
+    if missing_tokens < DROP_TOKENS_MIN or _is_another_process(conversation, before):
         return
     scenario = FailureScenario.UnexpectedCacheBreak
     detail = f"{usage.cache_read} tokens were read of {prepared.plan.expected_read_tokens} that were there"
     steps = _BreakSteps(conversation, before, prepared).steps
-    await report_to(conversation, scenario, steps, incident=_of_turn(conversation, scenario), detail=detail)
+    await report_to(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
 
 
 def _is_another_process(conversation: Conversation, before: State) -> bool:
@@ -109,7 +111,7 @@ def _is_another_process(conversation: Conversation, before: State) -> bool:
     return conversation.parts.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
 
 
-def _of_turn(conversation: Conversation, scenario: FailureScenario) -> str:
+def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
     return (
         f"{scenario.value}/{conversation.state.turn.id if conversation.state.turn else conversation.state.session_id}"
     )
@@ -119,7 +121,7 @@ class _BreakSteps:
     """What is looked at when a cache did not hold: whose doing it was, and what is sent from now on."""
 
     def __init__(self, conversation: Conversation, before: State, prepared: RequestPrepared) -> None:
-        self._talk = conversation
+        self._conversation = conversation
         self._before = before
         self._prepared = prepared
 
@@ -133,19 +135,19 @@ class _BreakSteps:
 
     async def _diff(self, context: StepContext) -> str:
         del context
-        shared, moved = self._prepared.shared_blocks, self._prepared.moved
-        if moved is None or shared >= self._before.answered_links:
-            return f"all {shared} blocks are what they were: the provider has not kept them"
-        layer = self._before.links[shared].layer
-        return f"block {shared}, layer {layer!r}, differs from byte {moved.byte} on ({moved.cause})"
+        shared_blocks, change = self._prepared.shared_blocks, self._prepared.moved
+        if change is None or shared_blocks >= self._before.answered_links:
+            return f"all {shared_blocks} blocks are what they were: the provider has not kept them"
+        layer = self._before.links[shared_blocks].layer
+        return f"block {shared_blocks}, layer {layer!r}, differs from byte {change.byte} on ({change.cause})"
 
     async def _freeze(self, context: StepContext) -> str:
         """The head belongs to its epoch: nothing but an event can change it."""
         del context
-        moved = self._prepared.moved
-        if moved is not None and moved.place in ("tools", "system"):
-            raise UserError(f"{moved.place} changed within epoch {self._talk.state.epoch}")
-        return f"tools and system are those of epoch {self._talk.state.epoch}"
+        change = self._prepared.moved
+        if change is not None and change.place in ("tools", "system"):
+            raise UserError(f"{change.place} changed within epoch {self._conversation.state.epoch}")
+        return f"tools and system are those of epoch {self._conversation.state.epoch}"
 
     async def _repin(self, context: StepContext) -> str:
         del context

@@ -93,52 +93,54 @@ def _apply(state: State, event: Event) -> State:
     if isinstance(event.payload, ToldOnly):
         return state
     match event.payload:
-        case SessionStarted() as it:
-            return _begin_session(state, it, event.at)
-        case EpochOpened() as it:
-            return _open_epoch(state, it)
+        case SessionStarted() as payload:
+            return _begin_session(state, payload, event.at)
+        case EpochOpened() as payload:
+            return _open_epoch(state, payload)
         case TurnStarted():
             return _begin_turn(state, event)
-        case MessageAppended() as it:
-            return _append(state, it)
+        case MessageAppended() as payload:
+            return _append(state, payload)
         case MessagesWithdrawn():
             return _withdraw(state)
-        case ContextInjected() as it:
-            return _inject(state, it)
-        case RequestPrepared() as it:
-            return _prepare(state, it, event.at)
-        case ModelSwitched() as it:
-            return _switch_model(state, it)
-        case CacheKept() as it:
-            return keep_cache(state, it)
-        case CachePinged() as it:
-            return count_ping(state, it)
-        case CacheLearned() as it:
-            return change(state, taught=it)
-        case CacheControlled() as it:
-            return _control(state, it)
-        case LlmCallStarted() as it:
-            return change(state, call_open=it)
-        case LlmCallCompleted() as it:
-            return count_call(state, it)
-        case LlmCallFailed() as it:
-            return count_failure(state, it)
-        case DelegationStarted() as it:
-            return change(state, delegating=state.delegating | {it.child_session_id})
-        case DelegationCompleted() as it:
-            return change(paid(state, it.cost_usd, it.usage), delegating=state.delegating - {it.child_session_id})
+        case ContextInjected() as payload:
+            return _inject(state, payload)
+        case RequestPrepared() as payload:
+            return _prepare(state, payload, event.at)
+        case ModelSwitched() as payload:
+            return _switch_model(state, payload)
+        case CacheKept() as payload:
+            return keep_cache(state, payload)
+        case CachePinged() as payload:
+            return count_ping(state, payload)
+        case CacheLearned() as payload:
+            return change(state, taught=payload)
+        case CacheControlled() as payload:
+            return _control(state, payload)
+        case LlmCallStarted() as payload:
+            return change(state, call_open=payload)
+        case LlmCallCompleted() as payload:
+            return count_call(state, payload)
+        case LlmCallFailed() as payload:
+            return count_failure(state, payload)
+        case DelegationStarted() as payload:
+            return change(state, delegating=state.delegating | {payload.child_session_id})
+        case DelegationCompleted() as payload:
+            return change(
+                paid(state, payload.cost_usd, payload.usage), delegating=state.delegating - {payload.child_session_id}
+            )
         case ToolCalled():
             return count_tool(state)
         case TurnCompleted() | TurnCancelled():
             return change(state, turn=None, turn_count=state.turn_count + 1)
-        case SkillLoaded() as it:
-            return change(state, activations=activated(state.activations, it))
-        case ContextCompacted() | CompactionRefused() | SkillReleased() as it:
-            return _shorten(state, it)
+        case SkillLoaded() as payload:
+            return change(state, activations=activated(state.activations, payload))
+        case ContextCompacted() | CompactionRefused() | SkillReleased() as payload:
+            return _apply_compaction(state, payload)
         case SessionEnded():
             return change(state, ended=True)
-        case Recovery() | ProviderLimited() | Mending() as it:
-            return _recover(state, it, event.at)
+        case Recovery() | ProviderLimited() | Mending() as payload:
+            return _recover(state, payload, event.at)
 
 
 def _begin_session(state: State, started: SessionStarted, at: float) -> State:
@@ -171,8 +173,8 @@ def _open_epoch(state: State, opened: EpochOpened) -> State:
     # Thinking is bound to the text in front of it.
     entries, sent = chosen(state.passages, state.sent, without_thinking)
     head = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
-    same = [one.name for one, other in zip(head, state.head, strict=False) if one == other]
-    links = tuple(takewhile(lambda link: link.layer in same, state.links))
+    unchanged_layers = [segment.name for segment, other in zip(head, state.head, strict=False) if segment == other]
+    links = tuple(takewhile(lambda link: link.layer in unchanged_layers, state.links))
     return msgspec.structs.replace(
         state,
         passages=entries,
@@ -195,13 +197,15 @@ def _prepare(state: State, prepared: RequestPrepared, at: float) -> State:
     return msgspec.structs.replace(state, links=links, sent=len(state.passages), request=request)
 
 
-def _control(state: State, it: CacheControlled) -> State:
-    kept = not it.reason and it.enabled == state.control.enabled
-    changed = msgspec.structs.replace(state, control=it, memory=state.memory if kept else moved(state.memory))
-    if not it.new_prefix:
+def _control(state: State, control: CacheControlled) -> State:
+    is_cache_kept = not control.reason and control.enabled == state.control.enabled
+    changed = msgspec.structs.replace(
+        state, control=control, memory=state.memory if is_cache_kept else moved(state.memory)
+    )
+    if not control.new_prefix:
         return changed
     # Thinking is bound to the text in front of it.
-    head = with_nonce(state.head, it.nonce)
+    head = with_nonce(state.head, control.nonce)
     entries, sent = chosen(state.passages, state.sent, without_thinking)
     return msgspec.structs.replace(changed, head=head, passages=entries, sent=sent, links=(), answered_links=0)
 
@@ -216,16 +220,16 @@ def waited_for(state: State) -> WaitedFor:
 def _switch_model(state: State, switched: ModelSwitched) -> State:
     """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
     same_provider = provider_of(switched.before) == provider_of(switched.after)
-    told = state.passages if same_provider else told_by_the_user(state.passages)
-    sent = carry(told[: state.sent], same_provider=same_provider).passages
-    newer = carry(told[state.sent :], same_provider=same_provider).passages
+    readable = state.passages if same_provider else told_by_the_user(state.passages)
+    sent = carry(readable[: state.sent], same_provider=same_provider).passages
+    unsent = carry(readable[state.sent :], same_provider=same_provider).passages
     return msgspec.structs.replace(
         state,
         model=switched.after,
         parameters=switched.parameters,
-        passages=sent + newer,
+        passages=sent + unsent,
         sent=len(sent),
-        first_ephemeral=next((at for at, entry in enumerate(sent + newer) if entry.ephemeral), None),
+        first_ephemeral=next((at for at, entry in enumerate(sent + unsent) if entry.ephemeral), None),
         links=(),
         answered_links=0,
         # Another model's cache knows nothing of this one's entries; how long people think stays what it was.
@@ -241,79 +245,79 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
 
 def _withdraw(state: State) -> State:
     """Everything behind the model's last words goes; volatile layers have then said only what is left."""
-    spoken = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
-    kept = state.passages[: spoken[-1] + 1 if spoken else records_in_front(state.passages)]
+    assistant_indexes = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
+    remaining = state.passages[: assistant_indexes[-1] + 1 if assistant_indexes else records_in_front(state.passages)]
     ephemeral = state.first_ephemeral
-    left = msgspec.structs.replace(
+    withdrawn = msgspec.structs.replace(
         state,
-        passages=kept,
-        sent=len(kept),
-        emitted=_said_in(kept),
-        first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(kept) else None,
+        passages=remaining,
+        sent=len(remaining),
+        emitted=_emitted_in(remaining),
+        first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(remaining) else None,
         links=state.links[: state.answered_links],
     )
-    unanswered = {call.id for call in open_calls(left)}
-    return msgspec.structs.replace(left, activations=without_results(state.activations, unanswered))
+    unanswered = {call.id for call in open_calls(withdrawn)}
+    return msgspec.structs.replace(withdrawn, activations=without_results(state.activations, unanswered))
 
 
-def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) -> State:
-    if isinstance(it, Recovery):
-        return msgspec.structs.replace(state, incidents=recorded(state.incidents, it, at))
-    if isinstance(it, ProviderLimited):
-        return msgspec.structs.replace(state, limits=narrowed(state.limits, it))
+def _recover(state: State, payload: Recovery | ProviderLimited | Mending, at: float) -> State:
+    if isinstance(payload, Recovery):
+        return msgspec.structs.replace(state, incidents=recorded(state.incidents, payload, at))
+    if isinstance(payload, ProviderLimited):
+        return msgspec.structs.replace(state, limits=narrowed(state.limits, payload))
     # What was refused was not taken; where more than that changes, what was taken is of no use any more.
-    after = mended(state.passages, state.sent, it)
+    repaired = mended(state.passages, state.sent, payload)
     return msgspec.structs.replace(
         state,
-        passages=after.passages,
-        sent=after.sent,
-        first_ephemeral=next((at for at, entry in enumerate(after.passages) if entry.ephemeral), None),
+        passages=repaired.passages,
+        sent=repaired.sent,
+        first_ephemeral=next((at for at, entry in enumerate(repaired.passages) if entry.ephemeral), None),
         links=state.links[: state.answered_links],
-        answered_links=0 if after.moved else state.answered_links,
-        memory=moved(state.memory) if after.moved else state.memory,
+        answered_links=0 if repaired.moved else state.answered_links,
+        memory=moved(state.memory) if repaired.moved else state.memory,
     )
 
 
-def _said_in(entries: tuple[Passage, ...]) -> tuple[LayerText, ...]:
+def _emitted_in(entries: tuple[Passage, ...]) -> tuple[LayerText, ...]:
     """What volatile layers have last said, as far as it is still there."""
-    said = {entry.layer: entry for entry in entries if entry.injected and not is_record(entry)}
-    return tuple(LayerText(layer, text_of(entry.content), entry.ephemeral) for layer, entry in said.items())
+    newest = {entry.layer: entry for entry in entries if entry.injected and not is_record(entry)}
+    return tuple(LayerText(layer, text_of(entry.content), entry.ephemeral) for layer, entry in newest.items())
 
 
-def _append(state: State, it: MessageAppended) -> State:
+def _append(state: State, event: MessageAppended) -> State:
     number = state.messages + 1
-    entries = (*state.passages, Passage(it.message.role, it.message.content, number=number))
+    entries = (*state.passages, Passage(event.message.role, event.message.content, number=number))
     # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
-    sent = len(entries) if it.message.role == "assistant" else state.sent
+    sent = len(entries) if event.message.role == "assistant" else state.sent
     return msgspec.structs.replace(state, passages=entries, sent=sent, messages=number)
 
 
-def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillReleased) -> State:
-    match it:
+def _apply_compaction(state: State, event: ContextCompacted | CompactionRefused | SkillReleased) -> State:
+    match event:
         case ContextCompacted():
-            return compact(state, it)
+            return compact(state, event)
         case CompactionRefused():
-            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, it))
+            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, event))
         case SkillReleased():
-            active = without_results(state.activations, {it.tool_use_id or ""})
+            active = without_results(state.activations, {event.tool_use_id or ""})
             return msgspec.structs.replace(state, activations=active)
 
 
-def compact(state: State, it: ContextCompacted) -> State:
+def compact(state: State, event: ContextCompacted) -> State:
     """Another view of the same log; what stands in front of it is cached as it was."""
-    sent = compacted(state.passages[: state.sent], it)
-    entries = sent + compacted_newest(state.passages[state.sent :], it)
+    sent = compacted(state.passages[: state.sent], event)
+    entries = sent + compacted_newest(state.passages[state.sent :], event)
     return msgspec.structs.replace(
         state,
-        epoch=it.epoch,
+        epoch=event.epoch,
         passages=entries,
         sent=len(sent),
-        emitted=_said_in(entries),
+        emitted=_emitted_in(entries),
         first_ephemeral=next((at for at, entry in enumerate(entries) if entry.ephemeral), None),
-        links=state.links[: it.kept_blocks],
-        answered_links=min(state.answered_links, it.kept_blocks),
-        memory=cut_back(state.memory, state.request, blocks=it.kept_blocks, tokens=it.kept_tokens),
-        compaction=after_compaction(state.compaction, it, messages=state.messages),
+        links=state.links[: event.kept_blocks],
+        answered_links=min(state.answered_links, event.kept_blocks),
+        memory=cut_back(state.memory, state.request, blocks=event.kept_blocks, tokens=event.kept_tokens),
+        compaction=after_compaction(state.compaction, event, messages=state.messages),
     )
 
 
@@ -327,19 +331,19 @@ def _begin_turn(state: State, event: Event) -> State:
         turn=Turn(event.turn_id or event.id, event.at),
         compaction=after_ask(state.compaction),
         first_ephemeral=None,
-        emitted=tuple(said for said in state.emitted if not said.ephemeral),
+        emitted=tuple(layer_text for layer_text in state.emitted if not layer_text.ephemeral),
     )
 
 
 def _inject(state: State, injected: ContextInjected) -> State:
-    said = LayerText(injected.layer, injected.text, injected.ephemeral)
+    layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
     if injected.place == "system":
         # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
         entries, sent = state.passages, state.sent
-        if before != said.text:
+        if before != layer_text.text:
             entries, sent = chosen(entries, sent, without_thinking)
-        return msgspec.structs.replace(state, system_tail=said, passages=entries, sent=sent)
+        return msgspec.structs.replace(state, system_tail=layer_text, passages=entries, sent=sent)
     entry = Passage(
         "user",
         (Text(injected.text),),
@@ -348,14 +352,14 @@ def _inject(state: State, injected: ContextInjected) -> State:
         ephemeral=injected.ephemeral,
         number=state.messages + 1,
     )
-    others = tuple(one for one in state.emitted if one.layer != said.layer)
-    first = state.first_ephemeral
-    if said.ephemeral and first is None:
-        first = len(state.passages)
+    other_layers = tuple(earlier for earlier in state.emitted if earlier.layer != layer_text.layer)
+    first_ephemeral = state.first_ephemeral
+    if layer_text.ephemeral and first_ephemeral is None:
+        first_ephemeral = len(state.passages)
     return msgspec.structs.replace(
         state,
         passages=(*state.passages, entry),
-        emitted=(*others, said),
-        first_ephemeral=first,
+        emitted=(*other_layers, layer_text),
+        first_ephemeral=first_ephemeral,
         messages=entry.number,
     )

@@ -51,25 +51,25 @@ class SwitchQuote(msgspec.Struct, frozen=True):
 
 
 def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
-    state, before = conversation.state, conversation.parts.model
-    carried = carry(state.passages, same_provider=provider_of(before.id) == model.provider)
-    buffer = _scroll(conversation, model, adapter, carried)
+    state, current_model = conversation.state, conversation.parts.model
+    carried = carry(state.passages, same_provider=provider_of(current_model.id) == model.provider)
+    buffer = _request_buffer(conversation, model, adapter, carried)
     tokens, stable_tokens = buffer.tokens_total, sum(buffer.tokens[: buffer.stable_count])
-    caches = capabilities_of(model).supports_prompt_caching
+    target_caches = capabilities_of(model).supports_prompt_caching
     today = utc_date(conversation.parts.clock())
     warm_tokens = state.calibration.corrected(conversation.draft.scroll.tokens_total) or tokens
-    warm = price_at(before, today, warm_tokens)
-    caches_now = capabilities_of(before).supports_prompt_caching
+    warm = price_at(current_model, today, warm_tokens)
+    current_caches = capabilities_of(current_model).supports_prompt_caching
     return SwitchQuote(
-        model_before=before.id,
+        model_before=current_model.id,
         model_after=model.id,
         prompt_tokens=tokens,
         cold_usd=tokens * first_rate(model, price_at(model, today, tokens)) / _MILLION,
-        warm_usd=warm_tokens * (warm.cache_read if caches_now else warm.input) / _MILLION,
-        supports_prompt_caching=caches,
+        warm_usd=warm_tokens * (warm.cache_read if current_caches else warm.input) / _MILLION,
+        supports_prompt_caching=target_caches,
         dropped=carried.dropped,
         reworded=sum(adapter.lower(entry) != entry for entry in carried.passages),
-        below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if caches else 0,
+        below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if target_caches else 0,
     )
 
 
@@ -86,7 +86,7 @@ def first_rate(model: Model, price: Price) -> Decimal:
             return price.input
 
 
-def _scroll(conversation: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
+def _request_buffer(conversation: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
     count = len(carried.passages)
     view = view_of(msgspec.structs.replace(conversation.state, passages=carried.passages, sent=count))
     draft = Draft(adapter, lambda data: count_block(data, model.tokens_factor))

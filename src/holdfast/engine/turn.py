@@ -41,7 +41,7 @@ from holdfast.events.payloads import (
     TurnStarted,
 )
 
-_REFUSED = ("invalid_request", "context_overflow")
+_REQUEST_REFUSED = ("invalid_request", "context_overflow")
 
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
 EndReason = StopReason | Literal["step_limit"]
@@ -64,15 +64,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 async def run_turn(conversation: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
     """Say something and see the turn through; whatever happens, the transcript stays legal."""
-    last: Reply | None = None
+    last_reply: Reply | None = None
     await probe(conversation)
     try:
         await _open_turn(conversation, _checked(content))
         while True:
             match next_step(conversation.state, steps_max=conversation.parts.steps_max):
                 case CallModel():
-                    last = await call_model(conversation, emit)
-                    if not last.content:
+                    last_reply = await call_model(conversation, emit)
+                    if not last_reply.content:
                         break
                 case RunTools(calls):
                     await _run_tools(conversation, calls)
@@ -80,7 +80,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: E
                     await _answer(
                         conversation, calls, "The limit of model calls for one turn is reached; nothing was run."
                     )
-                    return await _stop_short(conversation, last)
+                    return await _close_at_step_limit(conversation, last_reply)
                 case Finish():
                     break
     except asyncio.CancelledError:
@@ -90,7 +90,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: E
         await _abandon(conversation, "budget")
         raise
     except ProviderError as error:
-        if error.kind in _REFUSED:
+        if error.kind in _REQUEST_REFUSED:
             # The same request would be refused again and again: what was new in it leaves the conversation.
             await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
         await report_failure(conversation, error)
@@ -99,7 +99,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: E
     except Exception:
         await _abandon(conversation, "error")
         raise
-    return await _close_turn(conversation, last)
+    return await _close_turn(conversation, last_reply)
 
 
 async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
@@ -161,17 +161,17 @@ async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
         await conversation.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
 
 
-async def _stop_short(conversation: Conversation, last: Reply | None) -> Answer:
+async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> Answer:
     """The turn has had its calls: say so, instead of looking like one that ended by itself."""
     turn = conversation.state.turn or Turn("", conversation.parts.clock())
     await _abandon(conversation, "step_limit")
-    content = last.content if last else ()
+    content = last_reply.content if last_reply else ()
     return Answer(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
-async def _close_turn(conversation: Conversation, last: Reply | None) -> Answer:
+async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> Answer:
     turn = conversation.state.turn or Turn("", conversation.parts.clock())
-    stop_reason = last.stop_reason if last else "error"
+    stop_reason = last_reply.stop_reason if last_reply else "error"
     completed = TurnCompleted(
         stop_reason=stop_reason,
         llm_call_count=turn.llm_calls,
@@ -181,16 +181,16 @@ async def _close_turn(conversation: Conversation, last: Reply | None) -> Answer:
         wall_time_seconds=conversation.parts.clock() - turn.started_at,
     )
     await conversation.record("system", completed)
-    content = last.content if last else ()
+    content = last_reply.content if last_reply else ()
     return Answer(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
     """A user's words as they can be sent: no lone surrogates, no empty text."""
-    if strange := [one for one in content if not isinstance(one, Text | Image)]:
-        raise UserError(f"a user's message takes text and images, not {type(strange[0]).__name__}")
-    mended = tuple(Text(mend_surrogates(one.text)) if isinstance(one, Text) else one for one in content)
-    kept = tuple(one for one in mended if not (isinstance(one, Text) and not one.text.strip()))
-    if not kept:
+    if unsupported := [block for block in content if not isinstance(block, Text | Image)]:
+        raise UserError(f"a user's message takes text and images, not {type(unsupported[0]).__name__}")
+    cleaned = tuple(Text(mend_surrogates(block.text)) if isinstance(block, Text) else block for block in content)
+    non_empty = tuple(block for block in cleaned if not (isinstance(block, Text) and not block.text.strip()))
+    if not non_empty:
         raise UserError("there is nothing to send: the message is empty")
-    return kept
+    return non_empty

@@ -32,8 +32,8 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     Nothing is sent where the head is known to be cached, be it because another session is just putting it there.
     """
     await heed(conversation)
-    parts = conversation.parts
-    parameters = empty_parameters(conversation.parameters, parts.model)
+    deps = conversation.parts
+    parameters = empty_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return Prewarming(False, parameters)
     buffer = _head(conversation)
@@ -44,24 +44,24 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     if not claim.prefixes:
         return Prewarming(
             False,
-            f"tools and system prompt have about {_tokens(conversation, buffer)} tokens, and {parts.model.id} caches "
-            f"nothing below {parts.model.cache.tokens_min}",
+            f"tools and system prompt have about {_tokens(conversation, buffer)} tokens, and {deps.model.id} caches "
+            f"nothing below {deps.model.cache.tokens_min}",
         )
-    body = buffer.render(parts.adapter.opening(parameters), breakpoints)
-    wish = Empty(
+    body = buffer.render(deps.adapter.opening(parameters), breakpoints)
+    ping_request = Empty(
         "warm",
         breakpoints[-1].ttl,
         conversation.state.calibration.corrected(buffer.tokens_total),
         "the caller asked for it",
     )
-    async with cross(parts.gate, claim, parts.clock) as slot:
+    async with cross(deps.gate, claim, deps.clock) as slot:
         if not slot.writes:
             return Prewarming(False, "the head is in the cache already")
-        told = await send_empty(conversation, body, wish)
-        if isinstance(told, str):
-            return Prewarming(False, told)
+        ping = await send_empty(conversation, body, ping_request)
+        if isinstance(ping, str):
+            return Prewarming(False, ping)
         slot.begun()
-    return Prewarming(True, usage=told.usage, cost_usd=told.cost_usd)
+    return Prewarming(True, usage=ping.usage, cost_usd=ping.cost_usd)
 
 
 def _head(conversation: Conversation) -> Scroll:

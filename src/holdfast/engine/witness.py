@@ -41,12 +41,12 @@ class Witness:
         if row is None:
             self.warnings.once(f"model {model[:120]!r} is not in the catalog: nothing is changed, and it has no price")
         with self._lock:
-            buffer, move = self._scroll(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            buffer, move = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # What the provider cannot be told was left out of our spelling, and a mark on it too.
             breakpoints = tuple(breakpoint for breakpoint in sent.plan.marks if breakpoint.piece < len(buffer.pieces))
             automatic = () if row is None else automatic_mark(sent.parameters, buffer.pieces, breakpoints, row.cache)
-            planned = (*breakpoints, *automatic)
+            all_breakpoints = (*breakpoints, *automatic)
             if breakpoints:
                 self._tails[adapter.name] = breakpoints[-1].piece, buffer.links[breakpoints[-1].piece].digest
             request_head = adapter.opening(sent.parameters)
@@ -54,7 +54,7 @@ class Witness:
                 model=model,
                 provider=adapter.name,
                 row=row,
-                plan=Plan(planned),
+                plan=Plan(all_breakpoints),
                 links=tuple(buffer.links),
                 parameters_digest=digest(request_head),
                 body_bytes=len(buffer.render(request_head, breakpoints)),
@@ -66,24 +66,24 @@ class Witness:
 
     def tail(self, adapter: Adapter, buffer: Scroll) -> int | None:
         """The last piece that the request before had marked, where this one says the same up to it."""
-        block, known = self._tails.get(adapter.name, (-1, ""))
-        return block if 0 <= block < len(buffer.links) and buffer.links[block].digest == known else None
+        block, digest_before = self._tails.get(adapter.name, (-1, ""))
+        return block if 0 <= block < len(buffer.links) and buffer.links[block].digest == digest_before else None
 
-    def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
+    def _update_draft(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
         """The request spelled, and how it left the one before, if it did."""
         key = (adapter.name, factor)
         if key not in self._drafts:
-            self._drafts[key] = Draft(adapter, lambda spelled: count_block(spelled, factor))
+            self._drafts[key] = Draft(adapter, lambda encoded: count_block(encoded, factor))
         draft = self._drafts[key]
-        before = tuple(draft.scroll.links)
+        previous_links = tuple(draft.scroll.links)
         try:
             draft.update(wire.prompt)
         except BaseException:
             # Half of an update would be taken for the whole of it by the next call.
             del self._drafts[key]
             raise
-        shared = shared_links(before, draft.scroll.links)
-        move = draft.move(shared) if shared < len(before) else None
+        shared_blocks = shared_links(previous_links, draft.scroll.links)
+        move = draft.move(shared_blocks) if shared_blocks < len(previous_links) else None
         draft.settle()
         self.newest = draft.scroll
         return draft.scroll, move

@@ -190,7 +190,7 @@ class Observer:
             clock=lambda: self._now,
             new_id=self._new_id,
             warnings=self._warnings,
-            request_head=opening,
+            session_started=opening,
             resumed=resumed,
         )
 

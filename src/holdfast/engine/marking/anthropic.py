@@ -25,22 +25,22 @@ def rewrite(arguments: Arguments, request: Request, *, text_follows: bool = Fals
     """
     if (PROMPT_NAMES | {MARK}) & extra_body(arguments).keys():
         return Rewritten(arguments, request.wire)
-    own = request.wire.plan.marks
-    ours = missing_marks(request, own, text_follows=text_follows)
-    breakpoints = tuple(sorted((*own, *ours), key=lambda breakpoint: breakpoint.piece))
+    existing = request.wire.plan.marks
+    ours = missing_marks(request, existing, text_follows=text_follows)
+    breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.piece))
     changed = _marked(arguments, {breakpoint.piece: breakpoint.ttl for breakpoint in ours}, request)
     return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(breakpoints)))
 
 
-def missing_marks(request: Request, own: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
+def missing_marks(request: Request, existing: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
     """The marks of the plan that are not there, as many as there are places left."""
     automatic = request.body.get(MARK)
     ends_marked = automatic is not None and not text_follows
-    taken = _count(request.body) + (automatic is not None)
-    left = max(0, request.model.cache.marks_max - taken)
-    marked = {breakpoint.piece for breakpoint in own}
+    used = _count(request.body) + (automatic is not None)
+    slots_left = max(0, request.model.cache.marks_max - used)
+    marked = {breakpoint.piece for breakpoint in existing}
     blocks = request.scroll.pieces
-    wanted = [
+    candidates = [
         breakpoint
         for breakpoint in _planned(request)
         # The provider's automatic mark stands at the end of the conversation already, or on what follows it.
@@ -48,11 +48,11 @@ def missing_marks(request: Request, own: Sequence[Mark], *, text_follows: bool =
     ]
     # A mark for an hour must not stand behind one for five minutes. What lies in front of it is written for an
     # hour in any case, so this costs nothing.
-    hours = [breakpoint.piece for breakpoint in own if breakpoint.ttl == "1h"]
+    hours = [breakpoint.piece for breakpoint in existing if breakpoint.ttl == "1h"]
     if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
         hours.append(len(blocks))
     last_hour = max(hours, default=-1)
-    chosen = wanted[-left:] if left else []
+    chosen = candidates[-slots_left:] if slots_left else []
     return tuple(
         Mark(breakpoint.piece, "1h" if breakpoint.piece < last_hour else breakpoint.ttl, breakpoint.reason)
         for breakpoint in chosen
@@ -84,11 +84,11 @@ def _count(body: Mapping[str, Json]) -> int:
 def _count_blocks(blocks: Json) -> int:
     if not isinstance(blocks, list):
         return 0
-    found = 0
+    count = 0
     for block in blocks:
         if isinstance(block, dict):
-            found += (block.get(MARK) is not None) + _count_blocks(block.get("content"))
-    return found
+            count += (block.get(MARK) is not None) + _count_blocks(block.get("content"))
+    return count
 
 
 def _marked(arguments: Arguments, spots: Spots, request: Request) -> Arguments:
@@ -98,9 +98,9 @@ def _marked(arguments: Arguments, spots: Spots, request: Request) -> Arguments:
     walk = _Walk(spots)
     changed = dict(arguments)
     for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
-        given = arguments.get(name)
-        if given and not is_absent(given):
-            changed[name] = renew(given)
+        value = arguments.get(name)
+        if value and not is_absent(value):
+            changed[name] = renew(value)
     if walk.seen != len(request.scroll.pieces):
         raise UserError("the blocks of the request are not counted alike")
     return changed
@@ -113,27 +113,27 @@ class _Walk:
         self._spots = spots
         self.seen = 0
 
-    def messages(self, given: object) -> list[object]:
+    def messages(self, value: object) -> list[object]:
         renewed: list[object] = []
-        for message in parts_of(given):
+        for message in parts_of(value):
             content = members_of(message).get("content")
             new = self.text_or_blocks(content)
             renewed.append(message if new is content else {**members_of(message), "content": new})
         return renewed
 
-    def text_or_blocks(self, given: object) -> object:
-        if isinstance(given, str):
+    def text_or_blocks(self, value: object) -> object:
+        if isinstance(value, str):
             ttl = self._next()
-            return [_with_mark({"type": "text", "text": given}, ttl)] if ttl else given
-        return self.blocks(given)
+            return [_with_mark({"type": "text", "text": value}, ttl)] if ttl else value
+        return self.blocks(value)
 
-    def blocks(self, given: object) -> object:
-        old = parts_of(given)
+    def blocks(self, value: object) -> object:
+        old = parts_of(value)
         new: list[object] = []
         for block in old:
             ttl = self._next()
             new.append(_with_mark(members_of(block), ttl) if ttl else block)
-        return new if any(after is not before for after, before in zip(new, old, strict=True)) else given
+        return new if any(after is not before for after, before in zip(new, old, strict=True)) else value
 
     def _next(self) -> Ttl | None:
         ttl = self._spots.get(self.seen)

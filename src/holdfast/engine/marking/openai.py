@@ -49,20 +49,20 @@ def _takes_breakpoint(request: Request) -> bool:
     return rules.kind == "breakpoints" and len(request.wire.plan.marks) + 1 < rules.marks_max
 
 
-def _with_breakpoint(given: object, part_type: str) -> object:
+def _with_breakpoint(value: object, part_type: str) -> object:
     """The messages with a breakpoint behind the system text that they begin with, if they do."""
-    if given is None or isinstance(given, str) or is_absent(given):
-        return given
-    messages = parts_of(given)
+    if value is None or isinstance(value, str) or is_absent(value):
+        return value
+    messages = parts_of(value)
     end = 0
     while end < len(messages) and members_of(messages[end]).get("role") in _SYSTEM_ROLES:
         end += 1
     if not end:
-        return given
+        return value
     last = members_of(messages[end - 1])
     content = _marked_content(last.get("content"), part_type)
     if content is None:
-        return given
+        return value
     return [*messages[: end - 1], {**last, "content": content}, *messages[end:]]
 
 
@@ -81,24 +81,24 @@ def rewrite_chat(arguments: Arguments, request: Request) -> Rewritten:
     rewritten = rewrite(arguments, request, adapter=openai_chat, prompt_name="messages", part_type="text")
     if not request.wire.parameters.stream or _usage_option(arguments) is not None:
         return rewritten
-    given = arguments.get("stream_options")
-    options = {} if given is None or is_absent(given) else members_of(given)
+    value = arguments.get("stream_options")
+    options = {} if value is None or is_absent(value) else members_of(value)
     return Rewritten({**rewritten.arguments, "stream_options": {**options, USAGE: True}}, rewritten.wire)
 
 
 def _usage_option(arguments: Arguments) -> object:
     """What the arguments say of usage in a stream; None where they say nothing."""
-    for given in (arguments, extra_body(arguments)):
-        options = given.get("stream_options")
+    for value in (arguments, extra_body(arguments)):
+        options = value.get("stream_options")
         if options is not None and not is_absent(options) and members_of(options).get(USAGE) is not None:
             return members_of(options)[USAGE]
     return None
 
 
-def is_usage_for_us(given: Arguments, sent: Arguments, item: Mapping[str, Json]) -> bool:
+def is_usage_for_us(value: Arguments, sent: Arguments, item: Mapping[str, Json]) -> bool:
     if item.get("choices") != [] or item.get("usage") is None:
         return False
-    return _usage_option(sent) is True and _usage_option(given) is None
+    return _usage_option(sent) is True and _usage_option(value) is None
 
 
 CHAT = Dialect(openai_chat, rewrite_chat, as_bare_event, closing=b"data: [DONE]\n\n", is_ours=is_usage_for_us)

@@ -51,17 +51,17 @@ def plain(value: object) -> Json:
 def body_of(arguments: Mapping[str, object], *, left_out: frozenset[str] = frozenset()) -> dict[str, Json]:
     """The JSON object that the client sends for these arguments."""
     unsent = NOT_SENT | left_out
-    given = {name: value for name, value in arguments.items() if name not in unsent and not is_absent(value)}
-    body = {name: plain(value) for name, value in given.items()}
+    sent = {name: value for name, value in arguments.items() if name not in unsent and not is_absent(value)}
+    body = {name: plain(value) for name, value in sent.items()}
     return body | extra_body(arguments)
 
 
 def extra_body(arguments: Mapping[str, object]) -> dict[str, Json]:
     """What the caller adds to the body by hand, or puts in the place of arguments."""
-    given = arguments.get("extra_body")
-    if given is None or is_absent(given):
+    value = arguments.get("extra_body")
+    if value is None or is_absent(value):
         return {}
-    extra = plain(given)
+    extra = plain(value)
     if not isinstance(extra, dict):
         raise UserError("extra_body is no object")
     return extra
@@ -71,10 +71,10 @@ def members_of(value: object) -> Mapping[str, object]:
     """A block as the caller gave it, or, where the client made an object of it, as that is sent."""
     if isinstance(value, Mapping):
         return value
-    spelled = plain(value)
-    if not isinstance(spelled, dict):
+    encoded = plain(value)
+    if not isinstance(encoded, dict):
         raise UserError(f"a {type(value).__name__} stands where an object belongs")
-    return cast("Mapping[str, object]", spelled)  # Json is narrower than object, but a dict's values are invariant.
+    return cast("Mapping[str, object]", encoded)  # Json is narrower than object, but a dict's values are invariant.
 
 
 def parts_of(value: object) -> list[object]:
