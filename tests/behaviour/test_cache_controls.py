@@ -246,7 +246,7 @@ async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> N
     play = await played("anthropic:claude-sonnet-5-5", invalidate)
     judged = [one.verdict for one in entries(play.events, shipped_models()) if one.verdict]
     assert [one.kind for one in judged] == ["first_use", "planned", "held"]
-    assert (judged[1].component, judged[1].detail) == ("settings", "the cache was given up")
+    assert (judged[1].component, judged[1].detail) == ("settings", "the cache was invalidated")
     assert all(call.prefix_held for call in calls(play.events))
     assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
 

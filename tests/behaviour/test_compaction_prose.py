@@ -79,7 +79,7 @@ async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted()
     assert event.segments[1].text == (
         "## Rationale\n- The lexer is slow because it copies.\n\n## Next\n- Look at the next part."
     )
-    assert event.notes == ("1 lines of the model's were dropped",)
+    assert event.notes == ("1 lines of the model's summary were dropped",)
 
 
 @pytest.mark.parametrize("reply", ["Sorry.", "## Story\n- Once.", ToolUse("", "read_file", '{"path":"a"}')])

@@ -458,7 +458,7 @@ async def test_reporting_what_was_recovered_begins_anew() -> None:
 
 async def test_a_scenario_without_a_recipe_is_refused_by_name() -> None:
     recoverer = Recoverer(LedgerInMemory(ManualClock()), {}, clock=ManualClock(), recipes=stale(1))
-    with pytest.raises(UserError, match="there is no recipe for 'provider_failure'; there are stale_branch"):
+    with pytest.raises(UserError, match="no recipe for 'provider_failure'; known scenarios: stale_branch"):
         recoverer.dry_run(S.ProviderFailure)
 
 

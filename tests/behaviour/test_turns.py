@@ -634,7 +634,7 @@ async def test_an_empty_message_is_refused_and_nothing_is_recorded(agent: MakeAg
 async def test_only_text_and_images_can_be_said(agent: MakeAgent) -> None:
     one = agent(says("x"))
     async with one.session as session:
-        with pytest.raises(UserError, match="takes text and images, not ToolUse"):
+        with pytest.raises(UserError, match="can hold text and images, not ToolUse"):
             await session.send([CALL])
 
 

@@ -1,4 +1,4 @@
-"""When a session takes what its head would say now: with a compaction, when it is asked to, or with every turn."""
+"""Refreshing a session's stable prefix: at a compaction, on request, or with every turn."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from holdfast.events.payloads import EpochOpened
 
 
 async def adopt(conversation: Conversation) -> bool:
-    """Whether another epoch begins, with another head; what was said so far stays."""
+    """Start a new epoch if the pinned texts have changed, and return whether they had; the history stays."""
     if conversation.parts.adopting is None:
         return False
     state = conversation.state

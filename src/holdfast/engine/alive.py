@@ -1,4 +1,4 @@
-"""Keeping an idle session's cache alive: used again in time, for as long as that is expected to pay."""
+"""Keep-alive: pings that refresh an idle session's cache, for as long as that is expected to pay."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from holdfast.planning.policy import Ping
 from holdfast.planning.savings import write_rate
 
 CLOSING_SECONDS_MAX = 2.0
-"""How long a session that is closed waits for a ping under way."""
+"""How long closing a session waits for a ping in progress."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _MILLION = Decimal(1_000_000)
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """A ping as it is sent; `new_tokens` of it are in no cache yet."""
+    """An encoded ping request; `new_tokens` of it are not cached yet."""
 
     body: bytes
     wish: Empty
@@ -51,7 +51,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Watches one session from its opening to its close. A turn or a call that begins stops what was not sent yet."""
+    """The keep-alive of one session, from open to close. A turn or call that starts cancels a ping not yet sent."""
 
     def __init__(self, conversation: Conversation, rules: KeepAlive) -> None:
         self._conversation = conversation
@@ -74,7 +74,7 @@ class Keeper:
                 return
 
     def _cancel_waiting(self) -> None:
-        # What is under way is paid for already: it is read to its end, and recorded.
+        # A ping in progress is already paid for: it is read to its end and recorded.
         if self._waiting_task is not None and self._waiting_task not in self._sending:
             self._waiting_task.cancel()
         self._waiting_task = None
@@ -85,20 +85,20 @@ class Keeper:
             while self._waiting_task is this and await self._ping_once():
                 pass
         except HoldfastError as error:
-            # Nobody waits for this task: what fails here, the next call of the session meets too, and tells.
-            logger.warning("the cache of session %s is not kept alive: %s", self._conversation.state.session_id, error)
+            # No caller awaits this task; the session's next call will meet the same failure and raise it.
+            logger.warning("no keep-alive for session %s: %s", self._conversation.state.session_id, error)
 
     async def _ping_once(self) -> bool:
-        """Wait for the next ping and send it; whether there may be another one."""
+        """Wait until the next ping is due and send it; returns whether another one may follow."""
         ping = next_ping(self._conversation)
         if isinstance(ping, str):
             return self._give_up(ping)
         used_at = self._conversation.state.memory.used_at or 0.0
         await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._conversation.parts.clock()))
         if self._conversation.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
-            return False  # The machine slept longer than it was told to: nothing is left to be kept.
+            return False  # The process slept past the expiry (a suspended laptop): nothing is left to refresh.
         if await heed(self._conversation):
-            return self._give_up("what is set for its cache has changed")
+            return self._give_up("its cache settings have changed")
         request = letter_of(self._conversation, ping)
         if isinstance(request, str):
             return self._give_up(request)
@@ -107,7 +107,7 @@ class Keeper:
         return await self._send(request)
 
     def _give_up(self, reason: str) -> bool:
-        logger.info("the cache of session %s is not kept alive: %s", self._conversation.state.session_id, reason)
+        logger.info("no keep-alive for session %s: %s", self._conversation.state.session_id, reason)
         return False
 
     async def _send(self, request: Letter) -> bool:
@@ -120,7 +120,7 @@ class Keeper:
             self._sending.discard(this)
 
     async def aclose(self) -> None:
-        """What waits is stopped; what is under way is given a moment to end, for it is paid for."""
+        """Cancel a waiting ping; one in progress gets `CLOSING_SECONDS_MAX` to finish, because it is paid for."""
         self._unsubscribe()
         self._cancel_waiting()
         try:
@@ -134,23 +134,23 @@ class Keeper:
 
 
 def next_ping(conversation: Conversation) -> Ping | str:
-    """The ping that is due if nothing else happens; or why there is none."""
+    """The next ping if the session stays idle; or the reason why there is none."""
     state, deps = conversation.state, conversation.parts
     if refused := why_not_alive(conversation):
         return refused
     if state.memory.tail_piece is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
-        return "nothing was marked"
+        return "the last request had no breakpoints"
     moment = moment_of(conversation, conversation.draft.scroll)
     ping = ping_of(state.memory, deps.learned, moment, "tool" if open_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
     if state.control.ttl not in ("auto", ping.ttl):
-        return f"the lifetime is set to {state.control.ttl}"
+        return f"the TTL is set to {state.control.ttl}"
     return ping
 
 
 def over_limit(conversation: Conversation, request: Letter, rules: KeepAlive) -> str | None:
-    """Why there is too little money left for this ping, where there is."""
+    """Why the keep-alive budget does not cover this ping; None where it does."""
     spent, cached_tokens = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
     price = conversation.price(request.wish.estimated_tokens)
     cost = (price.cache_read * cached_tokens + write_rate(request.wish.ttl, price) * request.new_tokens) / _MILLION
@@ -160,11 +160,11 @@ def over_limit(conversation: Conversation, request: Letter, rules: KeepAlive) ->
 
 
 def letter_of(conversation: Conversation, ping: Ping) -> Letter | str:
-    """The last request once more, where its mark lives as long; else with the reply, marked for longer."""
+    """The last request again, if its breakpoint has the wanted TTL; else with the reply and a longer TTL."""
     request, memory = conversation.state.request, conversation.state.memory
     parameters = empty_parameters(conversation.parameters, conversation.parts.model)
     if request is None or not request.marks or len(conversation.draft.scroll.pieces) < request.pieces:
-        return "nothing was marked"
+        return "the last request had no breakpoints"
     if isinstance(parameters, str):
         return parameters
     request_head = conversation.parts.adapter.opening(parameters)
@@ -184,20 +184,20 @@ def letter_of(conversation: Conversation, ping: Ping) -> Letter | str:
 def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> Letter | str:
     state = conversation.state
     if state.first_ephemeral is not None:
-        return "the prompt holds text that leaves it with the turn"
-    # The reply stands behind what was sent from now on, whatever comes next.
+        return "the prompt holds ephemeral text, which leaves it with the turn"
+    # Every later prompt continues with this reply, so writing it to the cache is not wasted.
     conversation.draft.update(assemble(sent_view(state)))
     buffer = conversation.draft.scroll
     blocks = len(buffer.pieces)
     last_block = next((at for at in range(blocks - 1, -1, -1) if takes_mark(buffer.pieces, at)), None)
     if last_block is None:
-        return "nothing in the prompt takes a mark"
+        return "no block of the prompt can carry a breakpoint"
     request = state.request
     previous_blocks = sorted(
         {breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < last_block}
     )
     earlier_blocks = previous_blocks[-(conversation.parts.model.cache.marks_max - 1) :]
-    breakpoints = tuple(Mark(block, ping.ttl, "kept alive") for block in (*earlier_blocks, last_block))
+    breakpoints = tuple(Mark(block, ping.ttl, "keep-alive") for block in (*earlier_blocks, last_block))
     buffer.extend(
         closing_blocks := conversation.draft.spelled(closing_behind(state.passages[-1] if state.passages else None))
     )

@@ -1,4 +1,4 @@
-"""One call of the model: what is sent, what is recorded before and after, and what comes back."""
+"""One model call: what is sent, what is recorded before and after, and the reply."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -48,6 +48,7 @@ from holdfast.providers.diagnosing import compares
 from holdfast.providers.tier_parameters import settings_of
 
 DRAIN_SECONDS_MAX = 0.2
+"""How long a finished response is read on, so that its connection can be reused."""
 
 Emit = Callable[[Delta], None]
 
@@ -57,9 +58,9 @@ async def call_model(conversation: Conversation, emit: Emit) -> Reply:
 
 
 async def _call_with_cache(conversation: Conversation, emit: Emit) -> Reply:
-    """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
+    """Call with the explicit cache, if there is one; if the provider has lost it, call again with the whole prompt."""
     await heed(conversation)
-    # Whoever asks whether it is due brings the draft up to date.
+    # Checking whether a compaction is due also brings the draft up to date.
     if await shorten_if_due(conversation):
         await inject_news(conversation)
         conversation.draft.update(assemble(sent_view(conversation.state)))
@@ -71,13 +72,13 @@ async def _call_with_cache(conversation: Conversation, emit: Emit) -> Reply:
     except ProviderError as error:
         if error.status not in (400, 403, 404):
             raise
-        # Whatever the provider calls it: the request with the cache is refused, and without it may not be.
+        # Gemini reports a missing cache as 403; whatever the wording, the request may pass without the cache.
         await forget(conversation, str(error))
     return await _call_with_diagnosis(conversation, emit, None)
 
 
 async def _call_with_diagnosis(conversation: Conversation, emit: Emit, explicit_cache: Reference | None) -> Reply:
-    """A provider that takes no request which asks for a diagnosis is asked without, now and from then on."""
+    """Ask for a cache-miss diagnosis, and retry without if the provider refuses that; it is then never asked again."""
     parameters = explicit_cache.parameters if explicit_cache else conversation.parameters
     sent = asking(conversation, parameters)
     try:
@@ -137,7 +138,7 @@ async def _send(conversation: Conversation, emit: Emit, explicit_cache: Referenc
 
 
 async def _replay_cached(conversation: Conversation, request_key: str, emit: Emit) -> Reply | None:
-    """What was answered to an equal request a moment ago; nothing is sent, and nothing is paid."""
+    """The stored reply to a byte-identical request, if there is one; nothing is sent or paid."""
     deltas = kept_deltas(conversation, request_key)
     reply = finished(deltas)
     if reply is None:
@@ -154,8 +155,8 @@ async def _replay_cached(conversation: Conversation, request_key: str, emit: Emi
 
 
 async def _record_reply(conversation: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
-    """Record a call that was answered, and make its reply part of the conversation."""
-    # What no provider takes back is not made part of it: blank text, or thinking and nothing else.
+    """Record a completed call, and append its reply to the conversation."""
+    # Providers refuse blank text and thinking-only messages in the history, so these are not appended.
     content = sendable_content(reply.content)
     appended = (MessageAppended(Message("assistant", content)),) if content else ()
     await conversation.record("agent", completed, *appended)
@@ -187,7 +188,7 @@ def _completed_event(
 async def _exchange(
     conversation: Conversation, body: bytes, slot: Crossing, emit: Emit, *, sent: Sent, received: Heard
 ) -> tuple[Reply, int]:
-    """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
+    """Send a request that is already on the log and read the reply to its end; returns the number of retries too."""
     deps, started_at = conversation.parts, slot.started_at
     reader, arrived = deps.adapter.stream_reader(), Arrived()
     retries = 0
@@ -208,7 +209,7 @@ async def _exchange(
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
                         return delta.reply, retries
-        raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
+        raise ProviderError("network", "the response ended before it was complete; send 'continue' to try again")
     except ProviderError as error:
         usage_so_far = arrived.taken(reader.partial(), deps.model.tokens_factor)
         failed = failed_call(conversation, error, retries=retries, started_at=started_at, usage_so_far=usage_so_far)
@@ -229,18 +230,18 @@ async def _exchange(
 
 
 async def _drain(chunks: AsyncGenerator[bytes, None]) -> None:
-    """Read to the end what is there already, so that the connection can be used again."""
+    """Read what has already arrived, so that the connection can be reused."""
     try:
         async with asyncio.timeout(DRAIN_SECONDS_MAX):
             async for _ in chunks:
                 pass
     except (TimeoutError, ProviderError):
-        # The reply is whole; what the connection does afterwards is of no concern.
+        # The reply is complete; a failure of the connection afterwards does not matter.
         return
 
 
 def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
-    """What of a reply can be sent back: providers refuse blank text, and a message that is nothing but thinking."""
+    """The blocks of a reply that can be sent back: providers refuse blank text and thinking-only messages."""
     sendable = tuple(block for block in content if not is_blank(block))
     return sendable if any(not is_thinking(block) for block in sendable) else ()
 

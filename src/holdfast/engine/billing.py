@@ -1,4 +1,4 @@
-"""For how long a call has written, where its provider says only how much."""
+"""Splits reported cache writes by TTL, for providers that report only their sum."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from holdfast.providers.openrouter import openrouter
 
 
 def by_lifetime(usage: Usage, provider: str, breakpoints: Sequence[Mark], links: Sequence[Link]) -> Usage:
-    """The usage with its writes where they are billed: for an hour up to the last mark of an hour, then for less.
+    """The usage with its writes in the bucket in which they are billed.
 
-    OpenRouter adds them up. Where lifetimes are mixed, how far that mark reaches is an estimate, by its share of bytes.
+    OpenRouter reports one `cache_write_tokens` for both TTLs. Everything up to the last 1-hour breakpoint is a 1-hour
+    write; where TTLs are mixed, the tokens up to that breakpoint are estimated by its share of the prompt's bytes.
     """
     hour_blocks = [
         breakpoint.piece for breakpoint in breakpoints if breakpoint.ttl == "1h" and breakpoint.piece < len(links)

@@ -1,4 +1,4 @@
-"""A stored session checked again: are its requests the bytes that the log makes, and was read what had to be?"""
+"""Certifies a stored session: its requests match the bytes rebuilt from the log, and expected cache reads happened."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,10 +18,10 @@ from holdfast.providers.registry import adapter_for
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """The first `prefix_bytes` of a call equal those of the call before, and it had to read `expected_read_tokens`.
+    """The first `prefix_bytes` of a call equal the previous call's, and it had to read `expected_read_tokens`.
 
-    `violation` says what was found not to be so; `read_tokens` is None where the call was not answered. A simulated
-    cache ends with its process: where nothing was left of it the call is `restarted`, and only its bytes are judged.
+    `violation` says which of the two does not hold; `read_tokens` is None where the call got no response. A simulated
+    cache ends with its process: a call that finds it empty is `restarted`, and only its bytes are checked.
     """
 
     call: int
@@ -36,7 +36,7 @@ class Certificate(msgspec.Struct, frozen=True):
 def certify(
     events: Iterable[Event], session_id: str, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
 ) -> Iterator[Certificate]:
-    """One for every request of a session, in order: its bytes are made anew from the log and compared."""
+    """One certificate per request, in order: its bytes are rebuilt from the log and compared."""
     state = State(session_id)
     draft: Draft | None = None
     pending: Certificate | None = None
@@ -70,7 +70,7 @@ def certify(
 
 def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_number: int) -> Certificate:
     previous_links = state.links
-    # A log that was tampered with may name any number.
+    # A log that was tampered with may hold any number.
     shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_links))
     recorded = (*previous_links[:shared_blocks], *prepared.links)
     certificate = Certificate(
@@ -81,20 +81,23 @@ def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_n
     )
     if shared_blocks != prepared.shared_blocks:
         return _with_violation(
-            certificate, f"it says that it shares {prepared.shared_blocks} blocks with a call of {len(previous_links)}"
+            certificate,
+            f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_links)}",
         )
     if prepared.encoding != ENCODING:
-        return _with_violation(certificate, f"it was spelled by {prepared.encoding}, which this version does not know")
+        return _with_violation(
+            certificate, f"it was encoded with {prepared.encoding}, which this version does not support"
+        )
     rebuilt = draft.scroll.links
     equal_blocks = shared_links(recorded, rebuilt)
     if equal_blocks < max(len(recorded), len(rebuilt)):
         changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
         where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
-        return _with_violation(certificate, f"the log makes other bytes than were sent: {where}")
+        return _with_violation(certificate, f"the bytes rebuilt from the log differ from those sent: {where}")
     if shared_blocks < min(len(previous_links), state.answered_links):
         changed = previous_links[shared_blocks]
         where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
-        return _with_violation(certificate, f"the prefix moved: {where}")
+        return _with_violation(certificate, f"the prefix changed: {where}")
     return certificate
 
 
@@ -103,9 +106,7 @@ def _with_read(certificate: Certificate, read: int, drop_tokens_min: int, *, sim
     if with_usage.violation is None and certificate.expected_read_tokens - read >= drop_tokens_min:
         if simulated and not read:
             return msgspec.structs.replace(with_usage, restarted=True)
-        return _with_violation(
-            with_usage, f"{read} tokens were read of {certificate.expected_read_tokens} that were there"
-        )
+        return _with_violation(with_usage, f"only {read} of {certificate.expected_read_tokens} cached tokens were read")
     return with_usage
 
 

@@ -1,4 +1,4 @@
-"""When a conversation that is under way is made shorter: asked for, due before a call, or because it did not fit."""
+"""Compaction triggers: on request, when due before a call, or because the prompt did not fit the context window."""
 
 import asyncio
 
@@ -21,13 +21,13 @@ from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
 
-HEAD_TOO_LARGE = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
+HEAD_TOO_LARGE = "tools and system prompt alone exceed the limit, and compaction cannot shorten them"
 SMALL_TAIL_TOKENS = 6_000
-"""How much of the tail is kept when a prompt did not fit; when it still does not, the newest group alone."""
+"""How much of the newest history is kept after an overflow; if that still overflows, only the newest group is."""
 
 
 def standing_of(conversation: Conversation) -> Standing:
-    """The conversation as it stands, with the draft of what would be sent now."""
+    """A snapshot of the conversation for compaction; also updates the draft to what would be sent now."""
     conversation.draft.update(assemble(sent_view(conversation.state)))
     state, deps = conversation.state, conversation.parts
     return Standing(
@@ -44,9 +44,9 @@ def standing_of(conversation: Conversation) -> Standing:
 
 
 async def shorten(conversation: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
-    """What was asked for, done if it helps; by the seed's rules where that is said."""
+    """Compact on the user's request, if it helps; with `seed` by the rules of seed 002."""
     snapshot = standing_of(conversation)
-    # A long conversation is read through for it, which is not to keep others waiting.
+    # This reads the whole conversation, so it runs in a thread and does not block the event loop.
     proposal = await asyncio.to_thread(propose_seed if seed else propose, snapshot, config, "asked")
     await report_damage(conversation)
     if isinstance(proposal, Proposal):
@@ -59,14 +59,14 @@ async def shorten(conversation: Conversation, config: CompactionConfig, *, seed:
 async def _with_llm_summary(
     conversation: Conversation, snapshot: Standing, proposal: Proposal, config: CompactionConfig
 ) -> Proposal:
-    """With the model's own words where they are wanted, and the prompt that they ride on is still cached."""
+    """The proposal with an LLM summary, if configured and if the prompt that the summary request reuses is cached."""
     if not config.prose or proposal.event.strategy != "checkpoint" or proposal.event.numbers.cache_cold:
         return proposal
     return await with_prose(conversation, snapshot, proposal)
 
 
 async def shorten_if_due(conversation: Conversation) -> bool:
-    """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
+    """Compact if a compaction is due, and return whether it was done; one that would not help is reported once."""
     config, snapshot = conversation.parts.compaction, standing_of(conversation)
     outlook = outlook_of(snapshot)
     trigger = due(outlook, conversation.state.compaction, config, by_size_alone=conversation.state.profile == "seed")
@@ -80,19 +80,19 @@ async def shorten_if_due(conversation: Conversation) -> bool:
 
 
 async def clear_outputs(conversation: Conversation) -> str:
-    """Once a prompt did not fit: old outputs of tools give way; says what was done."""
+    """After an overflow: clear old tool results; returns what was done."""
     return await _apply_after_overflow(
         conversation, propose_clearing(standing_of(conversation), conversation.parts.compaction, "overflow")
     )
 
 
 async def make_checkpoint(conversation: Conversation) -> str:
-    """Once a prompt did not fit: a record stands for all but a short tail; says what was done."""
+    """After an overflow: replace all but a short tail by a summary; returns what was done."""
     return await _compact_to_tail(conversation, SMALL_TAIL_TOKENS)
 
 
 async def make_smallest_tail(conversation: Conversation) -> str:
-    """Once a prompt still did not fit: nothing but the newest group stays; says what was done."""
+    """After a second overflow: keep only the newest group; returns what was done."""
     return await _compact_to_tail(conversation, 1)
 
 
@@ -127,6 +127,9 @@ async def _compact_for(
 
 
 def _is_thinking(conversation: Conversation) -> bool:
-    """Whether a model is in the middle of a turn whose thinking it could not take back behind another prefix."""
+    """Whether a turn is in progress whose thinking would become invalid after a prefix change.
+
+    Newer Claude models bind thinking to everything before it (providers.md, A.6 "Preserved thinking").
+    """
     turn = conversation.state.turn
     return conversation.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0

@@ -1,4 +1,4 @@
-"""How a session is made shorter: computed, checked, and only then recorded; a failure leaves the view as it was."""
+"""Compaction of a session: computed, validated, and only then recorded; a failure leaves the view unchanged."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -39,13 +39,13 @@ from holdfast.planning.savings import write_rate
 
 RECALL_TOOL = "recall_history"
 _RULES = TranscriptRules(system_messages="anywhere")
-"""A record may be a message of the system; whether a provider takes one is asked before it is made so."""
+"""A summary may be a system message; `record_role` checks first whether the provider accepts one."""
 
 _TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A session as a compaction looks at it; the draft holds what would be sent now, `said` is what its log tells."""
+    """A snapshot of a session for compaction; the draft holds what would be sent now, `said` the logged messages."""
 
     state: State
     draft: Draft
@@ -59,7 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """What would be recorded, and the view that it makes."""
+    """The event that would be recorded, and the state that results from it."""
 
     event: ContextCompacted
     after: State
@@ -72,14 +72,14 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Unhelpful(msgspec.Struct, frozen=True):
-    """Why nothing would be gained; the numbers are those of the best that was found."""
+    """Why a compaction would gain nothing; the numbers are those of the best candidate."""
 
     reason: str
     numbers: CompactionNumbers
 
 
 def outlook_of(snapshot: Standing) -> Outlook:
-    """Nothing here looks at the history: this is asked before every call."""
+    """Sizes, rates and expectations for the decision; computed before every call, so it does not scan the history."""
     state, price = snapshot.state, snapshot.price
     memory, watch = state.memory, state.compaction
     ttl = (state.last_call.ttl if state.last_call else None) or "5m"
@@ -100,7 +100,7 @@ def outlook_of(snapshot: Standing) -> Outlook:
 
 
 def _is_cold(snapshot: Standing) -> bool:
-    """Whether nothing of the conversation can still be cached, by the time that has passed."""
+    """Whether the cache of the last call must have expired by now."""
     last_call, ttls = snapshot.state.last_call, snapshot.model.cache.ttls_seconds
     if last_call is None:
         return True
@@ -110,12 +110,12 @@ def _is_cold(snapshot: Standing) -> bool:
 def propose(
     snapshot: Standing, config: CompactionConfig, trigger: Trigger, *, tail_tokens_max: int | None = None
 ) -> Proposal | Unhelpful:
-    """The lowest step of the ladder that helps: old outputs cleared, else a checkpoint; or why nothing would.
+    """The mildest compaction that helps: clearing old tool results, else a checkpoint; or why neither would.
 
-    Whoever asks gets a checkpoint. Done for money, whichever of the two saves more over the calls that are expected.
+    On request it is always a checkpoint. When done for money, it is the one that saves more over the expected calls.
     """
     if snapshot.state.profile == "seed":
-        # By itself it acts on the size of the prompt alone, and the limit for whoever asks does not hold.
+        # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
         seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
         return propose_seed(snapshot, seed, trigger)
     checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
@@ -130,17 +130,17 @@ def propose(
 
 
 def _saved_usd(proposal: Proposal) -> Decimal:
-    """Over all calls that are expected, less what it costs once."""
+    """Saving over all expected calls, minus the one-time cost."""
     numbers = proposal.event.numbers
     return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
 
 
 def propose_clearing(snapshot: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
-    """Old outputs of tools in one batch; or why that would not help."""
+    """Clear old tool results in one batch; or why that would not help."""
     state, outlook = snapshot.state, outlook_of(snapshot)
     batch = batch_of(state.passages, _passage_tokens(snapshot), config, unsent=state.sent)
     if batch is None:
-        return Unhelpful("the outputs that could be cleared are too few", _unchanged(outlook))
+        return Unhelpful("too few tool results can be cleared", _unchanged(outlook))
     ids = {entry.tool_use_id for entry in batch.results}
     covered = [entry for entry in state.passages if any(result_id(block) in ids for block in entry.content)]
     event = ContextCompacted(
@@ -160,7 +160,7 @@ def propose_clearing(snapshot: Standing, config: CompactionConfig, trigger: Trig
 
 
 def propose_seed(snapshot: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
-    """The summary of seed 002, with as many of the newest messages as it says; or why there is none."""
+    """The summary of seed 002, followed by the newest messages that it keeps; or why there is none."""
     state, outlook = snapshot.state, outlook_of(snapshot)
     messages = [Message(entry.role, entry.content) for entry in state.passages]
     summary = compact_messages(messages, config)
@@ -197,7 +197,7 @@ def _checkpoint(
     tokens = _passage_tokens(snapshot)
     record_max, tail_max = budgets(sum(tokens), config)
     cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
-    # A prompt that does not fit is made smaller even where nothing was said since the last time.
+    # After an overflow the prompt has to shrink even if no message was added since the last compaction.
     is_unchanged = state.compaction.last_message == state.messages and trigger != "overflow"
     if cut is None or is_unchanged:
         return Unhelpful("there is nothing new to compact", _unchanged(outlook))
@@ -223,7 +223,7 @@ def _checkpoint(
 
 
 def record_role(snapshot: Standing) -> Role:
-    """The system's, where there is a system prompt and the provider takes a second one; else the user's."""
+    """`system` where there is a system prompt and the provider accepts a second one; else `user`."""
     prompted = any(segment.place == "system" for segment in snapshot.state.head)
     return "system" if prompted and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
 
@@ -233,7 +233,7 @@ def _recalls(state: State) -> bool:
 
 
 def _record_of(snapshot: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
-    """Always made from what was really said, never from a record of it."""
+    """The summary, always made from the logged messages, never from an earlier summary."""
     facts, covered = snapshot.said.covered(cut.first, cut.last)
     kept_entries = [entry for entry in snapshot.state.passages[cut.stop :] if not entry.injected]
     text = "\n".join(plain_text(entry.content) for entry in kept_entries)
@@ -249,7 +249,7 @@ def _record_of(snapshot: Standing, cut: Cut, tokens_max: int) -> tuple[Record, l
 
 
 def hand_off_text(snapshot: Standing, config: CompactionConfig) -> str:
-    """What a new session has to be told to go on with this one's work: a record of all of it."""
+    """A summary of the whole session, for a new session that continues its work."""
     factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
     record = build_record(
         facts_of(snapshot.said.everything()),
@@ -260,10 +260,10 @@ def hand_off_text(snapshot: Standing, config: CompactionConfig) -> str:
 
 
 def checked(snapshot: Standing, event: ContextCompacted, record: Record | None = None) -> Proposal | Unhelpful:
-    """The event with its measured sizes, if the view that it makes is legal and smaller by enough."""
+    """The event with its measured sizes, if the resulting view is legal and enough smaller."""
     state = snapshot.state
     after = compact(state, event)
-    # What a provider's own repair has to mend is not ours to refuse; what we would break is.
+    # A transcript that was already illegal is left to transcript repair; only problems that we would add are refused.
     existing_problems = validate(messages_of(state.passages), rules=_RULES)
     problems = validate(messages_of(after.passages), rules=_RULES) if not existing_problems else ()
     draft = snapshot.new_draft()
@@ -272,10 +272,10 @@ def checked(snapshot: Standing, event: ContextCompacted, record: Record | None =
     numbers = _measured(snapshot, draft, after)
     if problems:
         return Unhelpful(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
-    # The seed compacts whatever its own limits let through.
+    # Seed 002 has no minimum gain: it compacts whatever its own limits allow.
     gain_min = 1 if event.strategy == "seed" else least_gain(event.tokens_before, event.trigger)
     if event.tokens_before - tokens_after < gain_min:
-        return Unhelpful("too little can be removed: the rest is head, record or newest messages", numbers)
+        return Unhelpful("too little can be removed: the rest is stable prefix, summary or newest messages", numbers)
     unchanged_blocks = shared_links(state.links, draft.scroll.links)
     final_event: ContextCompacted = msgspec.structs.replace(
         event,
@@ -288,7 +288,8 @@ def checked(snapshot: Standing, event: ContextCompacted, record: Record | None =
 
 
 def _measured(snapshot: Standing, draft: Draft, after: State) -> CompactionNumbers:
-    """What stays in front unmoved counts as head; the record, and what is written anew behind it, are told apart."""
+    """The sizes after the compaction. Leading entries that stay unchanged count as stable prefix; the summary and the
+    rewritten messages after it are counted separately."""
     factor = snapshot.state.calibration.factor
     sizes = draft.passage_tokens()
     unchanged = next(
@@ -311,7 +312,10 @@ def _unchanged(outlook: Outlook) -> CompactionNumbers:
 
 
 def _cached_tokens(snapshot: Standing, draft: Draft, blocks: int) -> int:
-    """What of the leading blocks has an entry of its own, by the marks of the last request; rather less than more."""
+    """How much of the unchanged blocks ends at a breakpoint of the last request, and so has a cache entry of its own.
+
+    Rounded down by `READ_SHARE_MIN`: an overestimate would report an unexpected cache miss.
+    """
     request = snapshot.state.request
     cached_blocks = [breakpoint.piece for breakpoint in request.marks if breakpoint.piece < blocks] if request else []
     if not cached_blocks:
@@ -321,7 +325,7 @@ def _cached_tokens(snapshot: Standing, draft: Draft, blocks: int) -> int:
 
 
 def _released(before: State, after: State) -> tuple[SkillReleased, ...]:
-    """Skills whose bodies are no longer in view."""
+    """Skills whose bodies are no longer in the view."""
     blocks = (block for activation in after.passages for block in activation.content)
     results_in_view = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
     return tuple(

@@ -1,4 +1,4 @@
-"""The steps that look at how large a conversation is, and where; for one that is spoken and for one that is stored."""
+"""Recovery steps that diagnose the size of a conversation's parts, for live and for stored conversations."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ LARGEST_SHOWN = 3
 
 
 def numbers_in(state: State) -> CompactionNumbers:
-    """How large the parts of a conversation are, about: head, record, and the rest of its messages."""
+    """Estimated sizes of a conversation: stable prefix, summary, and the other messages."""
     head_tokens = sum(tokens for _, tokens in _head(state))
     entry_sizes = [(is_record(entry), count_tokens(plain_text(entry.content))) for entry in state.passages]
     summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
@@ -33,26 +33,26 @@ def numbers_in(state: State) -> CompactionNumbers:
 
 
 def largest_in(state: State) -> list[tuple[str, int]]:
-    """What takes most of a conversation, by name: parts of its head, and outputs by the tool they are of."""
+    """The largest parts of a conversation by name: layers, tool descriptions, and results by tool."""
     tokens_by_name = Counter[str]()
     for name, tokens in _head(state):
         tokens_by_name[name] += tokens
     for entry in state.passages:
         for block in entry.content:
             if isinstance(block, ToolResult):
-                tokens_by_name[f"outputs of {block.name or 'tools'}"] += count_tokens(result_text(block))
+                tokens_by_name[f"results of {block.name or 'tools'}"] += count_tokens(result_text(block))
     return tokens_by_name.most_common(LARGEST_SHOWN)
 
 
 def _head(state: State) -> Iterator[tuple[str, int]]:
     for tool in state.tools:
-        yield "descriptions of tools", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
+        yield "tool descriptions", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
     for segment in state.head:
         yield f"layer {segment.name!r}", sum(count_tokens(part.text) for part in segment.system)
 
 
 class ContextSteps:
-    """What is done about a conversation that no compaction makes shorter."""
+    """Recovery steps for a conversation that no compaction can shorten."""
 
     def __init__(self, conversation: HoldsConversation) -> None:
         self._conversation = conversation
@@ -80,8 +80,8 @@ class ContextSteps:
         await self._conversation.record(
             "system", CompactionRefused("asked", f"switched off by {context.incident}", numbers, final=True)
         )
-        return "nothing is compacted by itself until the user speaks"
+        return "automatic compaction is off until the next user message"
 
 
 def told_sizes(numbers: CompactionNumbers) -> str:
-    return f"head {numbers.head_tokens} tokens, record {numbers.record_tokens}, messages {numbers.kept_tokens}"
+    return f"prefix {numbers.head_tokens} tokens, summary {numbers.record_tokens}, messages {numbers.kept_tokens}"

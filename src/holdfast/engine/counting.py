@@ -1,4 +1,4 @@
-"""What calls, pings and caches under a name have taken, counted into the state of a session."""
+"""Reducers that add the usage and cost of calls, pings and explicit caches to a session's state."""
 
 from decimal import Decimal
 
@@ -38,12 +38,12 @@ def spent(state: State, cost_usd: Decimal, usage: Usage) -> State:
 
 
 def count_ping(state: State, ping: CachePinged) -> State:
-    """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
+    """A ping is paid for, but is no call of the conversation: the last request stays the last request."""
     pinged_usd = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
     after = msgspec.structs.replace(spent(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
     last_call_at = state.memory.last_at
     if ping.piece is None or last_call_at is None or ping.sent_at < last_call_at or ping.model != state.model:
-        # It put the head there, a call has come since and says more, or it was for the cache of another model.
+        # A prewarm, a ping older than the last call, or one for another model says nothing about the current cache.
         return after
     result = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
     last_call = SentCall(ping.sent_at, ping.ttl, ping.usage)
@@ -52,16 +52,16 @@ def count_ping(state: State, ping: CachePinged) -> State:
 
 def count_call(state: State, call: LlmCallCompleted) -> State:
     if call.source == "summary":
-        # It belongs to no conversation: what was sent of this one stays what it was.
+        # A summary request is not part of the conversation: the last request stays the last request.
         return paid(state, call.cost_usd, call.usage)
-    # The estimate on the log is corrected already; what is learned is the factor from the plain count.
+    # The logged estimate already includes the calibration factor; dividing by it gives the raw count to learn from.
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
     estimated = round(corrected / state.calibration.factor)
     after = paid(state, call.cost_usd, call.usage)
     turn = after.turn and msgspec.structs.replace(after.turn, llm_calls=after.turn.llm_calls + 1)
     with_call = msgspec.structs.replace(after, turn=turn, call_open=None)
     if call.source == "completion-cache":
-        # No provider has seen it: what is cached there stays what it was.
+        # The provider has not seen this request, so its cache is unchanged.
         return with_call
     return msgspec.structs.replace(
         with_call,
@@ -77,7 +77,7 @@ def count_call(state: State, call: LlmCallCompleted) -> State:
 
 
 def _span(state: State) -> tuple[float, float]:
-    """When uncached calls began, with one more: the newest request."""
+    """Start times of the first and last uncached call, with the newest request added."""
     if state.request is None:
         return state.uncached_span
     first, _ = state.uncached_span if state.uncached_calls else (state.request.at, 0.0)

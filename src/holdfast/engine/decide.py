@@ -1,4 +1,4 @@
-"""What must happen next in a turn; nothing is done here."""
+"""Decides the next step of a turn; a pure function of the state."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.engine.state import State, open_calls
 
 
 class CallModel(msgspec.Struct, frozen=True):
-    """The conversation ends on the user's side: it is the model's turn."""
+    """The last message is the user's or a tool's: the model is next."""
 
 
 class RunTools(msgspec.Struct, frozen=True):
@@ -15,7 +15,7 @@ class RunTools(msgspec.Struct, frozen=True):
 
 
 class RefuseTools(msgspec.Struct, frozen=True):
-    """The model asks for more, but the turn has had its calls: answer, so that the transcript stays legal."""
+    """The turn's call limit is reached: answer the model's tool calls anyway, so that the transcript stays legal."""
 
     calls: tuple[ToolUse, ...]
 

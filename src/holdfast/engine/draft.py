@@ -1,4 +1,4 @@
-"""The request in the making: what was spelled for the last call is kept, and only what is new is spelled."""
+"""The next request under construction: blocks encoded for the last call are reused, only new ones are encoded."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,13 @@ from holdfast.providers.adapter import Adapter
 
 
 class Draft:
-    """Bytes of the newest prompt. A prompt that does not extend the one before is spelled anew from there on."""
+    """The encoded bytes of the newest prompt; encoded again only from the block where it differs from the last one."""
 
     def __init__(self, adapter: Adapter, count: Callable[[bytes], int]) -> None:
         self._adapter = adapter
         self._head: tuple[Segment, ...] = ()
         self._entries: tuple[Passage, ...] = ()
-        self._starts: list[int] = []  # The piece at which each passage starts.
+        self._starts: list[int] = []  # The block at which each history entry starts.
         self.scroll = Scroll(adapter, count)
         self._dropped: tuple[Piece, ...] = ()
         self._unchanged_blocks = 0
@@ -42,11 +42,11 @@ class Draft:
 
     @property
     def head_tokens(self) -> int:
-        """Of what stands in front of the messages."""
+        """Tokens of tools and system prompt, before the messages."""
         return sum(self.scroll.tokens[: self._starts[0]]) if self._starts else self.scroll.tokens_total
 
     def passage_tokens(self) -> list[int]:
-        """Of each passage."""
+        """Tokens of each history entry."""
         ends = [*self._starts[1:], len(self.scroll.tokens)]
         return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
 
@@ -57,24 +57,24 @@ class Draft:
         self.scroll.cut(keep)
 
     def settle(self) -> None:
-        """The newest prompt is sent: from now on it is the one before."""
+        """Mark the newest prompt as sent: later changes are compared with it."""
         self._dropped, self._unchanged_blocks = (), len(self.scroll.pieces)
 
     def move(self, shared: int) -> Move:
-        """How the newest prompt differs from the last that was settled, behind the `shared` pieces that both have."""
+        """How the newest prompt differs from the last sent one, after the `shared` blocks that both have."""
         previous_blocks = self._dropped[max(0, shared - self._unchanged_blocks) :]
         links = self.scroll.links
         position = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
         return move_of(previous_blocks, self.scroll.pieces[shared:], position)
 
     def spelled(self, entry: Passage) -> tuple[Piece, ...]:
-        """A passage in the provider's words; it is not entered."""
+        """A history entry encoded for the provider; it is not added to the draft."""
         return self._adapter.spell(_segment_of(entry))
 
     def _unchanged_count(self, entries: tuple[Passage, ...]) -> int:
-        """How many leading passages are those of the call before."""
+        """How many leading entries are the same as in the previous prompt."""
         previous = self._entries
-        # Passages are shared between views, so that comparing them is comparing pointers.
+        # Views share their entries, so that this comparison is mostly by identity.
         if entries[: len(previous)] == previous:
             return len(previous)
         pairs = enumerate(zip(previous, entries, strict=False))

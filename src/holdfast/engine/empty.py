@@ -1,4 +1,7 @@
-"""Requests that ask for nothing: sent for what the provider keeps of them, paid for, recorded, and never missed."""
+"""Ping requests: sent without asking for output, for their effect on the provider's cache.
+
+They are paid for and recorded; a failed one is logged and never raised.
+"""
 
 import logging
 
@@ -22,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 class Empty(msgspec.Struct, frozen=True):
-    """Why a request is sent that asks for nothing: how long its last mark lives, and the size of its prompt.
+    """The purpose of a ping, the TTL of its last breakpoint, and the size of its prompt.
 
-    `piece` is where that mark stands, among `pieces` of the conversation; behind them it says `closing_tokens`.
+    `piece` is the block of that breakpoint among the conversation's `pieces` blocks; `closing_tokens` follow them.
     """
 
     kind: PingKind
@@ -37,44 +40,44 @@ class Empty(msgspec.Struct, frozen=True):
 
 
 def empty_parameters(parameters: Parameters, model: Model) -> Parameters | str:
-    """The parameters of such a request; or the reason why there can be none."""
+    """The parameters of a ping; or the reason why none can be sent."""
     adapter = adapter_for(model.provider)
     match capabilities_of(model).caching:
         case "none":
             return f"{model.id} is not known to cache"
         case "prefix":
-            return f"{model.id} keeps what it likes, and takes no marks"
+            return f"{model.id} caches automatically, and takes no breakpoints"
         case "marks" if not isinstance(adapter, AsksForNothing):
-            return f"no request to {model.provider} can ask for nothing through us"
+            return f"pings are not supported for {model.provider}"
         case "marks":
             emptied = adapter.emptied(parameters)
             conflict = adapter.conflict_with_empty(emptied)
-            return f"{model.provider} refuses a request for nothing with {conflict}" if conflict else emptied
+            return f"{model.provider} refuses a ping with {conflict}" if conflict else emptied
 
 
 def refusal_of(parameters: Parameters, model: Model) -> str | None:
-    """Why no request that asks for nothing can be sent with these parameters; None where one can.
+    """Why no ping can be sent with these parameters; None where one can.
 
-    Without what is in the way it would be another request, and another part of the cache.
+    Dropping the conflicting parameter is no way out: the ping would then use another cache entry.
     """
     ping_parameters = empty_parameters(parameters, model)
     return ping_parameters if isinstance(ping_parameters, str) else None
 
 
 def why_not_alive(conversation: Conversation) -> str | None:
-    """Why the cache of this session cannot be kept alive, whatever that would save; None where it can."""
+    """Why keep-alive is impossible for this session; None where it is possible."""
     if conversation.state.profile == "seed":
-        # What a ping keeps beyond the head, no later request of the seed would look for.
-        return "the seed profile marks no more than tools and system prompt"
+        # Requests of the seed profile have no breakpoint in the history, so they would not read what a ping refreshes.
+        return "the seed profile places breakpoints on tools and system prompt only"
     if conversation.state.limits.marks_max is not None:
-        return "the provider refused marks"
+        return "the provider refused breakpoints"
     return refusal_of(conversation.parameters, conversation.parts.model)
 
 
 async def send_empty(conversation: Conversation, body: bytes, ping: Empty) -> CachePinged | str:
-    """What was recorded of the request; or why it came to nothing, which is logged and is nobody's failure.
+    """Send a ping; returns the recorded event, or why there was none. Failures are logged, not raised.
 
-    `body` is spelled with `empty_parameters`. It is not sent where it would not leave enough money for a call.
+    `body` must be encoded with `empty_parameters`. It is not sent if too little budget would be left for a call.
     """
     deps = conversation.parts
     parameters = empty_parameters(conversation.parameters, deps.model)
@@ -84,16 +87,16 @@ async def send_empty(conversation: Conversation, body: bytes, ping: Empty) -> Ca
         ping.estimated_tokens
     )
     if not conversation.can_spend(cost_max):
-        return f"with it, too little of the ${deps.spend_max_usd or 0:f} could be left for a call"
+        return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
     sent_at = deps.clock()
     try:
         sending = deps.wire.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
         answer = await whole_answer(sending, bytes_max=ANSWER_BYTES_MAX)
         usage = deps.adapter.read_reply(answer).usage
     except ProviderError as error:
-        logger.warning("a request that asks for nothing (%s) failed: %s", ping.kind, error)
+        logger.warning("ping (%s) failed: %s", ping.kind, error)
         return str(error)
-    # Another model may be spoken to by now.
+    # `conversation.price` may be another model's by now: the session can switch while the ping is in progress.
     price = price_at(deps.model, utc_date(deps.clock()), usage.tokens_sent)
     pinged = CachePinged(
         kind=ping.kind,
@@ -113,7 +116,7 @@ async def send_empty(conversation: Conversation, body: bytes, ping: Empty) -> Ca
 
 
 def _no_late_retry(ping: Empty) -> OnRetry | None:
-    """What keeps a cache alive is not sent again: by then the cache may be gone, and it would pay for all of it."""
+    """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
     return None if ping.kind == "warm" else _raise_failure
 
 

@@ -1,7 +1,7 @@
-"""Who goes first: of several requests that would write the same prefix, one; the others wait until they can read it.
+"""Single flight: of several requests that would write the same prefix, one goes first; the others wait to read it.
 
-A provider lets others read what a request writes once its reply begins, and not before. A gate is for one process;
-sessions in any thread and any event loop can share it.
+A cache entry becomes readable only once the response to the writing request begins; parallel identical requests all
+miss (Anthropic, "Prompt caching"). One instance serves one process; sessions in any thread and event loop can share it.
 """
 
 import asyncio
@@ -17,17 +17,19 @@ from holdfast.clock import Clock
 from holdfast.errors import UserError
 
 WAIT_SECONDS_MAX = 20.0
+"""How long a request waits at most: a slow first response must not hold up the others for longer."""
+
 KEYS_MAX = 10_000
 
 SHARED_BYTES_MIN = 2_000
-"""What is less, some 500 tokens, is written twice for less than anybody's time is worth."""
+"""Shorter shared prefixes (about 500 tokens) are not worth waiting for: writing them twice costs less than the time."""
 
 _Key = tuple[str, str]
 _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 
 class MarkedPrefix(msgspec.Struct, frozen=True):
-    """A prefix that ends with a mark: its digest, its length, and for how long it is kept."""
+    """A prefix that ends at a breakpoint."""
 
     digest: str
     length_bytes: int
@@ -35,7 +37,7 @@ class MarkedPrefix(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The prefixes that a request reads or writes, shortest first; two requests share none unless in one scope."""
+    """The prefixes that a request reads or writes, shortest first; requests of different scopes share none."""
 
     scope: str
     prefixes: tuple[MarkedPrefix, ...] = ()
@@ -46,7 +48,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Crossing:
-    """A request that was let through. `writes`: something of it is not known to be cached."""
+    """The slot of a request that may be sent. `writes`: some of its prefixes are not known to be cached."""
 
     def __init__(self, claim: Claim, started_at: float, on_begun: "Callable[[Crossing], None] | None" = None) -> None:
         self.claim = claim
@@ -57,7 +59,7 @@ class Crossing:
         self._waiters: list[_Waiter] = []
 
     def begun(self) -> None:
-        """The reply begins: from now on others read what this request has written."""
+        """The response has begun: from now on others can read what this request wrote."""
         on_begun, self._on_begun = self._on_begun, None
         if on_begun is not None:
             on_begun(self)
@@ -74,15 +76,15 @@ class Crossing:
 
 
 class Gate:
-    """At most one request at a time writes a prefix that nobody has seen written.
+    """At most one request at a time writes a prefix that is not known to be cached.
 
-    The others wait, `wait_seconds_max` at most and in the order in which they came; where the first one fails, the
-    next takes its place. At most `keys_max` written prefixes are remembered, and those that lapsed are forgotten.
+    The others wait in order of arrival, for at most `wait_seconds_max`; if the first one fails, the next takes its
+    place. At most `keys_max` written prefixes are remembered; expired ones are forgotten.
     """
 
     def __init__(self, *, wait_seconds_max: float = WAIT_SECONDS_MAX, keys_max: int = KEYS_MAX) -> None:
         if not wait_seconds_max >= 0 or keys_max < 1:
-            raise UserError("a gate takes wait_seconds_max of at least 0 and keys_max of at least 1")
+            raise UserError("wait_seconds_max must be at least 0 and keys_max at least 1")
         self._wait_seconds_max = wait_seconds_max
         self._keys_max = keys_max
         self._lock = threading.Lock()
@@ -91,12 +93,12 @@ class Gate:
 
     @property
     def keys_held(self) -> int:
-        """How many prefixes are being written, or remembered as written."""
+        """How many prefixes are being written or remembered as written."""
         return len(self._writing) + len(self._written)
 
     @asynccontextmanager
     async def crossing(self, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
-        """Held while a request is under way; one that is left before its reply has begun counts as failed."""
+        """A slot, held while the request is in progress; leaving it before the response has begun counts as failure."""
         slot = Crossing(claim, clock(), partial(self._finish, written=True))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds_max
@@ -115,7 +117,7 @@ class Gate:
             self._finish(slot, written=False)
 
     def _enter(self, slot: Crossing, at: float, *, may_wait: bool) -> asyncio.Future[None] | None:
-        """What to wait for before trying again; None where the request may go."""
+        """What to wait for before trying again; None if the request may be sent."""
         with self._lock:
             keys, prefixes = slot.claim.keys, slot.claim.prefixes
             cached_count = self._cached_count(keys, at)
@@ -134,12 +136,12 @@ class Gate:
             return None
 
     def _cached_count(self, keys: tuple[_Key, ...], at: float) -> int:
-        """How many prefixes there are up to the longest that was written: none of them has to be written again."""
+        """The number of leading prefixes that are cached: all up to the longest one known to be written."""
         counts = (count for count in range(len(keys), 0, -1) if at < self._written.get(keys[count - 1], at))
         return next(counts, 0)
 
     def _finish(self, slot: Crossing, *, written: bool) -> None:
-        """Its reply has begun, or nothing came of it: whoever waits for it looks again."""
+        """The response has begun (`written`) or the request has failed: wake all waiters to try again."""
         with self._lock:
             waiters = slot.take_turns()
             for key, prefix in zip(slot.claim.keys, slot.claim.prefixes, strict=True):
@@ -160,7 +162,7 @@ class Gate:
 
 @asynccontextmanager
 async def cross(gate: Gate | None, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
-    """Through the gate, if there is one and the request has something to share."""
+    """Acquire a slot; at once if there is no gate or the request has no prefix to share."""
     if gate is None or not claim.prefixes:
         yield Crossing(claim, clock())
         return
@@ -172,7 +174,7 @@ def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None
     try:
         loop.call_soon_threadsafe(_resolve, waiter)
     except RuntimeError:
-        # Its loop is closed: nobody waits there any longer.
+        # The event loop is closed, so nothing waits there any longer.
         return
 
 

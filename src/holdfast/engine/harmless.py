@@ -1,4 +1,4 @@
-"""What happens when our own part fails: the caller's call goes on, and one line is logged."""
+"""Guards around our own code inside a caller's request: a failure is logged once, and the request continues."""
 
 import logging
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ WARNINGS_MAX = 20
 
 
 class Warnings:
-    """Says each thing once, and no more than `WARNINGS_MAX` things."""
+    """Logs each message once, and at most `WARNINGS_MAX` messages."""
 
     def __init__(self, logger: str = "holdfast.integrations") -> None:
         self._logger = logging.getLogger(logger)
@@ -23,7 +23,7 @@ class Warnings:
 
     @contextmanager
     def harmless(self, effect: str) -> Iterator[None]:
-        """Whatever is raised inside ends here; only our own errors, which quote no prompt, are quoted."""
+        """Suppress and log every exception; only our own errors are quoted, because others may contain prompt text."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the caller's call must not break, whatever this was

@@ -1,4 +1,4 @@
-"""What people have set for a session's cache, looked up before each request and recorded where it is new."""
+"""Applies the cache settings that users made for a session: looked up before each request, recorded when changed."""
 
 import msgspec
 
@@ -13,10 +13,11 @@ from holdfast.providers.giving_up import ways_to_give_up
 
 
 async def heed(conversation: Conversation) -> bool:
-    """From now on what is set holds; whether it is something else than before.
+    """Apply the current cache settings, and return whether they have changed.
 
-    A cache is given up, and a newer head taken, with a turn's first call: within a turn, a new first text would cost
-    the thinking in it. Who gives up a cache takes the newer head along, for nothing of the old one is read again.
+    A cache invalidation and a prefix refresh take effect with a turn's first call: within a turn, a changed prefix
+    would invalidate the turn's thinking. Invalidating also adopts a pending system-prompt update, because the old
+    prefix will not be read again.
     """
     if conversation.parts.controls is None:
         return False
@@ -32,12 +33,12 @@ async def heed(conversation: Conversation) -> bool:
 
 
 def head_owner(state: State) -> str:
-    """The session whose head this one begins with; what is said of its cache holds for both."""
+    """The session whose stable prefix this one shares; its cache settings apply to both."""
     return state.parent.head_session_id if state.parent else state.session_id
 
 
 def control_of(controls: Controls, state: State, model: Model) -> CacheControlled | None:
-    """What is set, as an event; None where it is what holds already."""
+    """The settings as an event; None if they are already in effect."""
     previous, settings, session = state.control, controls.settings, controls.session
     within_turn = state.turn is not None and state.turn.llm_calls > 0
     generation = previous.generation if within_turn else session.generation
@@ -58,12 +59,12 @@ def control_of(controls: Controls, state: State, model: Model) -> CacheControlle
     if previous.enabled and not enabled:
         reason = "caching was turned off"
     elif generation != previous.generation:
-        reason = "the cache was given up"
+        reason = "the cache was invalidated"
     if wanted == msgspec.structs.replace(previous, reason="", new_prefix=False):
         return None
     return msgspec.structs.replace(wanted, reason=reason, new_prefix=nonce != previous.nonce)
 
 
 def nonce_of(owner: str, generation: int) -> str:
-    """Another text for each session and each time: nobody can have had it cached."""
+    """A text that differs per session and generation, so that no cached prefix can match it."""
     return f"[cache generation {generation}: {digest(f'{owner}/{generation}'.encode())[:16]}]"

@@ -1,4 +1,4 @@
-"""What was really said in a session, message by message, whatever its view has become."""
+"""The messages of a session as logged, independent of what compactions made of its view."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +13,11 @@ from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.extraction.facts import Facts, FactsReader
 
 ReadLog = Callable[[str | None], Iterable[Event]]
-"""A session's events, from the one behind the given one on."""
+"""Reads a session's events after the one with the given id, or all of them."""
 
 
 def logged(events: Iterable[Event]) -> tuple[Passage, ...]:
-    """Every message of the log under its number, less those that were withdrawn."""
+    """Every message of the log with its number, except withdrawn ones."""
     entries: list[Passage] = []
     number = 0
     for event in events:
@@ -26,7 +26,7 @@ def logged(events: Iterable[Event]) -> tuple[Passage, ...]:
 
 
 def _append_entry(entries: list[Passage], event: Event, number: int) -> bool:
-    """Whether the event has said something; that is the newest of the passages now, under this number."""
+    """Append the event's message, if it has one, under this number; returns whether it had."""
     match event.payload:
         case MessageAppended(message=message):
             entries.append(Passage(message.role, message.content, number=number))
@@ -51,15 +51,15 @@ def _append_entry(entries: list[Passage], event: Event, number: int) -> bool:
 
 
 def digest_of(entries: Sequence[Passage]) -> str:
-    """By which a compaction names what it covers."""
+    """The digest by which a compaction identifies the messages that it covers."""
     return digest(canonical_json([(entry.number, entry.role, entry.content) for entry in entries]))
 
 
 class Said:
-    """The messages of one log, each read once however often they are asked for; safe to use from several threads.
+    """The messages of one log, each read only once; safe to use from several threads.
 
-    What is in front of the view is remembered by its facts alone, so that a record takes as long as what is new.
-    `damaged` are compactions whose messages are no longer those that they covered, as far as the log was read.
+    Of messages before the view only the extracted facts are kept, so that a summary costs time for new messages only.
+    `damaged` are compactions whose covered messages no longer match their digest, as far as the log was read.
     """
 
     def __init__(self, read: ReadLog) -> None:
@@ -76,7 +76,7 @@ class Said:
         self._first = 1
 
     def covered(self, first: int, last: int) -> tuple[Facts, list[Passage]]:
-        """The facts of everything up to message `last`, and the messages from `first` on that are among it."""
+        """The facts of all messages up to `last`, and the messages from `first` to `last`."""
         with self._lock:
             if first < self._first:
                 self._reset()
@@ -99,7 +99,7 @@ class Said:
         for event in self._read(self._last_event_id):
             self._last_event_id = event.id
             if isinstance(event.payload, MessagesWithdrawn) and self._first > 1 and not self._has_reply():
-                # It reaches behind what is remembered by its facts.
+                # The withdrawal reaches into messages of which only facts are kept: start over.
                 self._reset()
                 return self._catch_up()
             if isinstance(event.payload, ContextCompacted):
@@ -117,7 +117,7 @@ class Said:
 
 
 def groups_behind(entries: Sequence[Passage], first: int, last: int) -> tuple[tuple[Passage, ...], ...]:
-    """The whole groups that messages `first` to `last` stand in, in order."""
+    """The complete groups that contain messages `first` to `last`, in order."""
     groups = []
     for group in groups_of(entries):
         numbers = [entry.number for entry in entries[group.start : group.stop]]

@@ -1,4 +1,4 @@
-"""What volatile layers have to say, and when it enters the conversation."""
+"""When the text of volatile layers is added to the conversation."""
 
 from holdfast.canonical.view import LayerText
 from holdfast.engine.conversation import Conversation
@@ -9,9 +9,9 @@ from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 
 
 async def inject_news(conversation: Conversation) -> None:
-    """What volatile layers have to say in the middle of a turn."""
+    """Record changed volatile text in the middle of a turn."""
     if conversation.state.layout == "seed":
-        # A system prompt that changes within a turn would take the thinking of that turn along.
+        # Changing the system prompt within a turn would invalidate the turn's thinking.
         return
     early, late = injections(conversation, await conversation.parts.volatile())
     if early or late:
@@ -21,7 +21,7 @@ async def inject_news(conversation: Conversation) -> None:
 def injections(
     conversation: Conversation, current: tuple[LayerText, ...]
 ) -> tuple[tuple[ContextInjected, ...], tuple[ContextInjected, ...]]:
-    """What the volatile layers have to say before the user's text, and what goes behind it."""
+    """Changed volatile text as events: what goes before the user's message, and what goes after it."""
     if conversation.state.layout == "seed":
         text = system_tail_text(current)
         tail = conversation.state.system_tail

@@ -1,4 +1,4 @@
-"""The named cache of a session: made, used, extended, replaced and deleted, each step recorded."""
+"""The explicit cache of a session (Gemini CachedContent): created, used, extended, replaced and deleted."""
 
 import asyncio
 from contextlib import aclosing
@@ -22,20 +22,20 @@ DELETE_SECONDS_MAX = 5.0
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The request leaves its first `pieces` out and says in its parameters which cache holds them."""
+    """A reference to an explicit cache: the request omits its first `pieces` blocks and names the cache instead."""
 
     parameters: Parameters
     pieces: int
 
 
 async def reference(conversation: Conversation) -> Reference | None:
-    """The named cache that the next request refers to; made or extended first, where that pays."""
+    """The explicit cache that the next request uses; created or extended first, if that pays."""
     adapter, buffer = conversation.parts.adapter, conversation.draft.scroll
     stable_blocks = buffer.stable_count
     if not isinstance(adapter, KeepsCaches) or not stable_blocks:
         return None
     if stable_blocks < len(buffer.pieces) and buffer.pieces[stable_blocks].place != "messages":
-        # A cache holds all of the system prompt or nothing.
+        # Gemini refuses a system instruction beside a cache, so the cache must hold the whole system prompt.
         await let_go(conversation, "a part of the system prompt changes from turn to turn")
         return None
     cache = await _current_cache(conversation, adapter)
@@ -45,7 +45,7 @@ async def reference(conversation: Conversation) -> Reference | None:
 
 
 async def forget(conversation: Conversation, reason: str) -> None:
-    """The provider has lost the cache: say so, and go on without."""
+    """Record that the provider has lost the cache; the session continues without it."""
     if (cache := conversation.state.kept) is not None:
         await conversation.record(
             "system", _cache_event(cache, "lost", reason, storage_cost_usd=-_unused_storage_usd(conversation, cache))
@@ -53,7 +53,7 @@ async def forget(conversation: Conversation, reason: str) -> None:
 
 
 async def let_go(conversation: Conversation, reason: str) -> None:
-    """Delete the cache once nothing will refer to it, so that nobody pays for it any longer."""
+    """Delete a cache that will not be used again, to stop its storage cost."""
     cache, adapter = conversation.state.kept, conversation.parts.adapter
     if cache is None or not isinstance(adapter, KeepsCaches) or conversation.parts.clock() >= cache.expires_at:
         return
@@ -61,7 +61,7 @@ async def let_go(conversation: Conversation, reason: str) -> None:
         async with asyncio.timeout(DELETE_SECONDS_MAX):
             await _delete(conversation, adapter, cache, reason)
     except TimeoutError:
-        # It lapses by itself; nobody should have to wait for that.
+        # It expires by itself; closing a session does not wait for the deletion.
         return
 
 
@@ -99,7 +99,7 @@ async def _current_cache(conversation: Conversation, adapter: KeepsCaches) -> Ke
 async def _create(
     conversation: Conversation, adapter: KeepsCaches, wanted: WantedPrefix, reason: str
 ) -> KeptPrefix | None:
-    """None where the provider refuses, which is not tried again for this prefix, or where the money is short."""
+    """None if the provider refuses (not retried for this prefix) or if the budget is too small."""
     deps, ttl = conversation.parts, conversation.parts.keeping.ttl_seconds
     if conversation.state.refused_prefix == wanted.digest or not _can_afford(conversation, wanted.tokens):
         return None
@@ -111,7 +111,7 @@ async def _create(
         )
     except ProviderError as error:
         if error.kind not in ("invalid_request", "auth", "context_overflow"):
-            # It may well be made with the next call.
+            # A transient failure; the next call tries again.
             return None
         refused = KeptPrefix("", wanted.model, wanted.digest, wanted.tokens, deps.clock())
         await conversation.record("system", _cache_event(refused, "refused", str(error)))
@@ -140,7 +140,7 @@ async def _extend(
         )
     except ProviderError as error:
         if not adapter.is_lost(error):
-            # It still lives; what could not be extended now is tried again with the next call.
+            # The cache still exists; the next call tries to extend it again.
             return cache
         await forget(conversation, str(error))
         return None
@@ -151,7 +151,7 @@ async def _extend(
 
 
 async def _delete(conversation: Conversation, adapter: KeepsCaches, cache: KeptPrefix, reason: str) -> None:
-    """Whatever the provider says: a cache that cannot be deleted lapses by itself."""
+    """Delete the cache; a failure is only recorded, because the cache expires by itself."""
     unused = _unused_storage_usd(conversation, cache)
     endpoint, body = adapter.delete_cache(cache.name)
     try:
@@ -172,7 +172,7 @@ async def _request_cache(
 
 
 def _can_afford(conversation: Conversation, tokens: int) -> bool:
-    """Whether the cache leaves enough for the call that is to use it."""
+    """Whether the budget covers the cache and the call that will use it."""
     price = conversation.price(tokens)
     creation_cost = tokens * price.input / 1_000_000 + storage_usd(
         tokens, conversation.parts.keeping.ttl_seconds, price
@@ -184,7 +184,7 @@ def _can_afford(conversation: Conversation, tokens: int) -> bool:
 
 
 def _unused_storage_usd(conversation: Conversation, cache: KeptPrefix) -> Decimal:
-    """What was paid for in advance and is not used."""
+    """The storage cost that was booked in advance for the remaining TTL."""
     return storage_usd(
         cache.tokens, max(0.0, cache.expires_at - conversation.parts.clock()), conversation.price(cache.tokens)
     )

@@ -1,4 +1,4 @@
-"""What a provider was found not to take, and the plan that keeps to it."""
+"""Limits that a provider's refusals revealed, and plans that respect them."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from holdfast.events.payloads_recovery import ProviderLimited
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None where nothing was found. `short_lifetimes`: marks live no longer than the shortest lifetime."""
+    """None where no limit is known. `short_lifetimes`: breakpoints use the shortest TTL only."""
 
     marks_max: int | None = None
     short_lifetimes: bool = False
@@ -19,7 +19,7 @@ UNLIMITED = Limits()
 
 
 def narrowed(limits: Limits, refusal: ProviderLimited) -> Limits:
-    """Limits only ever become narrower, but for the window: the newest word on it holds."""
+    """Add a refusal. Limits only become narrower, except the window: there the newest value applies."""
     breakpoints = [count for count in (limits.marks_max, refusal.marks_max) if count is not None]
     return Limits(
         marks_max=min(breakpoints, default=None),
@@ -29,7 +29,7 @@ def narrowed(limits: Limits, refusal: ProviderLimited) -> Limits:
 
 
 def limited(plan: Plan, limits: Limits, rules: CacheRules) -> Plan:
-    """The plan without its deepest marks, where there are too many; what is then read is not foreseen."""
+    """The plan without its deepest breakpoints, if there are too many; cache reads are then no longer predicted."""
     breakpoints = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
     if limits.short_lifetimes:
         short = shortest_lifetime(rules)
@@ -39,7 +39,7 @@ def limited(plan: Plan, limits: Limits, rules: CacheRules) -> Plan:
         )
     if breakpoints == plan.marks:
         return plan
-    note = f"the provider refused marks as they were planned: {len(breakpoints)} of {len(plan.marks)} are set"
+    note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.marks)} are set"
     return msgspec.structs.replace(plan, marks=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
 
 

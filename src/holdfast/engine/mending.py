@@ -1,4 +1,4 @@
-"""What the engine does itself when a provider refuses a request for a reason that is known, before anyone is told."""
+"""Automatic recovery from known provider refusals: fix the request and send it again before raising the error."""
 
 from collections.abc import Awaitable, Callable
 
@@ -23,13 +23,13 @@ Emit = Callable[[Delta], None]
 Ask = Callable[[Emit], Awaitable[Reply]]
 
 EXCESS_MARGIN = 1.1
-"""How much more than what is too much is cut away: what we count is not quite what the provider counts."""
+"""How much more than the excess is cut: our token counts are estimates of the provider's."""
 
 
 async def ask_and_recover(conversation: Conversation, ask: Ask, emit: Emit) -> Reply:
-    """The reply; what is refused for a known reason is mended and asked again, each reason once at most.
+    """Call the model; a request refused for a known reason is fixed and sent again, once per reason.
 
-    Raises what the provider said last where nothing helped. A reply that has begun is never asked for again.
+    Raises the provider's last error if nothing helped. A response that has begun is never requested again.
     """
     has_output = False
 
@@ -58,7 +58,7 @@ async def ask_and_recover(conversation: Conversation, ask: Ask, emit: Emit) -> R
 
 
 class _Recovery:
-    """One refusal and the steps against it. `refused` is the newest word of the provider."""
+    """One refusal and the steps that try to fix it. `refused` is the provider's latest error."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Recovery:
             recipes={self._scenario: recipe},
             rules=rules_of(conversation.state.profile),
         )
-        # A new turn is a new incident: what was refused has left the conversation by then.
+        # A new turn is a new incident: the refused messages have been withdrawn by then.
         turn = conversation.state.turn
         incident = f"{self._scenario.value}/{turn.id if turn else conversation.state.session_id}"
         await recoverer.attempt(self._scenario, incident=incident, detail=str(self.refused))
@@ -101,7 +101,7 @@ class _Recovery:
         }
 
     async def _run_overflow_step(self, context: StepContext) -> str:
-        """A step that makes the view smaller, given with the parts."""
+        """An overflow step from the dependencies, which shrinks the view."""
         before = self._conversation.state.passages
         detail = await self._conversation.parts.overflow_steps[context.step.name](self._conversation)
         self._view.changed = self._view.changed or self._conversation.state.passages is not before
@@ -110,10 +110,10 @@ class _Recovery:
     async def _learn_window(self, context: StepContext) -> str:
         window = window_in(str(self.refused))
         if window is None:
-            return "the provider does not say how much it takes"
+            return "the provider does not report its context window"
         limit = ProviderLimited(context.scenario.value, window_tokens_max=window.tokens_max)
         await self._conversation.record("system", limit)
-        return f"it takes {window.tokens_max} tokens"
+        return f"the context window is {window.tokens_max} tokens"
 
     async def _shorten_newest_results(self, context: StepContext) -> str:
         conversation = self._conversation
@@ -125,12 +125,12 @@ class _Recovery:
             count=lambda text: conversation.state.calibration.corrected(count_block(text.encode(), factor)),
         )
         if cut is None:
-            return "the newest results hold too little for that"
+            return "the newest results are too small to cut"
         await self._view.change(PassagesMended(context.scenario.value, cut))
-        return f"results were cut in {len(cut)} passages"
+        return f"results were cut in {len(cut)} history entries"
 
     def _tokens_excess(self) -> int:
-        """How many tokens are too many, and some more; a guess where the provider does not say."""
+        """How many tokens to remove, with a margin; a quarter of the prompt if the provider does not report sizes."""
         conversation, window = self._conversation, window_in(str(self.refused))
         estimated = conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
         tokens_max = window.tokens_max if window else conversation.parts.model.context_tokens_max
@@ -142,25 +142,25 @@ class _Recovery:
         request = self._conversation.state.request
         breakpoints = request.marks if request else ()
         if not breakpoints:
-            raise UserError("no mark was set")
+            raise UserError("the request had no breakpoints")
         short = shortest_lifetime(self._conversation.parts.model.cache)
         if mark_problem(str(self.refused)) == "lifetimes" and any(
             breakpoint.ttl != short for breakpoint in breakpoints
         ):
             limit = ProviderLimited(context.scenario.value, short_lifetimes=True)
-            detail = f"marks live for {short} from now on"
+            detail = f"breakpoints use a TTL of {short} from now on"
         else:
             limit = ProviderLimited(context.scenario.value, marks_max=len(breakpoints) - 1)
-            detail = f"{len(breakpoints) - 1} marks at most are set from now on"
+            detail = f"at most {len(breakpoints) - 1} breakpoints are set from now on"
         await self._view.change(limit)
         return detail
 
     async def _retry_request(self, context: StepContext) -> str | Healed:
-        """Ask again, if anything is other than it was; another known reason to refuse it says that this one is gone."""
+        """Send again if anything has changed; a refusal for another known reason means that this one is fixed."""
         if not self._view.changed:
             if context.is_last:
-                raise UserError("nothing was found that could be changed")
-            return "nothing was changed, so nothing was sent"
+                raise UserError("nothing could be changed")
+            return "nothing was changed, so nothing was sent again"
         self._view.changed = False
         try:
             self.reply = await self._retry()
@@ -168,11 +168,11 @@ class _Recovery:
             self.refused = error
             now = scenario_of_refusal(error)
             if now not in (None, self._scenario):
-                return Healed("it is refused for another reason now")
+                return Healed("now refused for another reason")
             if now is None or context.is_last:
                 raise
             return "refused again"
         except Exception as error:
             self.stopped = error
             raise
-        return Healed("taken")
+        return Healed("accepted")

@@ -1,4 +1,4 @@
-"""Which calls of a conversation have lost their results, which results their calls, and how that is mended."""
+"""Repairs the pairing of tool calls and results in a conversation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,22 +14,22 @@ from holdfast.engine.carry import call_in
 from holdfast.events.payloads_recovery import Splice
 
 _Run = tuple[int, ...]
-"""Neighbouring passages of one role, by their places."""
+"""The indexes of consecutive entries of one role."""
 
 _PAIRING = ("call_open", "call_unanswered", "result_repeated", "result_without_call")
 
 
 def pairing_faults(entries: Sequence[Passage]) -> tuple[str, ...]:
-    """What is wrong with calls and results, in words that quote no content."""
+    """The pairing problems, described without quoting content."""
     findings = validate(messages_of(entries), complete=True)
     return tuple(finding.text for finding in findings if finding.rule in _PAIRING)
 
 
 def paired(entries: Sequence[Passage]) -> tuple[Splice, ...]:
-    """What makes every call answered and every result an answer; nothing else is touched.
+    """The splices after which every call has a result and every result a call; nothing else is touched.
 
-    A result that stands elsewhere is put where it belongs, and a call without one is said to be interrupted. A result
-    without a call leaves the view: as anyone's text it would speak with a voice that is not its own.
+    A misplaced result is moved to its call, and a call without one gets an "interrupted" result. A result without a
+    call is removed from the view: turned into text, it would be attributed to the user or the model.
     """
     runs = [tuple(run) for _, run in groupby(range(len(entries)), key=lambda at: entries[at].role)]
     stray = _stray_results(entries, runs)
@@ -42,7 +42,7 @@ def paired(entries: Sequence[Passage]) -> tuple[Splice, ...]:
 
 
 def _stray_results(entries: Sequence[Passage], runs: Sequence[_Run]) -> set[tuple[int, int]]:
-    """Where the results stand that answer no call of the message before, or one that is answered already."""
+    """The positions of results that answer no call of the previous message, or one that already has a result."""
     stray: set[tuple[int, int]] = set()
     open_ids: set[str] = set()
     for run in runs:

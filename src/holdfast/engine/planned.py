@@ -1,4 +1,4 @@
-"""Which marks the next request carries, and which prefixes it reads or writes with them."""
+"""The cache plan of the next request, and the prefixes that it reads or writes."""
 
 import msgspec
 
@@ -18,15 +18,15 @@ from holdfast.providers.capabilities import capabilities_of
 
 
 def plan_next(conversation: Conversation, buffer: Scroll, shared: int) -> Plan:
-    """Where the marks go, and for how long; nothing where nothing is known to be kept.
+    """The cache plan of the next call; empty if the model does not cache.
 
-    `shared` blocks are those of the call before.
+    `shared` is the number of leading blocks that equal the previous call's.
     """
     model, state = conversation.parts.model, conversation.state
     if not capabilities_of(model).supports_prompt_caching:
         return Plan()
     memory = state.memory if shared >= len(state.links) else moved(state.memory)
-    # Until the provider has told how long this prompt is, its size is a guess.
+    # Until the provider has reported this prompt's size it is an estimate, so breakpoints near the floor are kept.
     next_plan = plan(
         moment_of(conversation, buffer),
         memory,
@@ -37,12 +37,12 @@ def plan_next(conversation: Conversation, buffer: Scroll, shared: int) -> Plan:
     )
     next_plan = limited(next_plan, state.limits, model.cache)
     if conversation.parts.keep_alive is not None and (reason := why_not_alive(conversation)):
-        return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"the cache is not kept alive: {reason}"))
+        return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
     return next_plan
 
 
 def moment_of(conversation: Conversation, buffer: Scroll) -> Moment:
-    """Now, as a plan has to know it."""
+    """The current moment, as the planner needs it."""
     state, at = conversation.state, conversation.parts.clock()
     idle_seconds = None if state.memory.last_at is None else at - state.memory.last_at
     price = conversation.price(state.calibration.corrected(buffer.tokens_total))
@@ -50,7 +50,7 @@ def moment_of(conversation: Conversation, buffer: Scroll) -> Moment:
 
 
 def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
-    """The marked prefixes that are long enough to be cached; of the request no more is looked at than its floor."""
+    """The single-flight key: the prefixes that end at a breakpoint and reach the floor. Scans no further than that."""
     deps, rules = conversation.parts, conversation.parts.model.cache
     first_block = first_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
     prefixes = tuple(
@@ -66,7 +66,7 @@ def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
 
 
 def _scope(conversation: Conversation, account: str) -> str:
-    """Whose cache it is, and everything that the request says besides its prompt, less what no cache depends on."""
+    """The account, the model, and all request parameters that a cache entry may depend on."""
     deps = conversation.parts
     parameters = msgspec.structs.replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None

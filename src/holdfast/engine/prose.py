@@ -1,4 +1,4 @@
-"""How a model is asked for the reasons that a record lacks: by the request it would get anyway, and one line more."""
+"""An LLM summary for a compaction: the request that would be sent anyway, which is cached, plus one instruction."""
 
 import asyncio
 from contextlib import aclosing
@@ -28,7 +28,7 @@ from holdfast.recovery.scenarios import FailureScenario, StepName
 
 
 async def with_prose(conversation: Conversation, snapshot: Standing, proposal: Proposal) -> Proposal:
-    """The proposal with what the model adds to its record; the record alone where that cannot be had."""
+    """The proposal with the model's summary added; unchanged if no usable summary can be had."""
     summary = _Summary(conversation, snapshot)
     await summary.ask(INSTRUCTION)
     if summary.answered and summary.reason:
@@ -38,7 +38,7 @@ async def with_prose(conversation: Conversation, snapshot: Standing, proposal: P
         )
     prose = summary.prose
     record, note = proposal.event.segments
-    dropped = (f"{prose.dropped} lines of the model's were dropped",) if prose.dropped else ()
+    dropped = (f"{prose.dropped} lines of the model's summary were dropped",) if prose.dropped else ()
     event = msgspec.structs.replace(
         proposal.event,
         segments=(record, RecordSegment("prose", prose.text), note) if prose.text else (record, note),
@@ -53,7 +53,7 @@ async def with_prose(conversation: Conversation, snapshot: Standing, proposal: P
 
 
 class _Summary:
-    """What the model has written so far, what of it holds, why it is of no use if it is not, and what it cost."""
+    """The model's summary so far: its validated text, or the reason why it is unusable, and its cost."""
 
     def __init__(self, conversation: Conversation, snapshot: Standing) -> None:
         self._conversation = conversation
@@ -75,7 +75,7 @@ class _Summary:
 
     async def _record_alone(self, context: StepContext) -> str:
         del context
-        return "the record that was found by rule stands alone"
+        return "the deterministic summary is used alone"
 
     async def ask(self, instruction: str) -> None:
         body, tokens = self._request(instruction)
@@ -93,7 +93,7 @@ class _Summary:
             self.prose = CheckedProse()
 
     def _request(self, instruction: str) -> tuple[bytes, int]:
-        """The bytes that would be sent anyway, with the instruction behind them; and how many tokens that is."""
+        """The next request with the instruction appended, so that its prefix is read from cache; and its tokens."""
         conversation, buffer = self._conversation, self._conversation.draft.scroll
         block_count = len(buffer.pieces)
         buffer.extend(conversation.draft.spelled(Passage("user", (Text(instruction),))))
@@ -105,7 +105,7 @@ class _Summary:
             buffer.cut(block_count)
 
     async def _reply(self, body: bytes) -> Reply:
-        """The reply; it is on the log as a call that is none of the conversation's, however it ended."""
+        """Send the request and return the reply; logged as a call outside the conversation, however it ends."""
         deps, started_at = self._conversation.parts, self._conversation.parts.clock()
         reader, arrived = deps.adapter.stream_reader(), Arrived()
         try:
@@ -116,7 +116,7 @@ class _Summary:
                         if isinstance(delta, ReplyFinished):
                             await self._record_completed(delta.reply, started_at)
                             return delta.reply
-            raise ProviderError("network", "the reply ended before it was complete")
+            raise ProviderError("network", "the response ended before it was complete")
         except ProviderError as error:
             usage, estimated = arrived.taken(reader.partial(), deps.model.tokens_factor)
             failed = LlmCallFailed(
@@ -167,7 +167,7 @@ def _checked_against_history(text: str, snapshot: Standing) -> CheckedProse:
 
 
 def _rejection_reason(reply: Reply) -> str:
-    """Why the reply is of no use, whatever it says."""
+    """Why the reply is unusable, regardless of its text; empty if it is usable."""
     if any(isinstance(block, ToolUse) for block in reply.content):
         return "the model called a tool instead"
     return "" if reply.stop_reason == "end_turn" else f"the model stopped early ({reply.stop_reason})"

@@ -1,4 +1,4 @@
-"""Following a recipe: each step done by what the host gave for it, in time, counted, and put on the log."""
+"""Runs recovery recipes: each step by the host's function for it, with a time limit, counted and recorded."""
 
 import asyncio
 import inspect
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepContext(msgspec.Struct, frozen=True):
-    """What a step is told: which it is, of which incident, what was reported, and whether others follow."""
+    """The input of a step function: the step, its incident, what was reported, and whether it is the last step."""
 
     step: RecoveryStep
     scenario: FailureScenario
@@ -49,14 +49,14 @@ class StepContext(msgspec.Struct, frozen=True):
 
 
 class Healed(msgspec.Struct, frozen=True):
-    """What a step gives back that made all those behind it needless."""
+    """Returned by a step that fixed the failure, so that the remaining steps are skipped."""
 
     detail: str = ""
 
 
 StepAnswer = str | Healed | None
 StepFunction = Callable[[StepContext], Awaitable[StepAnswer] | StepAnswer]
-"""Does a step, and may say what it did; raises where it could not. One that is not a coroutine runs in a thread."""
+"""Performs a step and may return what it did; raises if it could not. A plain function runs in a thread."""
 
 Steps = Mapping[StepName, StepFunction]
 Status = Literal["done", "recovered", "failed"]
@@ -67,9 +67,9 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class PartialRecovery(msgspec.Struct, frozen=True):
-    """The first of the steps that remain is the one that failed; the next attempt starts with it.
+    """The first of the remaining steps is the one that failed; the next attempt starts with it.
 
-    `escalated` says that there is no next one unless a person asks for it.
+    `escalated`: there is no next attempt unless a person requests it.
     """
 
     done: tuple[StepName, ...]
@@ -87,7 +87,7 @@ RecoveryOutcome = Recovered | PartialRecovery | EscalationRequired
 
 
 class PlannedRecovery(msgspec.Struct, frozen=True):
-    """What an attempt would do now. `missing` steps are ones that nobody has given a function for."""
+    """What an attempt would do now. `missing` are steps for which the host has given no function."""
 
     scenario: FailureScenario
     incident: str
@@ -101,7 +101,7 @@ class PlannedRecovery(msgspec.Struct, frozen=True):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """What became of a known failure: which follow-up it got, and what came of it where that was to run."""
+    """The follow-up of a reported failure, and its outcome if the follow-up was to run the recipe."""
 
     incident: str
     follow_up: FollowUp
@@ -109,7 +109,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 class KeepsLedger(Protocol):
-    """Where attempts are recorded; the ledger holds everything that was."""
+    """A store of recovery attempts; the ledger is the fold over everything recorded."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -133,7 +133,7 @@ class LedgerInMemory:
 
 
 class Recoverer:
-    """Follows recipes, one at a time; never more often than they allow."""
+    """Runs recipes, one at a time, never more often than they allow."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Recoverer:
         self._lock = asyncio.Lock()
 
     async def report(self, scenario: FailureScenario, *, incident: str = "", detail: str = "") -> Reported:
-        """Enqueue the recipe of a known failure: it is run, shown to a person, or the work ends by `AbortedError`."""
+        """Report a known failure: its recipe is run, shown to a person, or ends the work with `AbortedError`."""
         recipe = self._recipe(scenario)
         key = incident or scenario.value
         follow_up = follow_up_of(recipe)
@@ -163,7 +163,7 @@ class Recoverer:
             case "run":
                 return Reported(key, follow_up, await self.attempt(scenario, incident=key, detail=detail))
             case "surface":
-                logger.warning("%s needs a person: `holdfast recovery list` shows what can be done", key)
+                logger.warning("%s needs a person: `holdfast recovery list` shows the manual steps", key)
                 return Reported(key, follow_up)
             case "end":
                 raise AbortedError(f"{key}: the work ends here; {one_line(detail) or 'its recipe says so'}")
@@ -171,7 +171,7 @@ class Recoverer:
     def dry_run(
         self, scenario: FailureScenario, *, incident: str = "", trigger: Trigger = "automatic"
     ) -> PlannedRecovery:
-        """What `attempt` would do now; nothing is done, and nothing recorded."""
+        """What `attempt` would do now; nothing is run or recorded."""
         recipe = self._recipe(scenario)
         key = incident or scenario.value
         incident_record = self._store.ledger.incidents.get(key)
@@ -192,7 +192,7 @@ class Recoverer:
     async def attempt(
         self, scenario: FailureScenario, *, incident: str = "", detail: str = "", trigger: Trigger = "automatic"
     ) -> RecoveryOutcome:
-        """Follow the recipe from its first remaining step; whatever a step does, the outcome is recorded."""
+        """Run the recipe from its first remaining step; the outcome is recorded in every case."""
         async with self._lock:
             recipe = self._recipe(scenario)
             key = incident or scenario.value
@@ -266,8 +266,8 @@ class Recoverer:
         escalates = is_exhausted if at_once else index == 0
         await self._store.record(*((failed,) if at_once or not escalates else ()), *((escalated,) if escalates else ()))
         if escalates and recipe.escalation is EscalationPolicy.LogAndContinue:
-            # The others are told to a person, or raised.
-            logger.warning("%s is not recovered, and the work goes on: %s", attempted.incident, reason)
+            # The other policies show the failure to a person or raise it.
+            logger.warning("%s is not recovered, and the work continues: %s", attempted.incident, reason)
         if escalates and index == 0:
             return EscalationRequired(reason, recipe.escalation)
         names = tuple(step.name for step in recipe.steps)
@@ -297,7 +297,7 @@ class Recoverer:
         recipe = self._recipes.get(scenario)
         if recipe is None:
             known = ", ".join(known_scenario.value for known_scenario in self._recipes)
-            raise UserError(f"there is no recipe for {scenario.value!r}; there are {known}")
+            raise UserError(f"no recipe for {scenario.value!r}; known scenarios: {known}")
         return recipe
 
 

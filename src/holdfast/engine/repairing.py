@@ -1,4 +1,4 @@
-"""The steps that change what a conversation sends, for one that is spoken and for one that is stored."""
+"""Recovery steps that change what a conversation sends, for live and for stored conversations."""
 
 import asyncio
 from typing import Protocol
@@ -19,7 +19,7 @@ from holdfast.recovery.scenarios import StepName
 
 
 class HoldsConversation(Protocol):
-    """A state, and the one way to change it."""
+    """A state, and the only way to change it."""
 
     state: State
 
@@ -27,7 +27,7 @@ class HoldsConversation(Protocol):
 
 
 class StoredConversation:
-    """A conversation that nobody speaks just now: its log, and the state that the log makes."""
+    """A conversation that no session has open: its log, and the state folded from it."""
 
     def __init__(self, log: Log, state: State, *, clock: Clock, new_id: NewId) -> None:
         self._log = log
@@ -45,7 +45,7 @@ class StoredConversation:
 
 
 class ConversationLedger:
-    """Attempts are events of the conversation."""
+    """Records recovery attempts as events of the conversation."""
 
     def __init__(self, conversation: HoldsConversation) -> None:
         self._conversation = conversation
@@ -59,7 +59,7 @@ class ConversationLedger:
 
 
 class ViewSteps:
-    """What is mended by events alone. `changed` says whether anything is other than when it was last set to False."""
+    """Repairs that need events only. `changed` says whether the view or its limits changed since it was last reset."""
 
     def __init__(self, conversation: HoldsConversation, *, binds_thinking: bool) -> None:
         self._conversation = conversation
@@ -87,7 +87,7 @@ class ViewSteps:
         if not splices:
             raise UserError("every call has its result, and every result its call")
         await self.change(PassagesMended(context.scenario.value, splices))
-        return f"mended in {len(splices)} places"
+        return f"repaired in {len(splices)} places"
 
     async def _revalidate_view(self, context: StepContext) -> None:
         del context
@@ -95,7 +95,7 @@ class ViewSteps:
             raise UserError(faults[0])
 
     async def _drop_old_thinking(self, context: StepContext) -> str:
-        """Where thinking is bound to all that is in front of it, none can stay behind what goes."""
+        """Where thinking is bound to everything before it, removing one block invalidates all later ones."""
         entries = self._conversation.state.passages
         return await self._drop_thinking(context, len(entries) if self._binds_thinking else newest_question(entries))
 
@@ -107,8 +107,8 @@ class ViewSteps:
         thinking_blocks = sum(map(is_thinking, all_blocks))
         if thinking_blocks:
             await self.change(ThinkingDropped(context.scenario.value, entries, thinking_blocks))
-        return f"blocks of thinking that are sent no more: {thinking_blocks}"
+        return f"dropped thinking blocks: {thinking_blocks}"
 
     async def _drop_all_markers(self, context: StepContext) -> str:
         await self.change(ProviderLimited(context.scenario.value, marks_max=0))
-        return "no marks are set from now on"
+        return "no breakpoints are set from now on"

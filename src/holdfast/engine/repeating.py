@@ -1,4 +1,4 @@
-"""A request that was answered a moment ago, word for word: its reply once more, without the provider."""
+"""Answers a byte-identical request from the response cache, without calling the provider."""
 
 import msgspec
 
@@ -11,10 +11,10 @@ from holdfast.engine.conversation import Conversation
 
 
 def completion_key(conversation: Conversation, parameters: Parameters, plan: Plan, *, start: int) -> str:
-    """The same for requests of which every byte is the same, headers too, to one model of one account.
+    """A key that is equal for byte-identical requests, headers included, to the same model and account.
 
-    What asks for a diagnosis is left out of `parameters`: it changes no answer. Pieces before `start` are not sent.
-    Empty where no replies are kept.
+    `parameters` must not contain the diagnosis request, which does not change the reply. Blocks before `start` are not
+    sent. Empty if no replies are stored.
     """
     deps, links = conversation.parts, conversation.draft.scroll.links
     if deps.completions is None:
@@ -25,7 +25,7 @@ def completion_key(conversation: Conversation, parameters: Parameters, plan: Pla
 
 
 def kept_deltas(conversation: Conversation, key: str) -> tuple[Delta, ...]:
-    """The reply as it came, to its end, having taken nothing; none where none is kept."""
+    """The stored reply's deltas with zero usage; empty if none is stored."""
     completions = conversation.parts.completions
     chunks = (
         completions.cache.find(key, conversation.parts.clock(), completions.seconds)
@@ -41,7 +41,7 @@ def finished(deltas: tuple[Delta, ...]) -> Reply | None:
 
 
 def keep_reply(conversation: Conversation, key: str, received: Heard, reply: Reply) -> bool:
-    """Whether the reply is kept for requests that are equal to the one it answers."""
+    """Store the reply for identical requests, if it is worth it; returns whether it was stored."""
     completions = conversation.parts.completions
     if completions is None or not received.chunks or not is_worth_keeping(reply):
         return False

@@ -1,4 +1,4 @@
-"""Known failures that a conversation meets by itself: reported under their names, and what can be done is done."""
+"""Reports the known failures that a conversation detects itself as recovery incidents."""
 
 from decimal import Decimal
 
@@ -18,13 +18,13 @@ from holdfast.recovery.recipes import rules_of
 from holdfast.recovery.scenarios import FailureScenario, StepName
 
 _PROVIDER_FAULTS = ("server_error", "network", "rate_limit")
-"""Failures that are the provider's own, and not of what it was sent; a call was tried again and again by then."""
+"""Failures of the provider itself, not of the request; by then the call has been retried."""
 
 
 async def report_to(
     conversation: Conversation, scenario: FailureScenario, steps: Steps, *, incident: str, detail: str
 ) -> None:
-    """The failure is on the log, and so is what was done about it: run, or shown to a person."""
+    """Record the failure and its follow-up: the recipe is run, or shown to a person."""
     recoverer = Recoverer(
         ConversationLedger(conversation),
         steps,
@@ -35,7 +35,7 @@ async def report_to(
 
 
 async def report_ineffective(conversation: Conversation, reason: str) -> None:
-    """No compaction helps: told once, until somebody has seen to it."""
+    """Report that no compaction helps; once, until the incident is resolved."""
     key = FailureScenario.CompactionIneffective.value
     incident_record = conversation.state.incidents.incidents.get(key)
     if incident_record is None or incident_record.state == "succeeded":
@@ -44,13 +44,13 @@ async def report_ineffective(conversation: Conversation, reason: str) -> None:
 
 
 async def report_cold(conversation: Conversation, outlook: Outlook, config: CompactionConfig) -> None:
-    """A large prompt is in no cache any more, and nothing was found that could have made it smaller first."""
+    """Report a large prompt whose cache has expired and that no compaction could shrink first."""
     model, state = conversation.parts.model, conversation.state
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
     if not (outlook.cold and large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
-    detail = f"{outlook.prompt_tokens} tokens are cached no longer; to write them again costs about ${usd:.2f}"
+    detail = f"the cache of {outlook.prompt_tokens} tokens has expired; writing them again costs about ${usd:.2f}"
     await report_to(
         conversation,
         FailureScenario.CacheColdLarge,
@@ -61,7 +61,7 @@ async def report_cold(conversation: Conversation, outlook: Outlook, config: Comp
 
 
 async def report_damage(conversation: Conversation) -> None:
-    """Messages that were covered are not what they were: their record was made before, and is told of no more."""
+    """Report compactions whose covered messages have changed on the log since; their summary was made before that."""
     for compaction in conversation.said.damaged:
         key = f"{FailureScenario.DigestInvalid.value}/epoch {compaction.epoch}"
         if key in conversation.state.incidents.incidents:
@@ -69,12 +69,12 @@ async def report_damage(conversation: Conversation) -> None:
         where = f"messages {compaction.first} to {compaction.last}"
         steps = {
             StepName.LastGoodCopy: _report_step(
-                f"the record of epoch {compaction.epoch}, made before, stands on the log"
+                f"the summary of epoch {compaction.epoch}, made before the change, is on the log"
             ),
-            StepName.RebuildFromFiles: _report_step("records are made of what the log holds now"),
-            StepName.Quarantine: _report_step(f"{where} are not vouched for"),
+            StepName.RebuildFromFiles: _report_step("new summaries use what the log holds now"),
+            StepName.Quarantine: _report_step(f"{where} are not trusted"),
         }
-        detail = f"{where} are not those that epoch {compaction.epoch} has covered"
+        detail = f"{where} differ from those that epoch {compaction.epoch} covered"
         await report_to(conversation, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
 
 
@@ -87,27 +87,27 @@ def _report_step(text: str) -> StepFunction:
 
 
 async def report_failure(conversation: Conversation, error: ProviderError) -> None:
-    """What a provider fails with although it was asked again."""
+    """Report a provider failure that retries did not fix."""
     if error.kind in _PROVIDER_FAULTS:
         key = _turn_incident(conversation, FailureScenario.ProviderFailure)
         await report_to(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
 async def report_call(conversation: Conversation, before: State, prepared: RequestPrepared, usage: Usage) -> None:
-    """Behind a call that was answered: did the last compaction help, and was there what had to be?"""
+    """After a completed call: report an ineffective compaction, and cached tokens that should have been read."""
     if before.compaction.strikes < STRIKES_MAX <= conversation.state.compaction.strikes:
         await report_ineffective(conversation, f"{STRIKES_MAX} compactions did not help")
     missing_tokens = prepared.plan.expected_read_tokens - usage.cache_read
     if missing_tokens < DROP_TOKENS_MIN or _is_another_process(conversation, before):
         return
     scenario = FailureScenario.UnexpectedCacheBreak
-    detail = f"{usage.cache_read} tokens were read of {prepared.plan.expected_read_tokens} that were there"
+    detail = f"only {usage.cache_read} of {prepared.plan.expected_read_tokens} cached tokens were read"
     steps = _BreakSteps(conversation, before, prepared).steps
     await report_to(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
 
 
 def _is_another_process(conversation: Conversation, before: State) -> bool:
-    """A simulated cache ends with its process."""
+    """Whether the last call was made by an earlier process: a simulated cache ends with its process."""
     return conversation.parts.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
 
 
@@ -118,7 +118,7 @@ def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str
 
 
 class _BreakSteps:
-    """What is looked at when a cache did not hold: whose doing it was, and what is sent from now on."""
+    """Steps for an unexpected cache miss: find the cause, and state what is sent from now on."""
 
     def __init__(self, conversation: Conversation, before: State, prepared: RequestPrepared) -> None:
         self._conversation = conversation
@@ -137,12 +137,12 @@ class _BreakSteps:
         del context
         shared_blocks, change = self._prepared.shared_blocks, self._prepared.moved
         if change is None or shared_blocks >= self._before.answered_links:
-            return f"all {shared_blocks} blocks are what they were: the provider has not kept them"
+            return f"all {shared_blocks} blocks are unchanged: the provider has lost them"
         layer = self._before.links[shared_blocks].layer
-        return f"block {shared_blocks}, layer {layer!r}, differs from byte {change.byte} on ({change.cause})"
+        return f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
 
     async def _freeze(self, context: StepContext) -> str:
-        """The head belongs to its epoch: nothing but an event can change it."""
+        """Tools and system prompt belong to their epoch: only an event can change them."""
         del context
         change = self._prepared.moved
         if change is not None and change.place in ("tools", "system"):
@@ -152,4 +152,4 @@ class _BreakSteps:
     async def _repin(self, context: StepContext) -> str:
         del context
         written = len(self._prepared.plan.marks)
-        return f"written again under {written} marks" if written else "the provider keeps what it keeps by itself"
+        return f"written again at {written} breakpoints" if written else "the provider caches automatically"

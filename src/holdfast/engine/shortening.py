@@ -1,4 +1,4 @@
-"""How tool results that do not fit into a model's window are cut: those that no model has taken yet, largest first."""
+"""Truncates tool results that do not fit the context window: only those not yet sent successfully, largest first."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from holdfast.canonical.prompt import Passage
 from holdfast.events.payloads_recovery import Splice
 
 RESULT_CHARS_KEPT_MIN = 2_000
-"""What is left of a result at the least; half of it from its beginning, half from its end."""
+"""The minimum that is left of a result; half from its beginning, half from its end."""
 
 CountTokens = Callable[[str], int]
 
@@ -19,7 +19,7 @@ _Position = tuple[int, int]
 def shortened(
     entries: Sequence[Passage], first: int, *, tokens_excess: int, count: CountTokens
 ) -> tuple[Splice, ...] | None:
-    """Results from passage `first` on, cut so that so many tokens are saved; None where they do not hold as many."""
+    """Splices that truncate results from entry `first` on to save `tokens_excess`; None if they are too small."""
     sizes: dict[_Position, int] = {
         (at, index): count(_text_of(block))
         for at in range(first, len(entries))
@@ -39,7 +39,7 @@ def shortened(
 
 
 def _cut_by(result: ToolResult, tokens_wanted: int, *, tokens: int, count: CountTokens) -> tuple[ToolResult, int]:
-    """The result with so many tokens less, or as short as it may become; and how many tokens that saved."""
+    """The result truncated by `tokens_wanted`, or to the minimum; and how many tokens that saved."""
     chars_kept = int(len(_text_of(result)) * max(0, tokens - tokens_wanted) / max(1, tokens))
     while True:
         chars_kept = max(RESULT_CHARS_KEPT_MIN, chars_kept)
@@ -47,7 +47,7 @@ def _cut_by(result: ToolResult, tokens_wanted: int, *, tokens: int, count: Count
         saved = tokens - count(_text_of(cut))
         if saved >= tokens_wanted or chars_kept == RESULT_CHARS_KEPT_MIN:
             return cut, saved
-        # Text is not equally dense everywhere, and the note takes tokens too.
+        # Tokens per character vary within a text and the note takes tokens too, so shrink until enough is saved.
         chars_kept = int(chars_kept * 0.8)
 
 
@@ -56,7 +56,7 @@ def _text_of(block: ToolResult) -> str:
 
 
 def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
-    """Its text in one block, less its middle; pictures and what else it holds stay."""
+    """The result's text in one block without its middle; images and other parts stay."""
     text = _text_of(result)
     half = chars_kept // 2
     note = f"\n[... {len(text) - 2 * half} characters are left out here: the whole did not fit into the window ...]\n"

@@ -1,4 +1,4 @@
-"""What a session is, as a fold over its events."""
+"""The session reducer: a session's state as a fold over its events."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -62,7 +62,7 @@ from holdfast.planning.truths import Belief
 from holdfast.recovery.ledger import recorded
 from holdfast.recovery.passages import chosen, mended, without_ephemeral
 
-# What is on record for readers of the log alone: no call depends on it.
+# Recorded for readers of the log only: the state does not depend on these.
 ToldOnly = (
     ToolCompleted
     | ToolFailed
@@ -162,7 +162,7 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
 
 
 def open_calls(state: State) -> tuple[ToolUse, ...]:
-    """Calls of the last message that nobody has answered yet; also those with fields that we do not know."""
+    """Tool calls of the last message without results, including calls with fields that we do not know."""
     if not state.passages or state.passages[-1].role != "assistant":
         return ()
     calls = (call_in(block) for block in state.passages[-1].content)
@@ -170,7 +170,7 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
 
 
 def _open_epoch(state: State, opened: EpochOpened) -> State:
-    # Thinking is bound to the text in front of it.
+    # Thinking is bound to the text before it (providers.md, A.6), so a changed prefix drops it.
     entries, sent = chosen(state.passages, state.sent, without_thinking)
     head = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
     unchanged_layers = [segment.name for segment, other in zip(head, state.head, strict=False) if segment == other]
@@ -204,21 +204,21 @@ def _control(state: State, control: CacheControlled) -> State:
     )
     if not control.new_prefix:
         return changed
-    # Thinking is bound to the text in front of it.
+    # Thinking is bound to the text before it (providers.md, A.6), so a changed prefix drops it.
     head = with_nonce(state.head, control.nonce)
     entries, sent = chosen(state.passages, state.sent, without_thinking)
     return msgspec.structs.replace(changed, head=head, passages=entries, sent=sent, links=(), answered_links=0)
 
 
 def waited_for(state: State) -> WaitedFor:
-    """What has been waited for since the call before, if a call is made now."""
+    """What the session has waited for since the previous call, if a call is made now."""
     if state.memory.last_at is None:
         return "start"
     return "tool" if state.turn is not None and state.turn.llm_calls else "person"
 
 
 def _switch_model(state: State, switched: ModelSwitched) -> State:
-    """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
+    """Another model has another cache: nothing sent so far is in it, and token estimates start over."""
     same_provider = provider_of(switched.before) == provider_of(switched.after)
     readable = state.passages if same_provider else told_by_the_user(state.passages)
     sent = carry(readable[: state.sent], same_provider=same_provider).passages
@@ -232,7 +232,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
         first_ephemeral=next((at for at, entry in enumerate(sent + unsent) if entry.ephemeral), None),
         links=(),
         answered_links=0,
-        # Another model's cache knows nothing of this one's entries; how long people think stays what it was.
+        # Idle times stay valid; observations about the other model's cache do not.
         memory=msgspec.structs.replace(moved(state.memory), belief=Belief(), floor=Floor()),
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
@@ -244,7 +244,7 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
 
 
 def _withdraw(state: State) -> State:
-    """Everything behind the model's last words goes; volatile layers have then said only what is left."""
+    """Remove everything after the model's last message; volatile layers count as emitted only where still present."""
     assistant_indexes = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
     remaining = state.passages[: assistant_indexes[-1] + 1 if assistant_indexes else records_in_front(state.passages)]
     ephemeral = state.first_ephemeral
@@ -265,7 +265,7 @@ def _recover(state: State, payload: Recovery | ProviderLimited | Mending, at: fl
         return msgspec.structs.replace(state, incidents=recorded(state.incidents, payload, at))
     if isinstance(payload, ProviderLimited):
         return msgspec.structs.replace(state, limits=narrowed(state.limits, payload))
-    # What was refused was not taken; where more than that changes, what was taken is of no use any more.
+    # The refused request was never cached. If the repair also changes earlier blocks, their cache is useless too.
     repaired = mended(state.passages, state.sent, payload)
     return msgspec.structs.replace(
         state,
@@ -279,7 +279,7 @@ def _recover(state: State, payload: Recovery | ProviderLimited | Mending, at: fl
 
 
 def _emitted_in(entries: tuple[Passage, ...]) -> tuple[LayerText, ...]:
-    """What volatile layers have last said, as far as it is still there."""
+    """The last emitted text of each volatile layer that is still in the view."""
     newest = {entry.layer: entry for entry in entries if entry.injected and not is_record(entry)}
     return tuple(LayerText(layer, text_of(entry.content), entry.ephemeral) for layer, entry in newest.items())
 
@@ -287,7 +287,7 @@ def _emitted_in(entries: tuple[Passage, ...]) -> tuple[LayerText, ...]:
 def _append(state: State, event: MessageAppended) -> State:
     number = state.messages + 1
     entries = (*state.passages, Passage(event.message.role, event.message.content, number=number))
-    # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
+    # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
     sent = len(entries) if event.message.role == "assistant" else state.sent
     return msgspec.structs.replace(state, passages=entries, sent=sent, messages=number)
 
@@ -304,7 +304,7 @@ def _apply_compaction(state: State, event: ContextCompacted | CompactionRefused 
 
 
 def compact(state: State, event: ContextCompacted) -> State:
-    """Another view of the same log; what stands in front of it is cached as it was."""
+    """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
     sent = compacted(state.passages[: state.sent], event)
     entries = sent + compacted_newest(state.passages[state.sent :], event)
     return msgspec.structs.replace(
@@ -322,7 +322,7 @@ def compact(state: State, event: ContextCompacted) -> State:
 
 
 def _begin_turn(state: State, event: Event) -> State:
-    """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
+    """A new turn drops the previous turn's ephemeral text, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
         entries, sent = without_ephemeral(state.passages, state.sent, state.first_ephemeral)
         state = msgspec.structs.replace(state, passages=entries, sent=sent)
@@ -338,7 +338,7 @@ def _begin_turn(state: State, event: Event) -> State:
 def _inject(state: State, injected: ContextInjected) -> State:
     layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
     if injected.place == "system":
-        # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
+        # Thinking is bound to the text before it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
         entries, sent = state.passages, state.sent
         if before != layer_text.text:

@@ -1,4 +1,4 @@
-"""What it would cost to go on with another model, told before it is done."""
+"""A cost quote for continuing with another model, before the switch is made."""
 
 from decimal import Decimal
 
@@ -21,11 +21,11 @@ _MILLION = Decimal(1_000_000)
 
 
 class SwitchQuote(msgspec.Struct, frozen=True):
-    """The next prompt's price with another model, whose cache is cold, beside its price where the cache is warm.
+    """The next prompt's cost with the other model, whose cache is cold, and with the current one, whose cache is warm.
 
-    `dropped` are the blocks that cannot go along, by kind; `reworded` passages are told in other words because the
-    provider has none for a part of them. `below_floor_tokens` is what the stable part of the prompt lacks to be cached
-    by that model. Token counts are estimates.
+    `dropped` counts the blocks that cannot be transferred, by kind; `reworded` the entries that the other provider can
+    only accept in a changed form. `below_floor_tokens` is what the stable prefix lacks to be cached by that model.
+    Token counts are estimates.
     """
 
     model_before: str
@@ -74,7 +74,7 @@ def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> 
 
 
 def first_rate(model: Model, price: Price) -> Decimal:
-    """What a token costs that the provider has not seen before: written to the cache, where there is one."""
+    """The price of a token that the provider has not seen before: a cache write, if the model has one."""
     if not capabilities_of(model).supports_prompt_caching:
         return price.input
     match model.cache.kind:

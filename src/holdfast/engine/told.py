@@ -1,4 +1,4 @@
-"""Messages of a session as text for a reader: every block, under the number of its message."""
+"""Renders messages as plain text, every block under its message's number. The recall tool returns this text."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from holdfast.extraction.calls import result_text
 
 
 def told(entries: Iterable[Passage]) -> str:
-    """What was said, word for word; what the model thought for itself is told by its length."""
+    """The messages verbatim; thinking is represented by its length."""
     return "\n\n".join(_message(entry) for entry in entries)
 
 

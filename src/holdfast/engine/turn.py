@@ -1,4 +1,4 @@
-"""One turn: the user speaks, the model answers, tools run in between; each step decided, done, recorded."""
+"""The turn loop: a user message, model calls, and tool runs in between; each step is decided, performed, recorded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ EndReason = StopReason | Literal["step_limit"]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How a turn ended: the model's last words, and what the whole turn took."""
+    """The result of a turn: the model's last reply, and the usage and cost of the whole turn."""
 
     content: tuple[Block, ...]
     stop_reason: EndReason
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def run_turn(conversation: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
-    """Say something and see the turn through; whatever happens, the transcript stays legal."""
+    """Run one turn to its end; the transcript stays legal whatever happens."""
     last_reply: Reply | None = None
     await probe(conversation)
     try:
@@ -91,7 +91,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: E
         raise
     except ProviderError as error:
         if error.kind in _REQUEST_REFUSED:
-            # The same request would be refused again and again: what was new in it leaves the conversation.
+            # The same request would be refused every time, so its new messages are withdrawn.
             await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
         await report_failure(conversation, error)
         await _abandon(conversation, "error")
@@ -103,7 +103,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: E
 
 
 async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
-    # What a crash left behind is closed first: the log only ever grows.
+    # Close what a crash left open; the log is append-only, so that needs events.
     if conversation.state.call_open is not None:
         interrupted = ProviderError("cancelled", "interrupted")
         await conversation.record(
@@ -153,7 +153,7 @@ async def _append_results(conversation: Conversation, results: tuple[ToolResult,
 
 
 async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
-    """Leave a legal transcript and a closed turn behind, whatever happened."""
+    """Close the turn and answer open tool calls, so that the transcript is legal."""
     if calls := open_calls(conversation.state):
         await _answer(conversation, calls, "The call was not run.")
     turn = conversation.state.turn
@@ -162,7 +162,7 @@ async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
 
 
 async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> Answer:
-    """The turn has had its calls: say so, instead of looking like one that ended by itself."""
+    """End the turn at its call limit with its own stop reason, distinct from a normal end."""
     turn = conversation.state.turn or Turn("", conversation.parts.clock())
     await _abandon(conversation, "step_limit")
     content = last_reply.content if last_reply else ()
@@ -186,11 +186,11 @@ async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> A
 
 
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
-    """A user's words as they can be sent: no lone surrogates, no empty text."""
+    """A user's message in a form that can be sent: no lone surrogates, no empty text."""
     if unsupported := [block for block in content if not isinstance(block, Text | Image)]:
-        raise UserError(f"a user's message takes text and images, not {type(unsupported[0]).__name__}")
+        raise UserError(f"a user message can hold text and images, not {type(unsupported[0]).__name__}")
     cleaned = tuple(Text(mend_surrogates(block.text)) if isinstance(block, Text) else block for block in content)
     non_empty = tuple(block for block in cleaned if not (isinstance(block, Text) and not block.text.strip()))
     if not non_empty:
-        raise UserError("there is nothing to send: the message is empty")
+        raise UserError("nothing to send: the message is empty")
     return non_empty

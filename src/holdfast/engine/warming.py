@@ -1,4 +1,4 @@
-"""Putting the head of the prompt into the cache before anybody waits for it."""
+"""Prewarming: writing the stable prefix to the cache before the first call."""
 
 from decimal import Decimal
 
@@ -18,7 +18,7 @@ from holdfast.planning.closing import closing_behind
 
 
 class Prewarming(msgspec.Struct, frozen=True):
-    """What became of it. `reason` says why the head was not sent, where it was not."""
+    """The result of a prewarm; `reason` says why nothing was sent."""
 
     sent: bool
     reason: str = ""
@@ -27,9 +27,9 @@ class Prewarming(msgspec.Struct, frozen=True):
 
 
 async def prewarm(conversation: Conversation) -> Prewarming:
-    """Send tools and stable system prompt, marked, and ask for nothing; no failure of that is raised.
+    """Send tools and stable system prompt with a breakpoint and `max_tokens: 0`; a failure is not raised.
 
-    Nothing is sent where the head is known to be cached, be it because another session is just putting it there.
+    Nothing is sent if the prefix is known to be cached, also by another session that is just writing it.
     """
     await heed(conversation)
     deps = conversation.parts
@@ -56,7 +56,7 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     )
     async with cross(deps.gate, claim, deps.clock) as slot:
         if not slot.writes:
-            return Prewarming(False, "the head is in the cache already")
+            return Prewarming(False, "the prefix is already cached")
         ping = await send_empty(conversation, body, ping_request)
         if isinstance(ping, str):
             return Prewarming(False, ping)

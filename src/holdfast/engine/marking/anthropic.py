@@ -1,4 +1,4 @@
-"""Where marks go in the arguments of Anthropic's client."""
+"""Adds cache breakpoints to the arguments of Anthropic's client."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,13 +15,13 @@ from holdfast.providers.anthropic.blocks import MARK
 from holdfast.providers.anthropic.spell import PROMPT_NAMES
 
 Spots = Mapping[int, Ttl]
-"""Which pieces, counted from the first tool, get a mark, and of what lifetime."""
+"""The TTLs of the new breakpoints, by block; blocks are counted from the first tool."""
 
 
 def rewrite(arguments: Arguments, request: Request, *, text_follows: bool = False) -> Rewritten:
-    """The caller's marks stay and come first; ours take the places that are left.
+    """Add our breakpoints in the slots that the caller's own leave free; the caller's stay unchanged.
 
-    With `text_follows` something is going to stand behind the conversation that the next request does not begin with.
+    `text_follows`: text will be appended after the conversation that the next request will not repeat.
     """
     if (PROMPT_NAMES | {MARK}) & extra_body(arguments).keys():
         return Rewritten(arguments, request.wire)
@@ -33,7 +33,7 @@ def rewrite(arguments: Arguments, request: Request, *, text_follows: bool = Fals
 
 
 def missing_marks(request: Request, existing: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
-    """The marks of the plan that are not there, as many as there are places left."""
+    """The planned breakpoints that are missing, as many as there are free slots."""
     automatic = request.body.get(MARK)
     ends_marked = automatic is not None and not text_follows
     used = _count(request.body) + (automatic is not None)
@@ -43,11 +43,11 @@ def missing_marks(request: Request, existing: Sequence[Mark], *, text_follows: b
     candidates = [
         breakpoint
         for breakpoint in _planned(request)
-        # The provider's automatic mark stands at the end of the conversation already, or on what follows it.
+        # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
         if breakpoint.piece not in marked and not (ends_marked and blocks[breakpoint.piece].place == "messages")
     ]
-    # A mark for an hour must not stand behind one for five minutes. What lies in front of it is written for an
-    # hour in any case, so this costs nothing.
+    # A 1-hour breakpoint after a 5-minute one is refused (providers.md, A.1 "Mixed TTL"). Everything before a 1-hour
+    # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
     hours = [breakpoint.piece for breakpoint in existing if breakpoint.ttl == "1h"]
     if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
         hours.append(len(blocks))
@@ -60,7 +60,7 @@ def missing_marks(request: Request, existing: Sequence[Mark], *, text_follows: b
 
 
 def _planned(request: Request) -> tuple[Mark, ...]:
-    """The plan, and the end of the call before where that lies too far back to be found from the end of this one."""
+    """The plan, plus the end of the previous call if that is beyond the lookback from the end of this one."""
     rules, tail, blocks = request.model.cache, request.tail, request.scroll.pieces
     breakpoints = plan_marks(request.scroll, rules).marks
     if tail is None or not breakpoints or not takes_mark(blocks, tail) or blocks[tail].place != "messages":
@@ -69,13 +69,13 @@ def _planned(request: Request) -> tuple[Mark, ...]:
         return breakpoints
     return (
         *breakpoints[:-1],
-        Mark(tail, reason="end of the call before, which is too far back to be found"),
+        Mark(tail, reason="end of the previous call, beyond the lookback"),
         breakpoints[-1],
     )
 
 
 def _count(body: Mapping[str, Json]) -> int:
-    """How many blocks carry a mark, at whatever depth; the automatic one is not among them."""
+    """How many blocks carry a breakpoint, at any depth; the automatic one is not counted."""
     messages = body.get("messages")
     contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
     return sum(_count_blocks(blocks) for blocks in (body.get("tools"), body.get("system"), *contents))
@@ -92,7 +92,7 @@ def _count_blocks(blocks: Json) -> int:
 
 
 def _marked(arguments: Arguments, spots: Spots, request: Request) -> Arguments:
-    """The arguments with marks in the same blocks as in the pieces; nothing of the caller's is changed."""
+    """A copy of the arguments with breakpoints on the given blocks; the caller's objects are not changed."""
     if not spots:
         return arguments
     walk = _Walk(spots)
@@ -102,12 +102,12 @@ def _marked(arguments: Arguments, spots: Spots, request: Request) -> Arguments:
         if value and not is_absent(value):
             changed[name] = renew(value)
     if walk.seen != len(request.scroll.pieces):
-        raise UserError("the blocks of the request are not counted alike")
+        raise UserError("the blocks of the arguments do not match those of the encoded request")
     return changed
 
 
 class _Walk:
-    """Goes through the arguments block by block, in the order of the pieces."""
+    """Walks the arguments block by block, in the order of the encoded blocks."""
 
     def __init__(self, spots: Spots) -> None:
         self._spots = spots

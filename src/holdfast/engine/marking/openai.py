@@ -1,4 +1,4 @@
-"""What is added to the arguments of OpenAI's client: a key that keeps calls on one cache, and a breakpoint."""
+"""Adds a cache key and a cache breakpoint to the arguments of OpenAI's client."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -24,24 +24,24 @@ _HELPER_ARGUMENTS = frozenset({"text_format", "starting_after", "response_id"})
 
 
 def rewrite(arguments: Arguments, request: Request, *, adapter: Adapter, prompt_name: str, part_type: str) -> Rewritten:
-    """What was said of the cache by the caller stays; the prompt is the same, whatever carries a breakpoint now."""
+    """Add what the caller has not set. Raises `UserError` if the prompt would decode differently with a breakpoint."""
     changed = dict(arguments)
     fields = dict(adapter.session_fields(request.model, request.session))
     if request.body.get(KEY) is None and KEY in fields:
         key: object = msgspec.json.decode(fields[KEY])
-        # Beside the client's own parameters, because older clients do not know this one.
+        # In extra_body, because older clients do not have this parameter.
         changed["extra_body"] = {**extra_body(arguments), KEY: key}
     if prompt_name not in extra_body(arguments) and _takes_breakpoint(request):
         changed[prompt_name] = _with_breakpoint(arguments.get(prompt_name), part_type)
     body = body_of(changed, left_out=_HELPER_ARGUMENTS)
     wire = adapter.read_request(plain_json(body))
     if wire.prompt != request.wire.prompt:
-        raise UserError("the prompt would read differently with a breakpoint in it")
+        raise UserError("adding a breakpoint would change the prompt")
     return Rewritten(changed, wire)
 
 
 def _takes_breakpoint(request: Request) -> bool:
-    """Whether a place is left: the provider's own breakpoint, at the newest message, takes one."""
+    """Whether a slot is free: the implicit breakpoint at the newest message takes one of the provider's 4."""
     options = request.body.get(OPTIONS)
     if isinstance(options, dict) and options.get("mode") == "explicit":
         return False
@@ -50,7 +50,7 @@ def _takes_breakpoint(request: Request) -> bool:
 
 
 def _with_breakpoint(value: object, part_type: str) -> object:
-    """The messages with a breakpoint behind the system text that they begin with, if they do."""
+    """The messages with a breakpoint at the end of the leading system messages, if there are any."""
     if value is None or isinstance(value, str) or is_absent(value):
         return value
     messages = parts_of(value)
@@ -67,7 +67,7 @@ def _with_breakpoint(value: object, part_type: str) -> object:
 
 
 def _marked_content(content: object, part_type: str) -> list[object] | None:
-    """None where no mark can stand at the end, or one stands there."""
+    """The content with a breakpoint at its end; None if it cannot carry one or already does."""
     parts: list[object] = [{"type": part_type, "text": content}] if isinstance(content, str) else parts_of(content)
     last = members_of(parts[-1]) if parts else {}
     text = last.get("text")
@@ -77,7 +77,7 @@ def _marked_content(content: object, part_type: str) -> list[object] | None:
 
 
 def rewrite_chat(arguments: Arguments, request: Request) -> Rewritten:
-    """As above; a stream is asked to say at its end what it took."""
+    """Like `rewrite`; also asks a stream to report usage at its end."""
     rewritten = rewrite(arguments, request, adapter=openai_chat, prompt_name="messages", part_type="text")
     if not request.wire.parameters.stream or _usage_option(arguments) is not None:
         return rewritten
@@ -87,7 +87,7 @@ def rewrite_chat(arguments: Arguments, request: Request) -> Rewritten:
 
 
 def _usage_option(arguments: Arguments) -> object:
-    """What the arguments say of usage in a stream; None where they say nothing."""
+    """The caller's `include_usage` option; None if it is not set."""
     for value in (arguments, extra_body(arguments)):
         options = value.get("stream_options")
         if options is not None and not is_absent(options) and members_of(options).get(USAGE) is not None:
