@@ -189,7 +189,7 @@ async def test_bytes_of_another_spelling_are_not_vouched_for(tmp_path: Path) -> 
     kept.change(place, msgspec.structs.replace(old, encoding="ours-0"))
     result = kept.certify()
     assert result.exit_code == 1
-    assert "spelled by ours-0" in result.output
+    assert "encoded with ours-0" in result.output
 
 
 async def test_a_pruned_session_is_not_vouched_for_and_its_prefix_is_not_said_to_have_held(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(ag
     assert b"cache_control" not in one.wire.bodies[1]
     first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
     assert (len(first.marks), second.marks) == (3, ())
-    assert "below the 512 tokens" in second.notes[0]
+    assert "below the cache floor of 512 tokens" in second.notes[0]
 
 
 async def test_volatile_text_is_sent_once_and_stays_where_it_was_sent(agent: MakeAgent) -> None:

@@ -66,10 +66,10 @@ def _ttls_to_write(
     Up to 4 writes per request; the implicit one uses a slot, and surplus breakpoints are ignored without an error.
     """
     implicit = {endings[-1]: lifetime_asked_for(rules, call.ttl)} if endings else {}
-    left = max(0, rules.marks_max - len(implicit))
-    explicit = {breakpoint.piece: breakpoint.ttl for breakpoint in (breakpoints[-left:] if left else ())}
-    wanted = {**implicit, **explicit}
-    return {index: wanted[index] for index in sorted(wanted) if call.prefixes[index].tokens >= rules.tokens_min}
+    slots_left = max(0, rules.marks_max - len(implicit))
+    explicit = {breakpoint.piece: breakpoint.ttl for breakpoint in (breakpoints[-slots_left:] if slots_left else ())}
+    ttls = {**implicit, **explicit}
+    return {index: ttls[index] for index in sorted(ttls) if call.prefixes[index].tokens >= rules.tokens_min}
 
 
 def _entry_at(rules: CacheRules, entries: Entries, call: Call, index: int) -> Entry | None:

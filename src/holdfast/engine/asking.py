@@ -54,7 +54,7 @@ Emit = Callable[[Delta], None]
 
 
 async def call_model(conversation: Conversation, emit: Emit) -> Reply:
-    return await ask_and_recover(conversation, lambda heard: _call_with_cache(conversation, heard), emit)
+    return await ask_and_recover(conversation, lambda on_delta: _call_with_cache(conversation, on_delta), emit)
 
 
 async def _call_with_cache(conversation: Conversation, emit: Emit) -> Reply:
@@ -113,10 +113,10 @@ async def _send(conversation: Conversation, emit: Emit, explicit_cache: Referenc
         moved=conversation.draft.move(shared_blocks) if shared_blocks < len(state.links) else None,
     )
     conversation.draft.settle()
-    claim = claim_of(conversation, buffer, plan)
+    flight_key = claim_of(conversation, buffer, plan)
     with conversation.promise(estimated):
         received = Heard(listening=deps.completions is not None)
-        async with cross(deps.gate, claim, deps.clock) as slot:
+        async with cross(deps.gate, flight_key, deps.clock) as slot:
             request_id = deps.new_id(slot.started_at)
             waited = slot.waited_seconds
             started = LlmCallStarted(deps.model.id, deps.model.provider, estimated, request_id, waited_seconds=waited)

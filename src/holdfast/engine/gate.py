@@ -50,8 +50,10 @@ class Claim(msgspec.Struct, frozen=True):
 class Crossing:
     """The slot of a request that may be sent. `writes`: some of its prefixes are not known to be cached."""
 
-    def __init__(self, claim: Claim, started_at: float, on_begun: "Callable[[Crossing], None] | None" = None) -> None:
-        self.claim = claim
+    def __init__(
+        self, flight_key: Claim, started_at: float, on_begun: "Callable[[Crossing], None] | None" = None
+    ) -> None:
+        self.claim = flight_key
         self.started_at = started_at
         self.waited_seconds = 0.0
         self.writes = True
@@ -97,9 +99,9 @@ class Gate:
         return len(self._writing) + len(self._written)
 
     @asynccontextmanager
-    async def crossing(self, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
+    async def crossing(self, flight_key: Claim, clock: Clock) -> AsyncIterator[Crossing]:
         """A slot, held while the request is in progress; leaving it before the response has begun counts as failure."""
-        slot = Crossing(claim, clock(), partial(self._finish, written=True))
+        slot = Crossing(flight_key, clock(), partial(self._finish, written=True))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds_max
         while (waiter := self._enter(slot, clock(), may_wait=loop.time() < deadline)) is not None:
@@ -161,12 +163,12 @@ class Gate:
 
 
 @asynccontextmanager
-async def cross(gate: Gate | None, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
+async def cross(gate: Gate | None, flight_key: Claim, clock: Clock) -> AsyncIterator[Crossing]:
     """Acquire a slot; at once if there is no gate or the request has no prefix to share."""
-    if gate is None or not claim.prefixes:
-        yield Crossing(claim, clock())
+    if gate is None or not flight_key.prefixes:
+        yield Crossing(flight_key, clock())
         return
-    async with gate.crossing(claim, clock) as slot:
+    async with gate.crossing(flight_key, clock) as slot:
         yield slot
 
 

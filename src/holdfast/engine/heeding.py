@@ -22,12 +22,12 @@ async def heed(conversation: Conversation) -> bool:
     if conversation.parts.controls is None:
         return False
     controls = await conversation.parts.controls(head_owner(conversation.state))
-    wanted = control_of(controls, conversation.state, conversation.given.model)
-    if wanted is None:
+    event = control_of(controls, conversation.state, conversation.given.model)
+    if event is None:
         return False
     previous = conversation.state.control
-    await conversation.record("system", wanted)
-    if (wanted.generation, wanted.adoptions) != (previous.generation, previous.adoptions):
+    await conversation.record("system", event)
+    if (event.generation, event.adoptions) != (previous.generation, previous.adoptions):
         await adopt(conversation)
     return True
 
@@ -46,7 +46,7 @@ def control_of(controls: Controls, state: State, model: Model) -> CacheControlle
     owner = head_owner(state)
     enabled = session.caching_enabled and settings.providers.get(model.provider, True)
     nonce = nonce_of(owner, generation) if "prefix_nonce" in methods else ""
-    wanted = CacheControlled(
+    event = CacheControlled(
         enabled=enabled,
         ttl=settings.ttl,
         kept_seconds=settings.gemini_ttl_seconds,
@@ -60,9 +60,9 @@ def control_of(controls: Controls, state: State, model: Model) -> CacheControlle
         reason = "caching was turned off"
     elif generation != previous.generation:
         reason = "the cache was invalidated"
-    if wanted == msgspec.structs.replace(previous, reason="", new_prefix=False):
+    if event == msgspec.structs.replace(previous, reason="", new_prefix=False):
         return None
-    return msgspec.structs.replace(wanted, reason=reason, new_prefix=nonce != previous.nonce)
+    return msgspec.structs.replace(event, reason=reason, new_prefix=nonce != previous.nonce)
 
 
 def nonce_of(owner: str, generation: int) -> str:

@@ -33,13 +33,13 @@ async def ask_and_recover(conversation: Conversation, ask: Ask, emit: Emit) -> R
     """
     has_output = False
 
-    def heard(delta: Delta) -> None:
+    def on_delta(delta: Delta) -> None:
         nonlocal has_output
         has_output = True
         emit(delta)
 
     try:
-        return await ask(heard)
+        return await ask(on_delta)
     except ProviderError as error:
         error_seen = error
     seen_scenarios: set[FailureScenario] = set()
@@ -47,7 +47,7 @@ async def ask_and_recover(conversation: Conversation, ask: Ask, emit: Emit) -> R
         (scenario := scenario_of_refusal(error_seen)) is not None and scenario not in seen_scenarios and not has_output
     ):
         seen_scenarios.add(scenario)
-        recovery = _Recovery(conversation, lambda: ask(heard), scenario, error_seen)
+        recovery = _Recovery(conversation, lambda: ask(on_delta), scenario, error_seen)
         await recovery.attempt()
         if recovery.reply is not None:
             return recovery.reply

@@ -13,7 +13,6 @@ from holdfast.errors import AbortedError, UserError
 from holdfast.events.payloads_recovery import (
     AnyRecoveryPayload,
     FollowUp,
-    Recovery,
     RecoveryAttempted,
     RecoveryEnqueued,
     RecoveryEscalated,
@@ -23,7 +22,7 @@ from holdfast.events.payloads_recovery import (
     Trigger,
 )
 from holdfast.providers.failures import one_line
-from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger, next_attempt, recorded
+from holdfast.recovery.ledger import Ledger, next_attempt
 from holdfast.recovery.recipes import (
     DEFAULT_RULES,
     RECIPES,
@@ -115,21 +114,6 @@ class KeepsLedger(Protocol):
     def ledger(self) -> Ledger: ...
 
     async def record(self, *payloads: AnyRecoveryPayload) -> None: ...
-
-
-class LedgerInMemory:
-    """For a host without a session; `payloads` are all that was recorded."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.ledger = NOTHING_HAPPENED
-        self.payloads: list[AnyRecoveryPayload] = []
-
-    async def record(self, *payloads: AnyRecoveryPayload) -> None:
-        for payload in payloads:
-            self.payloads.append(payload)
-            if isinstance(payload, Recovery):
-                self.ledger = recorded(self.ledger, payload, self._clock())
 
 
 class Recoverer:
@@ -296,7 +280,7 @@ class Recoverer:
     def _recipe(self, scenario: FailureScenario) -> RecoveryRecipe:
         recipe = self._recipes.get(scenario)
         if recipe is None:
-            known = ", ".join(known_scenario.value for known_scenario in self._recipes)
+            known = ", ".join(scenario.value for scenario in self._recipes)
             raise UserError(f"no recipe for {scenario.value!r}; known scenarios: {known}")
         return recipe
 

@@ -40,8 +40,8 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     breakpoints = tuple(
         breakpoint for breakpoint in plan_next(conversation, buffer, 0).marks if breakpoint.piece < buffer.stable_count
     )
-    claim = claim_of(conversation, buffer, Plan(breakpoints))
-    if not claim.prefixes:
+    flight_key = claim_of(conversation, buffer, Plan(breakpoints))
+    if not flight_key.prefixes:
         return Prewarming(
             False,
             f"tools and system prompt have about {_tokens(conversation, buffer)} tokens, and {deps.model.id} caches "
@@ -54,7 +54,7 @@ async def prewarm(conversation: Conversation) -> Prewarming:
         conversation.state.calibration.corrected(buffer.tokens_total),
         "the caller asked for it",
     )
-    async with cross(deps.gate, claim, deps.clock) as slot:
+    async with cross(deps.gate, flight_key, deps.clock) as slot:
         if not slot.writes:
             return Prewarming(False, "the prefix is already cached")
         ping = await send_empty(conversation, body, ping_request)

@@ -49,14 +49,14 @@ class FixedPolicy:
         """Neither does the result of a ping."""
 
 
-def legal(wanted: Placed, rules: CacheRules) -> tuple[Mark, ...]:
+def legal(candidates: Placed, rules: CacheRules) -> tuple[Mark, ...]:
     """At most as many breakpoints as the model allows, in wire order, and no TTL longer than one before it.
 
     Anthropic refuses a 1-hour breakpoint after a 5-minute one (providers.md, A.1 "Mixed TTL"), so a 1-hour breakpoint
     raises all those before it.
     """
     chosen: dict[int, Ttl] = {}
-    for block, ttl in wanted:
+    for block, ttl in candidates:
         if block is not None and block not in chosen and len(chosen) < rules.marks_max:
             chosen[block] = ttl
     breakpoints: list[Mark] = []

@@ -91,21 +91,21 @@ def claude_code(ttl: Ttl) -> Placing:
 def autocache(moment: Moment, calls: int) -> Placed:
     """System and tools for an hour where each is long enough, then the earliest long texts; breakpoints never move."""
     buffer, tokens_min = moment.scroll, moment.rules.tokens_min
-    wanted: list[tuple[int | None, Ttl]] = []
+    candidates: list[tuple[int | None, Ttl]] = []
     sections: tuple[Place, ...] = ("system", "tools")
     for section in sections:
         tokens = sum(
             buffer.tokens[index] for index in range(buffer.stable_count) if buffer.pieces[index].place == section
         )
         if tokens >= tokens_min:
-            wanted.append((last_of(buffer, section), "1h"))
+            candidates.append((last_of(buffer, section), "1h"))
     for index in range(buffer.stable_count, len(buffer.pieces)):
-        if len(wanted) >= AUTOCACHE_MARKS_MAX:
+        if len(candidates) >= AUTOCACHE_MARKS_MAX:
             break
         block = buffer.pieces[index]
         if buffer.tokens[index] >= tokens_min and block.markable and block.data.startswith(TEXT_STARTS):
-            wanted.append((index, "5m"))
-    return wanted
+            candidates.append((index, "5m"))
+    return candidates
 
 
 class ContextGuru(FixedPolicy):
@@ -123,11 +123,14 @@ class ContextGuru(FixedPolicy):
             previous is not None and previous[0] < len(buffer.links) and buffer.links[previous[0]].digest == previous[1]
         )
         self._sent = None if tail is None else (tail, buffer.links[tail].digest)
-        wanted: list[tuple[int | None, Ttl]] = [(tail, "5m"), (previous[0] if previous and unchanged else None, "5m")]
+        candidates: list[tuple[int | None, Ttl]] = [
+            (tail, "5m"),
+            (previous[0] if previous and unchanged else None, "5m"),
+        ]
         ends = list(_message_ends(buffer))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
-            wanted.append((last_markable(buffer.pieces, 0, end, place="messages"), "5m"))
-        return wanted
+            candidates.append((last_markable(buffer.pieces, 0, end, place="messages"), "5m"))
+        return candidates
 
 
 RIVALS: Mapping[str, Callable[[str], Policy]] = {

@@ -77,7 +77,11 @@ def _planned(request: Request) -> tuple[Mark, ...]:
 def _count(body: Mapping[str, Json]) -> int:
     """How many blocks carry a breakpoint, at any depth; the automatic one is not counted."""
     messages = body.get("messages")
-    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    contents = (
+        [message.get("content") for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
     return sum(_count_blocks(blocks) for blocks in (body.get("tools"), body.get("system"), *contents))
 
 

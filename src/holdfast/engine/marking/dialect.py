@@ -51,5 +51,5 @@ class Dialect(NamedTuple):
     as_event: Callable[[Mapping[str, Json]], bytes]
     left_out: frozenset[str] = frozenset()
     closing: bytes = b""
-    is_ours: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda given, sent, item: False
+    is_ours: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda arguments, sent, item: False
     """Whether a streamed item exists only because of an argument that we added."""
