@@ -126,7 +126,7 @@ async def test_a_call_for_it_that_fails_is_on_the_log_too() -> None:
     talk, event = await compacted(BROKEN)
     assert [part.kind for part in event.segments] == ["record", "note"]
     (failed,) = [it for it in payloads(talk) if isinstance(it, LlmCallFailed)]
-    assert event.notes == (f"the model could not be asked: {failed.error_message_redacted}",)
+    assert event.notes == (f"the summary request failed: {failed.error_message_redacted}",)
     assert not [it for it in payloads(talk) if isinstance(it, RecoveryAttempted)]
 
 

@@ -56,7 +56,7 @@ def test_an_anchor_pays_by_the_mean_over_gaps_and_truths(
         anchored += tail * times.write_1h + (prefix + tail) * (times.read if alive else times.write_5m)
         plain += tail * times.write_5m + (prefix + tail) * (times.read if gap <= 5 else times.write_5m)
     cases = len(gaps) * 10
-    told = anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_belief=Decimal(tenths) / 10, times=times)
+    told = anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_probability=Decimal(tenths) / 10, times=times)
     assert agrees(told, anchored / cases, plain / cases)
 
 
@@ -64,7 +64,7 @@ def test_an_anchor_pays_by_the_mean_over_gaps_and_truths(
 def test_an_anchor_never_pays_where_lifetimes_do_not_upgrade(
     price: Price, prefix: int, tail: int, gaps: list[int]
 ) -> None:
-    assert not anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_belief=0, times=multipliers(price))
+    assert not anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_probability=0, times=multipliers(price))
 
 
 @given(prices, tokens, st.integers(0, 5_000), st.integers(0, 9), st.integers(0, 10))
@@ -77,7 +77,7 @@ def test_hours_pay_by_the_mean_over_truths_pause_after_pause(
         # Where lifetimes upgrade an anchor does as much: nothing is counted for either.
         hours += Decimal(0) if upgrades < tenths else held * times.read / 10
         short += Decimal(0) if upgrades < tenths else held * times.write_5m / 10
-    assert agrees(hours_pay(held, dearer, pauses, upgrade_belief=Decimal(tenths) / 10, times=times), hours, short)
+    assert agrees(hours_pay(held, dearer, pauses, upgrade_probability=Decimal(tenths) / 10, times=times), hours, short)
 
 
 @given(prices, tokens, st.integers(0, 5_000), st.integers(0, 20), st.integers(0, 10), st.integers(0, 20), st.data())
@@ -98,7 +98,7 @@ def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
         prefix,
         reply,
         Decimal(returns) / 20,
-        upgrade_belief=Decimal(tenths) / 10,
+        upgrade_probability=Decimal(tenths) / 10,
         times=times,
         closing_tokens=closing,
         held_tokens=held,

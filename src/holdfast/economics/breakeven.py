@@ -27,11 +27,11 @@ class GapShares(msgspec.Struct, frozen=True):
 
 
 def anchor_pays(
-    kept_tokens: int, written_tokens: int, gaps: GapShares, *, upgrade_belief: Amount, times: Multipliers
+    kept_tokens: int, written_tokens: int, shares: GapShares, *, upgrade_probability: Amount, times: Multipliers
 ) -> Comparison:
     """Compare a 1-hour breakpoint on the last block, after a prefix cached for 5 minutes, with 5 minutes throughout."""
-    short, middle, long = exact(gaps.short), exact(gaps.middle), exact(gaps.long)
-    belief = exact(upgrade_belief)
+    short, middle, long = exact(shares.short), exact(shares.middle), exact(shares.long)
+    belief = exact(upgrade_probability)
     # n = written_tokens (this call writes them either way), T = kept_tokens (no longer-lived entry covers them yet),
     # s, m, l = idle-time probabilities, p = probability that a 1-hour write extends the TTL of the prefix before it.
     #   anchor:    w1 n + (s r + m (p r + (1 - p) w5) + l w5) T
@@ -48,7 +48,7 @@ def anchor_pays(
 
 
 def hours_pay(
-    held_tokens: int, written_tokens: int, pauses: Amount, *, upgrade_belief: Amount, times: Multipliers
+    held_tokens: int, written_tokens: int, pauses: Amount, *, upgrade_probability: Amount, times: Multipliers
 ) -> Comparison:
     """Compare a prompt cached for an hour from its first token with 5 minutes, over all pauses still expected."""
     # n = written_tokens at the 1-hour rate now, T = held_tokens that survive each of k pauses of 5 to 60 minutes,
@@ -57,7 +57,7 @@ def hours_pay(
     #   1 hour:    w1 n + (1 - p) k r  T
     #   5 minutes: w5 n + (1 - p) k w5 T
     # It pays if (1 - p) k (w5 - r) T > (w1 - w5) n.
-    pauses_counted = exact(pauses) * (_ONE - exact(upgrade_belief))
+    pauses_counted = exact(pauses) * (_ONE - exact(upgrade_probability))
     return Comparison(
         times.write_1h * written_tokens + pauses_counted * times.read * held_tokens,
         times.write_5m * written_tokens + pauses_counted * times.write_5m * held_tokens,

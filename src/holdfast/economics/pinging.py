@@ -21,7 +21,7 @@ def upgrade_ping_pays(
     reply_tokens: int,
     return_share: Amount,
     *,
-    upgrade_belief: Amount,
+    upgrade_probability: Amount,
     times: Multipliers,
     closing_tokens: int = 0,
     held_tokens: int = 0,
@@ -36,7 +36,11 @@ def upgrade_ping_pays(
     #   no ping:                  q w5 (T + R - H)
     # It pays if q p (w5 - r) (T + R - H) > r T + w1 R + c. The 5 minutes that the read buys if TTLs do not upgrade
     # are not counted, which errs against the ping.
-    share, belief, at_stake = exact(return_share), exact(upgrade_belief), prefix_tokens + reply_tokens - held_tokens
+    share, belief, at_stake = (
+        exact(return_share),
+        exact(upgrade_probability),
+        prefix_tokens + reply_tokens - held_tokens,
+    )
     next_call_rate = belief * times.read + (_ONE - belief) * times.write_5m
     ping = times.read * prefix_tokens + times.write_1h * reply_tokens + closing_tokens
     return Comparison(ping + share * next_call_rate * at_stake, share * times.write_5m * at_stake)

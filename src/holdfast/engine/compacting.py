@@ -138,9 +138,9 @@ def _saved_usd(proposal: Proposal) -> Decimal:
 def propose_clearing(snapshot: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
     """Clear old tool results in one batch; or why that would not help."""
     state, outlook = snapshot.state, outlook_of(snapshot)
-    batch = batch_of(state.passages, _passage_tokens(snapshot), config, unsent=state.sent)
+    batch = batch_of(state.passages, _entry_tokens(snapshot), config, unsent=state.sent)
     if batch is None:
-        return Unhelpful("too few tool results can be cleared", _unchanged(outlook))
+        return Unhelpful("too few tool results can be cleared", _unchanged_numbers(outlook))
     ids = {entry.tool_use_id for entry in batch.results}
     covered = [entry for entry in state.passages if any(result_id(block) in ids for block in entry.content)]
     event = ContextCompacted(
@@ -152,7 +152,7 @@ def propose_clearing(snapshot: Standing, config: CompactionConfig, trigger: Trig
         digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
-        numbers=_unchanged(outlook),
+        numbers=_unchanged_numbers(outlook),
         cleared=batch.results,
         thinking_dropped=snapshot.model.cache.binds_thinking,
     )
@@ -167,7 +167,7 @@ def propose_seed(snapshot: Standing, config: CompactionConfig, trigger: Trigger)
     start = len(state.passages) - len(summary.messages) + 1
     covered = [entry for entry in state.passages[:start] if not is_record(entry)]
     if summary.reason or not covered or state.compaction.last_message == state.messages:
-        return Unhelpful(summary.reason or "there is nothing new to compact", _unchanged(outlook))
+        return Unhelpful(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
     event = ContextCompacted(
         strategy="seed",
         trigger=trigger,
@@ -177,7 +177,7 @@ def propose_seed(snapshot: Standing, config: CompactionConfig, trigger: Trigger)
         digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
-        numbers=_unchanged(outlook),
+        numbers=_unchanged_numbers(outlook),
         segments=(RecordSegment("record", text_of(summary.messages[0].content)),),
         role=record_role(snapshot),
         thinking_dropped=snapshot.model.cache.binds_thinking,
@@ -185,7 +185,7 @@ def propose_seed(snapshot: Standing, config: CompactionConfig, trigger: Trigger)
     return checked(snapshot, event)
 
 
-def _passage_tokens(snapshot: Standing) -> list[int]:
+def _entry_tokens(snapshot: Standing) -> list[int]:
     factor = snapshot.state.calibration.factor
     return [round(count * factor) for count in snapshot.draft.passage_tokens()]
 
@@ -194,14 +194,14 @@ def _checkpoint(
     snapshot: Standing, config: CompactionConfig, trigger: Trigger, tail_tokens_max: int | None
 ) -> Proposal | Unhelpful:
     state, outlook = snapshot.state, outlook_of(snapshot)
-    tokens = _passage_tokens(snapshot)
-    record_max, tail_max = budgets(sum(tokens), config)
-    cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
+    tokens = _entry_tokens(snapshot)
+    summary_tokens_max, tail_tokens_default = budgets(sum(tokens), config)
+    cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_tokens_default, unsent=state.sent)
     # After an overflow the prompt has to shrink even if no message was added since the last compaction.
     is_unchanged = state.compaction.last_message == state.messages and trigger != "overflow"
     if cut is None or is_unchanged:
-        return Unhelpful("there is nothing new to compact", _unchanged(outlook))
-    record, covered = _record_of(snapshot, cut, record_max)
+        return Unhelpful("there is nothing new to compact", _unchanged_numbers(outlook))
+    summary, covered = _summarize(snapshot, cut, summary_tokens_max)
     event = ContextCompacted(
         strategy="checkpoint",
         trigger=trigger,
@@ -211,55 +211,55 @@ def _checkpoint(
         digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
-        numbers=_unchanged(outlook),
+        numbers=_unchanged_numbers(outlook),
         segments=(
-            RecordSegment("record", record_text(record, recall=_recalls(state))),
+            RecordSegment("record", record_text(summary, recall=_has_recall_tool(state))),
             RecordSegment("note", note_text(recent=cut.stop < len(state.passages))),
         ),
         role=record_role(snapshot),
         thinking_dropped=snapshot.model.cache.binds_thinking,
     )
-    return checked(snapshot, event, record)
+    return checked(snapshot, event, summary)
 
 
 def record_role(snapshot: Standing) -> Role:
     """`system` where there is a system prompt and the provider accepts a second one; else `user`."""
-    prompted = any(segment.place == "system" for segment in snapshot.state.head)
-    return "system" if prompted and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
+    has_system_prompt = any(segment.place == "system" for segment in snapshot.state.head)
+    return "system" if has_system_prompt and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
 
 
-def _recalls(state: State) -> bool:
+def _has_recall_tool(state: State) -> bool:
     return any(spec.name == RECALL_TOOL for spec in state.tools)
 
 
-def _record_of(snapshot: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
+def _summarize(snapshot: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
     """The summary, always made from the logged messages, never from an earlier summary."""
     facts, covered = snapshot.said.covered(cut.first, cut.last)
     kept_entries = [entry for entry in snapshot.state.passages[cut.stop :] if not entry.injected]
     text = "\n".join(plain_text(entry.content) for entry in kept_entries)
-    asks = len(facts_of(kept_entries).asks)
+    request_count = len(facts_of(kept_entries).asks)
     factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
-    record = build_record(
+    summary = build_record(
         facts,
         tokens_max=tokens_max,
         count=lambda line: count_tokens(line, factor),
-        kept=Kept(text, asks),
+        kept=Kept(text, request_count),
     )
-    return record, covered
+    return summary, covered
 
 
 def hand_off_text(snapshot: Standing, config: CompactionConfig) -> str:
     """A summary of the whole session, for a new session that continues its work."""
     factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
-    record = build_record(
+    summary = build_record(
         facts_of(snapshot.said.everything()),
         tokens_max=config.record_tokens_max,
         count=lambda line: count_tokens(line, factor),
     )
-    return f"{record_text(record, recall=False)}\n\n{note_text(recent=False)}"
+    return f"{record_text(summary, recall=False)}\n\n{note_text(recent=False)}"
 
 
-def checked(snapshot: Standing, event: ContextCompacted, record: Record | None = None) -> Proposal | Unhelpful:
+def checked(snapshot: Standing, event: ContextCompacted, summary: Record | None = None) -> Proposal | Unhelpful:
     """The event with its measured sizes, if the resulting view is legal and enough smaller."""
     state = snapshot.state
     after = compact(state, event)
@@ -269,7 +269,7 @@ def checked(snapshot: Standing, event: ContextCompacted, record: Record | None =
     draft = snapshot.new_draft()
     draft.update(assemble(sent_view(after)))
     tokens_after = state.calibration.corrected(draft.scroll.tokens_total)
-    numbers = _measured(snapshot, draft, after)
+    numbers = _measure(snapshot, draft, after)
     if problems:
         return Unhelpful(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
     # Seed 002 has no minimum gain: it compacts whatever its own limits allow.
@@ -284,10 +284,10 @@ def checked(snapshot: Standing, event: ContextCompacted, record: Record | None =
         kept_blocks=unchanged_blocks,
         kept_tokens=_cached_tokens(snapshot, draft, unchanged_blocks),
     )
-    return Proposal(final_event, compact(state, final_event), _released(state, after), record)
+    return Proposal(final_event, compact(state, final_event), _released_skills(state, after), summary)
 
 
-def _measured(snapshot: Standing, draft: Draft, after: State) -> CompactionNumbers:
+def _measure(snapshot: Standing, draft: Draft, after: State) -> CompactionNumbers:
     """The sizes after the compaction. Leading entries that stay unchanged count as stable prefix; the summary and the
     rewritten messages after it are counted separately."""
     factor = snapshot.state.calibration.factor
@@ -297,16 +297,16 @@ def _measured(snapshot: Standing, draft: Draft, after: State) -> CompactionNumbe
         0,
     )
     changed = list(zip(sizes, after.passages, strict=True))[unchanged:]
-    records = sum(size for size, entry in changed if is_record(entry))
+    summary_tokens = sum(size for size, entry in changed if is_record(entry))
     return numbers_of(
         outlook_of(snapshot),
         head_tokens=round((draft.head_tokens + sum(sizes[:unchanged])) * factor),
-        record_tokens=round(records * factor),
-        kept_tokens=round((sum(size for size, _ in changed) - records) * factor),
+        record_tokens=round(summary_tokens * factor),
+        kept_tokens=round((sum(size for size, _ in changed) - summary_tokens) * factor),
     )
 
 
-def _unchanged(outlook: Outlook) -> CompactionNumbers:
+def _unchanged_numbers(outlook: Outlook) -> CompactionNumbers:
     messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
     return numbers_of(outlook, head_tokens=outlook.head_tokens, record_tokens=0, kept_tokens=messages)
 
@@ -324,7 +324,7 @@ def _cached_tokens(snapshot: Standing, draft: Draft, blocks: int) -> int:
     return int(snapshot.state.calibration.corrected(estimated_tokens) * READ_SHARE_MIN)
 
 
-def _released(before: State, after: State) -> tuple[SkillReleased, ...]:
+def _released_skills(before: State, after: State) -> tuple[SkillReleased, ...]:
     """Skills whose bodies are no longer in the view."""
     blocks = (block for activation in after.passages for block in activation.content)
     results_in_view = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}

@@ -13,13 +13,15 @@ from holdfast.canonical.reply import Reply, StopReason
 from holdfast.errors import UserError
 
 COMPLETION_SECONDS = 30.0
+"""Default storage time: seed 002's completion cache has the same."""
+
 ENTRIES_MAX = 256
 BYTES_MAX = 32_000_000
 
 REPLY_BYTES_MAX = 2_000_000
 """Longer replies are not stored: they are rare, and would evict everything else."""
 
-_CHUNK_OVERHEAD_BYTES = 64
+_CHUNK_OVERHEAD_BYTES = 64  # More than CPython adds per bytes object, so that many tiny chunks count.
 _WHOLE: tuple[StopReason, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 
 

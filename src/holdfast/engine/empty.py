@@ -20,6 +20,7 @@ from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry, whole_answer
 
 ANSWER_BYTES_MAX = 1_000_000
+"""A ping's response has no content; anything longer than this is not one."""
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ WAIT_SECONDS_MAX = 20.0
 """How long a request waits at most: a slow first response must not hold up the others for longer."""
 
 KEYS_MAX = 10_000
+"""How many written prefixes are remembered; bounds the memory of a long-running process."""
 
 SHARED_BYTES_MIN = 2_000
 """Shorter shared prefixes (about 500 tokens) are not worth waiting for: writing them twice costs less than the time."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from holdfast.errors import HoldfastError
 
 WARNINGS_MAX = 20
+"""Distinct messages per instance: a caller's log must not fill up with ours."""
 
 
 class Warnings:

@@ -19,6 +19,7 @@ from holdfast.providers.wire import whole_answer
 
 ANSWER_BYTES_MAX = 1_000_000
 DELETE_SECONDS_MAX = 5.0
+"""How long closing a session waits for the deletion; the cache expires by itself anyway."""
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -104,10 +105,10 @@ async def _create(
     if conversation.state.refused_prefix == wanted.digest or not _can_afford(conversation, wanted.tokens):
         return None
     buffer = conversation.draft.scroll
-    stable_blocks = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
+    prefix_bytes = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
     try:
         created_cache = await _request_cache(
-            conversation, adapter, *adapter.create_cache(deps.parameters, stable_blocks, ttl_seconds=ttl)
+            conversation, adapter, *adapter.create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
         )
     except ProviderError as error:
         if error.kind not in ("invalid_request", "auth", "context_overflow"):

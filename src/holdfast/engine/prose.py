@@ -36,19 +36,23 @@ async def with_prose(conversation: Conversation, snapshot: Standing, proposal: P
         await report_to(
             conversation, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason
         )
-    prose = summary.prose
-    record, note = proposal.event.segments
-    dropped = (f"{prose.dropped} lines of the model's summary were dropped",) if prose.dropped else ()
+    llm_summary = summary.prose
+    summary_segment, note_segment = proposal.event.segments
+    dropped = (f"{llm_summary.dropped} lines of the model's summary were dropped",) if llm_summary.dropped else ()
     event = msgspec.structs.replace(
         proposal.event,
-        segments=(record, RecordSegment("prose", prose.text), note) if prose.text else (record, note),
+        segments=(summary_segment, RecordSegment("prose", llm_summary.text), note_segment)
+        if llm_summary.text
+        else (summary_segment, note_segment),
         usage=summary.usage,
         cost_usd=summary.cost_usd,
         notes=(summary.reason,) if summary.reason else dropped,
     )
     with_summary = checked(snapshot, event, proposal.record)
     if isinstance(with_summary, Unhelpful):
-        return msgspec.structs.replace(proposal, event=msgspec.structs.replace(event, segments=(record, note)))
+        return msgspec.structs.replace(
+            proposal, event=msgspec.structs.replace(event, segments=(summary_segment, note_segment))
+        )
     return with_summary
 
 
@@ -66,14 +70,14 @@ class _Summary:
 
     @property
     def steps(self) -> dict[StepName, StepFunction]:
-        return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._record_alone}
+        return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._use_deterministic_summary}
 
     async def _remind(self, context: StepContext) -> Healed | str:
         del context
         await self.ask(f"{INSTRUCTION}\n\n{REMINDER}")
         return f"not usable again: {self.reason}" if self.reason else Healed("usable")
 
-    async def _record_alone(self, context: StepContext) -> str:
+    async def _use_deterministic_summary(self, context: StepContext) -> str:
         del context
         return "the deterministic summary is used alone"
 
@@ -84,11 +88,13 @@ class _Summary:
             with self._conversation.promise(tokens):
                 reply = await self._reply(body)
         except (ProviderError, BudgetError) as error:
-            self.reason = f"the model could not be asked: {error}"
+            self.reason = f"the summary request failed: {error}"
             return
         self.answered = True
         self.prose = await asyncio.to_thread(_checked_against_history, text_of(reply.content), self._snapshot)
-        self.reason = _rejection_reason(reply) or ("" if self.prose.text else "nothing that the model wrote holds")
+        self.reason = _rejection_reason(reply) or (
+            "" if self.prose.text else "no line of the summary could be verified"
+        )
         if self.reason:
             self.prose = CheckedProse()
 

@@ -14,6 +14,8 @@ UPGRADE_AFTER_SECONDS = 285.0
 """15 seconds before a 5-minute entry expires, the margin that our own pings keep."""
 
 ANCHOR_EVERY_CALLS = 3
+"""The spacing that docs/decisions/0017 compares with the adaptive policy."""
+
 TEXT_STARTS = b'{"type":"text"'
 
 Placed = Iterable[tuple[int | None, Ttl]]

@@ -112,7 +112,9 @@ class Rhythm(msgspec.Struct, frozen=True):
         total = self.tool.total + self.person.total
         if total <= total_max:
             return self
-        return Rhythm(*(gaps.scaled(gaps.total * total_max / total) for gaps in (self.tool, self.person)))
+        return Rhythm(
+            *(idle_times.scaled(idle_times.total * total_max / total) for idle_times in (self.tool, self.person))
+        )
 
     def __add__(self, other: "Rhythm") -> "Rhythm":
         return Rhythm(self.tool + other.tool, self.person + other.person)

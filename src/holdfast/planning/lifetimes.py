@@ -37,12 +37,16 @@ def choose(stakes: Stakes, odds: Odds, times: Multipliers, *, hour_chain: bool) 
     # Idle times over an hour lose the cache under either TTL: they cancel out, so they are counted as short.
     next_gap = GapShares(1 - odds.pause, odds.pause, 0)
     anchor_gain = float(
-        anchor_pays(stakes.unanchored, stakes.written, next_gap, upgrade_belief=odds.upgrade, times=times).saved_units
+        anchor_pays(
+            stakes.unanchored, stakes.written, next_gap, upgrade_probability=odds.upgrade, times=times
+        ).saved_units
     )
     held_tokens = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
     written_tokens = stakes.written if hour_chain else held_tokens
     hour_gain = float(
-        hours_pay(held_tokens, written_tokens, odds.pauses_left, upgrade_belief=odds.upgrade, times=times).saved_units
+        hours_pay(
+            held_tokens, written_tokens, odds.pauses_left, upgrade_probability=odds.upgrade, times=times
+        ).saved_units
     )
     if hour_gain > max(anchor_gain, 0.0):
         return Choice("hour", hour_gain, f"{odds.pauses_left:.1f} pauses of up to an hour are expected")

@@ -156,8 +156,8 @@ class Sent(msgspec.Struct, frozen=True):
 def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
     """The memory after a call, with the usage that the provider reported."""
     tail = sent.marks[-1] if sent.marks else None
-    anchor, belief = _anchor_after(memory, sent.at, usage)
-    base = _beginning(memory, anchor, sent.at, usage)
+    anchor, belief = _anchor_after_request(memory, sent.at, usage)
+    base = _base_ttl(memory, anchor, sent.at, usage)
     floor = memory.floor
     if tail is not None and tail.piece == sent.pieces - 1 and sent.floor_tokens is not None:
         cached = usage.cache_read + usage.cache_write > 0
@@ -166,13 +166,13 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
             floor = floor.seen(usage.tokens_sent, cached=cached)
     if tail is not None and tail.ttl == "1h":
         fresh = Anchor(tail.piece, usage.tokens_sent, sent.at, sound=False)
-        anchor = _anchored(anchor, fresh, base, read=usage.cache_read)
-    gaps = memory.gaps
+        anchor = _new_anchor(anchor, fresh, base, read=usage.cache_read)
+    idle_times = memory.gaps
     if memory.last_at is not None:
-        gaps = gaps.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
+        idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
     return Memory(
         calls=memory.calls + 1,
-        gaps=gaps,
+        gaps=idle_times,
         last_at=sent.at,
         used_at=sent.at,
         waited_for=sent.waited_for,
@@ -190,11 +190,11 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
 
 def after_ping(memory: Memory, ping: Pinged) -> Memory:
     """The memory after a ping; `last_at` stays, because a ping is no call of the session."""
-    anchor, belief = _anchor_after(memory, ping.at, ping.usage)
-    base = _beginning(memory, anchor, ping.at, ping.usage)
+    anchor, belief = _anchor_after_request(memory, ping.at, ping.usage)
+    base = _base_ttl(memory, anchor, ping.at, ping.usage)
     if ping.ttl == "1h":
         fresh = Anchor(ping.piece, ping.marked_tokens, ping.at, sound=False)
-        anchor = _anchored(anchor, fresh, base, read=ping.usage.cache_read)
+        anchor = _new_anchor(anchor, fresh, base, read=ping.usage.cache_read)
     return msgspec.structs.replace(
         memory,
         used_at=ping.at,
@@ -209,7 +209,7 @@ def after_ping(memory: Memory, ping: Pinged) -> Memory:
     )
 
 
-def _anchor_after(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | None, Belief]:
+def _anchor_after_request(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | None, Belief]:
     """The anchor after a request at this time, and the updated belief about TTL upgrades.
 
     Only a request after the short TTL is evidence: before that, every entry can be read.
@@ -225,7 +225,7 @@ def _anchor_after(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | Non
     return msgspec.structs.replace(anchor, used_at=at), belief
 
 
-def _beginning(memory: Memory, anchor: Anchor | None, at: float, usage: Usage) -> Base:
+def _base_ttl(memory: Memory, anchor: Anchor | None, at: float, usage: Usage) -> Base:
     """The TTL of the start of the prompt, after a request has read or written it."""
     if not usage.cache_read:
         # Nothing was read, so this request wrote everything that is cached now; the TTL is that of most of it.
@@ -234,7 +234,7 @@ def _beginning(memory: Memory, anchor: Anchor | None, at: float, usage: Usage) -
     return memory.base if memory.pieces and (in_time or anchor is not None) else "unknown"
 
 
-def _anchored(previous: Anchor | None, fresh: Anchor, base: Base, *, read: int) -> Anchor:
+def _new_anchor(previous: Anchor | None, fresh: Anchor, base: Base, *, read: int) -> Anchor:
     """The new anchor: sound if nothing of it was read, or nothing beyond what a sound anchor held."""
     covered = previous is not None and previous.sound and read <= previous.tokens / READ_SHARE_MIN
     sound = read == 0 or covered

@@ -46,8 +46,8 @@ def plan_call(
     """
     buffer, rules = moment.scroll, moment.rules
     anchor = living(memory, moment.at)
-    gaps = expected(memory.gaps.all, learned.gaps.all)
-    probabilities = _odds(gaps, memory, learned)
+    idle_times = expected(memory.gaps.all, learned.gaps.all)
+    probabilities = _probabilities(idle_times, memory, learned)
     stakes = _stakes(moment, memory, anchor, upgrades=probabilities.upgrade > 0.5)
     choice = choose(
         stakes,
@@ -56,14 +56,14 @@ def plan_call(
         hour_chain=anchor is not None and anchor.sound and anchor.tokens >= memory.tail_tokens,
     )
     ttl: Ttl = "5m" if choice.reach == "short" else "1h"
-    places = _places(moment, memory, anchor)
+    blocks = _breakpoint_blocks(moment, memory, anchor)
     floor = (learned.floor + memory.floor).corrected(rules.tokens_min)
     # The floor counts the provider's tokens, the buffer our estimates; `scale` converts one into the other.
     scale = stakes.prompt / buffer.tokens_total if buffer.tokens_total and stakes.prompt else 1.0
     first_block = 0 if keep_small else first_above(buffer.tokens, floor * FLOOR_SHARE / scale)
     breakpoints = tuple(
-        Mark(block, ttl, f"{reason}; {choice.reason}" if block == places[-1][0] else reason)
-        for block, reason in places
+        Mark(block, ttl, f"{reason}; {choice.reason}" if block == blocks[-1][0] else reason)
+        for block, reason in blocks
         if block >= first_block
     )
     return Planned(
@@ -82,25 +82,29 @@ def _notes(breakpoints: tuple[Mark, ...], floor: int, table_tokens: int) -> tupl
 
 def _stakes(moment: Moment, memory: Memory, anchor: Anchor | None, *, upgrades: bool) -> Stakes:
     buffer = moment.scroll
-    new = sum(buffer.tokens[memory.pieces :]) if memory.pieces <= len(buffer.tokens) else buffer.tokens_total
-    prompt = memory.tail_tokens + new if memory.pieces else buffer.tokens_total
-    warm = memory.used_at is not None and moment.at - memory.used_at < LIFETIMES_SECONDS["5m"]
+    new_tokens = sum(buffer.tokens[memory.pieces :]) if memory.pieces <= len(buffer.tokens) else buffer.tokens_total
+    prompt_tokens = memory.tail_tokens + new_tokens if memory.pieces else buffer.tokens_total
+    is_warm = memory.used_at is not None and moment.at - memory.used_at < LIFETIMES_SECONDS["5m"]
     anchored_hit = anchor.tokens if anchor is not None and (anchor.sound or upgrades) else 0
-    hit = memory.tail_tokens if warm else anchored_hit
+    hit_tokens = memory.tail_tokens if is_warm else anchored_hit
     # If anchors survive pauses at all, the last one does: a new one is worth only the tokens added since.
-    anchored = anchor.tokens if anchor is not None else 0
-    return Stakes(prompt=prompt, written=max(0, prompt - hit), unanchored=max(0, prompt - anchored))
+    anchored_tokens = anchor.tokens if anchor is not None else 0
+    return Stakes(
+        prompt=prompt_tokens,
+        written=max(0, prompt_tokens - hit_tokens),
+        unanchored=max(0, prompt_tokens - anchored_tokens),
+    )
 
 
-def _odds(gaps: Gaps, memory: Memory, learned: Learned) -> Odds:
+def _probabilities(idle_times: Gaps, memory: Memory, learned: Learned) -> Odds:
     # A pause is an idle time of 5 to 60 minutes: it loses a 5-minute entry and not a 1-hour one. Each remaining call is
     # followed by one with probability `pause`. A session that has outlived the average is taken to be half over.
-    pause = gaps.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"])
+    pause = idle_times.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"])
     calls_left = max(learned.calls_expected - memory.calls, memory.calls, 1)
     return Odds(pause=pause, pauses_left=pause * calls_left, upgrade=(learned.belief + memory.belief).chance)
 
 
-def _places(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple[int, str]]:
+def _breakpoint_blocks(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple[int, str]]:
     """The blocks that get a breakpoint, in wire order.
 
     Candidates by importance: the end of the conversation, then what makes sure that the previous end is found.
@@ -141,8 +145,8 @@ def first_above(tokens: Sequence[int], floor: float) -> int:
 
 def ping_of(memory: Memory, learned: Learned, moment: Moment, waits_for: Awaited) -> Ping | None:
     """The ping that keeps the newest cache entry warm, if one is worth it."""
-    gaps = expected(memory.gaps.of(waits_for), learned.gaps.of(waits_for))
-    return plan_ping(_idle(memory, learned), gaps, multipliers(moment.price))
+    idle_times = expected(memory.gaps.of(waits_for), learned.gaps.of(waits_for))
+    return plan_ping(_idle(memory, learned), idle_times, multipliers(moment.price))
 
 
 def _idle(memory: Memory, learned: Learned) -> Idle:

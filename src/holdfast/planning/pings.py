@@ -33,24 +33,24 @@ class Idle(msgspec.Struct, frozen=True):
     reply_tokens: int = 0
 
 
-def plan_ping(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
+def plan_ping(idle: Idle, idle_times: Gaps, times: Multipliers) -> Ping | None:
     """The next ping, if keeping the cache warm is expected to be cheaper than letting it expire."""
     if idle.lifetime == "1h":
-        gain = _refresh_gain(idle, gaps, times, ttl="1h")
+        gain = _refresh_gain(idle, idle_times, times, ttl="1h")
         return _ping("1h", "1h", gain) if gain > 0 else None
-    refresh_gain = _refresh_gain(idle, gaps, times, ttl="5m")
-    upgrade_gain = _upgrade_gain(idle, gaps, times)
+    refresh_gain = _refresh_gain(idle, idle_times, times, ttl="5m")
+    upgrade_gain = _upgrade_gain(idle, idle_times, times)
     if max(refresh_gain, upgrade_gain) <= 0:
-        return _ping_for_anchor(idle, gaps, times)
+        return _ping_for_anchor(idle, idle_times, times)
     if upgrade_gain >= refresh_gain:
         return _ping("5m", "1h", upgrade_gain)
     return _ping("5m", "5m", refresh_gain)
 
 
-def _ping_for_anchor(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
+def _ping_for_anchor(idle: Idle, idle_times: Gaps, times: Multipliers) -> Ping | None:
     """A ping for the 1-hour entry alone: worth it where that entry holds nearly the whole prompt."""
     anchor_only = msgspec.structs.replace(idle, prompt_tokens=idle.held_tokens, held_tokens=0)
-    gain = _refresh_gain(anchor_only, gaps, times, ttl="1h")
+    gain = _refresh_gain(anchor_only, idle_times, times, ttl="1h")
     return _ping("1h", "1h", gain) if gain > 0 else None
 
 
@@ -59,7 +59,7 @@ def _ping(expiring: Ttl, ttl: Ttl, gain: float) -> Ping:
     return Ping(LIFETIMES_SECONDS[expiring] - MARGIN_SECONDS, ttl, f"is expected to save {gain:.0f} tokens' worth")
 
 
-def _refresh_gain(idle: Idle, gaps: Gaps, times: Multipliers, *, ttl: Ttl) -> float:
+def _refresh_gain(idle: Idle, idle_times: Gaps, times: Multipliers, *, ttl: Ttl) -> float:
     """What the best number of plain pings saves over none, in uncached tokens."""
     # Pings follow each other every `step` = TTL - margin; ping i buys the time from its entry's old expiry to the new
     # one. Probabilities are conditional on the session still being idle when the first ping is due.
@@ -68,7 +68,7 @@ def _refresh_gain(idle: Idle, gaps: Gaps, times: Multipliers, *, ttl: Ttl) -> fl
     starts = [first_at + number * step + MARGIN_SECONDS for number in range(PINGS_MAX[ttl])]
     return float(
         pings_worth(
-            [gaps.chance(start, start + step, given_seconds=first_at) for start in starts],
+            [idle_times.chance(start, start + step, given_seconds=first_at) for start in starts],
             read=times.read,
             write=times.write_5m,
             prompt_tokens=idle.prompt_tokens,
@@ -77,10 +77,10 @@ def _refresh_gain(idle: Idle, gaps: Gaps, times: Multipliers, *, ttl: Ttl) -> fl
     )
 
 
-def _upgrade_gain(idle: Idle, gaps: Gaps, times: Multipliers) -> float:
+def _upgrade_gain(idle: Idle, idle_times: Gaps, times: Multipliers) -> float:
     """What one ping with a 1-hour breakpoint saves if the session returns within that hour."""
     first_at = idle.idle_seconds + LIFETIMES_SECONDS["5m"] - MARGIN_SECONDS
-    return_probability = gaps.chance(
+    return_probability = idle_times.chance(
         first_at + MARGIN_SECONDS, first_at + LIFETIMES_SECONDS["1h"], given_seconds=first_at
     )
     return float(
@@ -88,7 +88,7 @@ def _upgrade_gain(idle: Idle, gaps: Gaps, times: Multipliers) -> float:
             idle.prompt_tokens,
             idle.reply_tokens,
             return_probability,
-            upgrade_belief=idle.upgrade,
+            upgrade_probability=idle.upgrade,
             times=times,
             closing_tokens=CLOSING_TOKENS,
             held_tokens=idle.held_tokens,

@@ -39,8 +39,8 @@ def plan(
     if ttl is not None and ttl in rules.ttls_seconds:
         forced = tuple(_with_ttl(ttl, breakpoint) for breakpoint in base_plan.marks)
         base_plan = msgspec.structs.replace(base_plan, marks=forced)
-    gaps = expected(memory.gaps.all, learned.gaps.all)
-    priced = with_savings(base_plan.marks, buffer, warmth, gaps, rules=rules, price=moment.price)
+    idle_times = expected(memory.gaps.all, learned.gaps.all)
+    priced = with_savings(base_plan.marks, buffer, warmth, idle_times, rules=rules, price=moment.price)
     return msgspec.structs.replace(base_plan, marks=priced, expected_read_tokens=sure_read(memory, moment.at))
 
 

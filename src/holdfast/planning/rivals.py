@@ -21,6 +21,7 @@ from holdfast.planning.fixed import (
 from holdfast.planning.marks import last_markable
 from holdfast.planning.policy import Moment, Policy
 
+# Observed behaviour of the tools themselves, not a choice of ours.
 GURU_ANCHOR_EVERY_MESSAGES = 19
 AUTOCACHE_MARKS_MAX = 3
 

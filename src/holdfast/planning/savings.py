@@ -22,7 +22,7 @@ class Warmth(msgspec.Struct, frozen=True):
 
 
 def with_savings(
-    breakpoints: Sequence[Mark], buffer: Scroll, warmth: Warmth, gaps: Gaps, *, rules: CacheRules, price: Price
+    breakpoints: Sequence[Mark], buffer: Scroll, warmth: Warmth, idle_times: Gaps, *, rules: CacheRules, price: Price
 ) -> tuple[Mark, ...]:
     """The breakpoints, each with what it saves in addition to those before it."""
     priced: list[Mark] = []
@@ -33,7 +33,7 @@ def with_savings(
         # then reads the tokens between the previous breakpoint and this one instead of paying the input price:
         #   q (i - r) (tokens_upto - tokens_before).
         # Those not cached yet cost w - i more now. The sum over all breakpoints is the saving of the plan.
-        return_probability = gaps.chance(0.0, float(rules.ttls_seconds.get(breakpoint.ttl, 0)))
+        return_probability = idle_times.chance(0.0, float(rules.ttls_seconds.get(breakpoint.ttl, 0)))
         written_tokens = max(0, tokens_upto - max(tokens_before, warmth.hit_tokens))
         gain = Decimal(return_probability) * (price.input - price.cache_read) * (tokens_upto - tokens_before)
         write_premium = (write_rate(breakpoint.ttl, price) - price.input) * written_tokens

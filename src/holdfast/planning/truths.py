@@ -8,7 +8,8 @@ HIT_IF_TRUE = 0.85
 HIT_IF_FALSE = 0.03
 """Probability that the first call after a pause reads an anchor, if TTLs upgrade and if they do not.
 
-Neither is certain: caches are evicted early now and then, and requests reach different servers.
+Neither is certain: caches are evicted early now and then, and requests reach different servers. One observation changes
+the log odds by ln(0.85 / 0.03) = 3.3 or by ln(0.15 / 0.97) = -1.9.
 """
 
 LOG_ODDS_MAX = 6.0
