@@ -69,20 +69,20 @@ def certify(
 
 
 def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_number: int) -> Certificate:
-    previous_links = state.links
+    previous_digests = state.links
     # A log that was tampered with may hold any number.
-    shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_links))
-    recorded = (*previous_links[:shared_blocks], *prepared.links)
+    shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_digests))
+    recorded = (*previous_digests[:shared_blocks], *prepared.links)
     certificate = Certificate(
         call=call_number,
-        prefix_bytes=previous_links[shared_blocks - 1].end if shared_blocks else 0,
+        prefix_bytes=previous_digests[shared_blocks - 1].end if shared_blocks else 0,
         equal_to_call=call_number - 1 if shared_blocks else None,
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
     if shared_blocks != prepared.shared_blocks:
         return _with_violation(
             certificate,
-            f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_links)}",
+            f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_digests)}",
         )
     if prepared.encoding != ENCODING:
         return _with_violation(
@@ -94,8 +94,8 @@ def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_n
         changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
         where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
         return _with_violation(certificate, f"the bytes rebuilt from the log differ from those sent: {where}")
-    if shared_blocks < min(len(previous_links), state.answered_links):
-        changed = previous_links[shared_blocks]
+    if shared_blocks < min(len(previous_digests), state.answered_links):
+        changed = previous_digests[shared_blocks]
         where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
         return _with_violation(certificate, f"the prefix changed: {where}")
     return certificate

@@ -18,7 +18,7 @@ LARGEST_SHOWN = 3
 
 def numbers_in(state: State) -> CompactionNumbers:
     """Estimated sizes of a conversation: stable prefix, summary, and the other messages."""
-    head_tokens = sum(tokens for _, tokens in _head(state))
+    head_tokens = sum(tokens for _, tokens in _prefix_parts(state))
     entry_sizes = [(is_record(entry), count_tokens(plain_text(entry.content))) for entry in state.passages]
     summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
     message_tokens = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
@@ -35,7 +35,7 @@ def numbers_in(state: State) -> CompactionNumbers:
 def largest_in(state: State) -> list[tuple[str, int]]:
     """The largest parts of a conversation by name: layers, tool descriptions, and results by tool."""
     tokens_by_name = Counter[str]()
-    for name, tokens in _head(state):
+    for name, tokens in _prefix_parts(state):
         tokens_by_name[name] += tokens
     for entry in state.passages:
         for block in entry.content:
@@ -44,7 +44,7 @@ def largest_in(state: State) -> list[tuple[str, int]]:
     return tokens_by_name.most_common(LARGEST_SHOWN)
 
 
-def _head(state: State) -> Iterator[tuple[str, int]]:
+def _prefix_parts(state: State) -> Iterator[tuple[str, int]]:
     for tool in state.tools:
         yield "tool descriptions", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
     for segment in state.head:

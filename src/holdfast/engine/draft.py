@@ -15,7 +15,7 @@ class Draft:
 
     def __init__(self, adapter: Adapter, count: Callable[[bytes], int]) -> None:
         self._adapter = adapter
-        self._head: tuple[Segment, ...] = ()
+        self._stable_prefix: tuple[Segment, ...] = ()
         self._entries: tuple[Passage, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
         self.scroll = Scroll(adapter, count)
@@ -23,13 +23,13 @@ class Draft:
         self._unchanged_blocks = 0
 
     def update(self, prompt: Prompt) -> None:
-        head = tuple(segment for segment in prompt.segments if segment.place != "messages")
-        if head != self._head:
+        stable_prefix = tuple(segment for segment in prompt.segments if segment.place != "messages")
+        if stable_prefix != self._stable_prefix:
             self._cut(0)
             self._entries, self._starts = (), []
-            for segment in head:
+            for segment in stable_prefix:
                 self.scroll.extend(self._adapter.spell(segment))
-            self._head = head
+            self._stable_prefix = stable_prefix
         entries = prompt.passages
         unchanged = self._unchanged_count(entries)
         if unchanged < len(self._entries):
@@ -63,8 +63,8 @@ class Draft:
     def move(self, shared: int) -> Move:
         """How the newest prompt differs from the last sent one, after the `shared` blocks that both have."""
         previous_blocks = self._dropped[max(0, shared - self._unchanged_blocks) :]
-        links = self.scroll.links
-        position = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
+        digests = self.scroll.links
+        position = digests[shared] if shared < len(digests) else digests[-1] if digests else Link("", 0, 0, "")
         return move_of(previous_blocks, self.scroll.pieces[shared:], position)
 
     def spelled(self, entry: Passage) -> tuple[Piece, ...]:

@@ -148,10 +148,10 @@ class Recorder:
         except UserError:
             return None
 
-    def shared(self, links: Sequence[Link]) -> int:
+    def shared(self, digests: Sequence[Link]) -> int:
         """How many leading blocks a request shares with the previous one."""
         with self._lock:
-            return shared_links(self._links, links)
+            return shared_links(self._links, digests)
 
     def begin(self, prepared: Prepared, *also: AnyPayload) -> Call | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""

@@ -16,12 +16,14 @@ def completion_key(conversation: Conversation, parameters: Parameters, plan: Pla
     `parameters` must not contain the diagnosis request, which does not change the reply. Blocks before `start` are not
     sent. Empty if no replies are stored.
     """
-    deps, links = conversation.parts, conversation.draft.scroll.links
+    deps, digests = conversation.parts, conversation.draft.scroll.links
     if deps.completions is None:
         return ""
     breakpoints = tuple((breakpoint.piece, breakpoint.ttl) for breakpoint in plan.marks)
     scope = canonical_json((deps.account, deps.model.id, deps.adapter.endpoint(parameters), breakpoints, start))
-    return chain(chain(digest(scope), deps.adapter.opening(parameters)), links[-1].digest.encode() if links else b"")
+    return chain(
+        chain(digest(scope), deps.adapter.opening(parameters)), digests[-1].digest.encode() if digests else b""
+    )
 
 
 def kept_deltas(conversation: Conversation, key: str) -> tuple[Delta, ...]:

@@ -172,29 +172,31 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
 def _open_epoch(state: State, opened: EpochOpened) -> State:
     # Thinking is bound to the text before it (providers.md, A.6), so a changed prefix drops it.
     entries, sent = chosen(state.passages, state.sent, without_thinking)
-    head = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
-    unchanged_layers = [segment.name for segment, other in zip(head, state.head, strict=False) if segment == other]
-    links = tuple(takewhile(lambda link: link.layer in unchanged_layers, state.links))
+    stable_prefix = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
+    unchanged_layers = [
+        segment.name for segment, other in zip(stable_prefix, state.head, strict=False) if segment == other
+    ]
+    digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.links))
     return msgspec.structs.replace(
         state,
         passages=entries,
         sent=sent,
-        links=links,
-        answered_links=min(state.answered_links, len(links)),
+        links=digests,
+        answered_links=min(state.answered_links, len(digests)),
         memory=moved(state.memory) if state.epoch else state.memory,
         epoch=opened.epoch,
         pinned=opened.system,
         tools=opened.tools,
-        head=head,
+        head=stable_prefix,
         skills=opened.skills,
         padding=opened.padding,
     )
 
 
 def _prepare(state: State, prepared: RequestPrepared, at: float) -> State:
-    links = (*state.links[: prepared.shared_blocks], *prepared.links)
-    request = Sent(at, prepared.plan.marks, len(links), waited_for(state), prepared.plan.floor_tokens)
-    return msgspec.structs.replace(state, links=links, sent=len(state.passages), request=request)
+    digests = (*state.links[: prepared.shared_blocks], *prepared.links)
+    request = Sent(at, prepared.plan.marks, len(digests), waited_for(state), prepared.plan.floor_tokens)
+    return msgspec.structs.replace(state, links=digests, sent=len(state.passages), request=request)
 
 
 def _control(state: State, control: CacheControlled) -> State:
@@ -205,9 +207,9 @@ def _control(state: State, control: CacheControlled) -> State:
     if not control.new_prefix:
         return changed
     # Thinking is bound to the text before it (providers.md, A.6), so a changed prefix drops it.
-    head = with_nonce(state.head, control.nonce)
+    stable_prefix = with_nonce(state.head, control.nonce)
     entries, sent = chosen(state.passages, state.sent, without_thinking)
-    return msgspec.structs.replace(changed, head=head, passages=entries, sent=sent, links=(), answered_links=0)
+    return msgspec.structs.replace(changed, head=stable_prefix, passages=entries, sent=sent, links=(), answered_links=0)
 
 
 def waited_for(state: State) -> WaitedFor:

@@ -36,7 +36,7 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     parameters = empty_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return Prewarming(False, parameters)
-    buffer = _head(conversation)
+    buffer = _prefix_request(conversation)
     breakpoints = tuple(
         breakpoint for breakpoint in plan_next(conversation, buffer, 0).marks if breakpoint.piece < buffer.stable_count
     )
@@ -44,8 +44,8 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     if not flight_key.prefixes:
         return Prewarming(
             False,
-            f"tools and system prompt have about {_tokens(conversation, buffer)} tokens, and {deps.model.id} caches "
-            f"nothing below {deps.model.cache.tokens_min}",
+            f"tools and system prompt have about {_prefix_tokens(conversation, buffer)} tokens, "
+            f"and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}",
         )
     body = buffer.render(deps.adapter.opening(parameters), breakpoints)
     ping_request = Empty(
@@ -64,11 +64,11 @@ async def prewarm(conversation: Conversation) -> Prewarming:
     return Prewarming(True, usage=ping.usage, cost_usd=ping.cost_usd)
 
 
-def _head(conversation: Conversation) -> Scroll:
+def _prefix_request(conversation: Conversation) -> Scroll:
     draft = conversation.new_draft()
     draft.update(assemble(View(head=conversation.state.head, newest=(closing_behind(None),))))
     return draft.scroll
 
 
-def _tokens(conversation: Conversation, buffer: Scroll) -> int:
+def _prefix_tokens(conversation: Conversation, buffer: Scroll) -> int:
     return conversation.state.calibration.corrected(sum(buffer.tokens[: buffer.stable_count]))

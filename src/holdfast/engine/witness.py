@@ -77,15 +77,15 @@ class Witness:
         if key not in self._drafts:
             self._drafts[key] = Draft(adapter, lambda encoded: count_block(encoded, factor))
         draft = self._drafts[key]
-        previous_links = tuple(draft.scroll.links)
+        previous_digests = tuple(draft.scroll.links)
         try:
             draft.update(wire.prompt)
         except BaseException:
             # A partial update would be taken for a complete one by the next call.
             del self._drafts[key]
             raise
-        shared_blocks = shared_links(previous_links, draft.scroll.links)
-        move = draft.move(shared_blocks) if shared_blocks < len(previous_links) else None
+        shared_blocks = shared_links(previous_digests, draft.scroll.links)
+        move = draft.move(shared_blocks) if shared_blocks < len(previous_digests) else None
         draft.settle()
         self.newest = draft.scroll
         return draft.scroll, move
