@@ -153,6 +153,7 @@ def over_limit(conversation: Conversation, request: Letter, rules: KeepAlive) ->
     """Why the keep-alive budget does not cover this ping; None where it does."""
     spent, cached_tokens = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
     price = conversation.price(request.wish.estimated_tokens)
+    # A ping reads what is cached and writes only the new tokens (the reply, for an upgrade).
     cost = (price.cache_read * cached_tokens + write_rate(request.wish.ttl, price) * request.new_tokens) / _MILLION
     if spent + cost <= rules.usd_max:
         return None

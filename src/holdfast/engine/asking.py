@@ -90,6 +90,7 @@ async def _call_with_diagnosis(conversation: Conversation, emit: Emit, explicit_
 
 
 async def _send(conversation: Conversation, emit: Emit, explicit_cache: Reference | None, sent: Sent) -> Reply:
+    """Plan, encode, reserve budget, wait for a slot, record the start, exchange, and record the result."""
     deps, state = conversation.parts, conversation.state
     buffer = conversation.draft.scroll
     shared_blocks = shared_links(state.links, buffer.links)
@@ -124,6 +125,7 @@ async def _send(conversation: Conversation, emit: Emit, explicit_cache: Referenc
             reply, retries = await _exchange(conversation, body, slot, emit, sent=sent, received=received)
         billed = by_lifetime(reply.usage, deps.model.provider, plan.marks, buffer.links)
         reply = msgspec.structs.replace(reply, usage=billed)
+        # A diagnosis is recorded only if this request was compared with the previous one.
         reply_to_record = (
             reply if compares(deps.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
         )

@@ -23,6 +23,8 @@ def by_lifetime(usage: Usage, provider: str, breakpoints: Sequence[Mark], digest
     if provider != openrouter.name or not hour_blocks or not written_tokens:
         return usage
     hour_tokens = written_tokens
+    # Writes start where the read ends; those before the last 1-hour breakpoint are 1-hour writes:
+    # hour = tokens_upto_hour - cache_read, at least 0 and at most everything written.
     if max(hour_blocks) < max(breakpoint.piece for breakpoint in breakpoints):
         tokens_upto_hour = usage.tokens_sent * digests[max(hour_blocks)].end // digests[-1].end
         hour_tokens = min(written_tokens, max(0, tokens_upto_hour - usage.cache_read))

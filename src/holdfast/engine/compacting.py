@@ -89,6 +89,7 @@ def outlook_of(snapshot: Standing) -> Outlook:
         head_tokens=state.calibration.corrected(snapshot.draft.head_tokens),
         window_tokens=state.limits.window_tokens_max or snapshot.model.context_tokens_max,
         output_tokens_max=snapshot.output_tokens_max,
+        # As in planning: a session that has outlived the average is taken to be half over.
         calls_expected=max(snapshot.learned.calls_expected - memory.calls, memory.calls, 1.0),
         cold=_is_cold(snapshot),
         rates=Rates(price.cache_read / input_price, write_rate(ttl, price) / input_price),

@@ -52,6 +52,7 @@ def moment_of(conversation: Conversation, buffer: Scroll) -> Moment:
 def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
     """The single-flight key: the prefixes that end at a breakpoint and reach the floor. Scans no further than that."""
     deps, rules = conversation.parts, conversation.parts.model.cache
+    # The floor counts the provider's tokens; dividing by the calibration factor converts it to our estimates.
     first_block = first_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
     prefixes = tuple(
         MarkedPrefix(
@@ -68,6 +69,7 @@ def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
 def _scope(conversation: Conversation, account: str) -> str:
     """The account, the model, and all request parameters that a cache entry may depend on."""
     deps = conversation.parts
+    # Output limit, streaming, stop sequences and temperature invalidate no cache (providers.md, A.2 and B.1).
     parameters = msgspec.structs.replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )

@@ -49,6 +49,7 @@ async def report_cold(conversation: Conversation, outlook: Outlook, config: Comp
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
     if not (outlook.cold and large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
+    # Rates are relative to the input price, `unit_usd` per token.
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
     detail = f"the cache of {outlook.prompt_tokens} tokens has expired; writing them again costs about ${usd:.2f}"
     await report_to(

@@ -57,6 +57,7 @@ def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> 
     tokens, stable_tokens = buffer.tokens_total, sum(buffer.tokens[: buffer.stable_count])
     target_caches = capabilities_of(model).supports_prompt_caching
     today = utc_date(conversation.parts.clock())
+    # Cold: the other model sees every token for the first time. Warm: the current model reads the whole prompt.
     warm_tokens = state.calibration.corrected(conversation.draft.scroll.tokens_total) or tokens
     warm = price_at(current_model, today, warm_tokens)
     current_caches = capabilities_of(current_model).supports_prompt_caching
