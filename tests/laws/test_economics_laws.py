@@ -186,6 +186,33 @@ def test_padding_pays_when_the_padded_session_is_cheaper_call_by_call(
     assert agrees(told, bill(padded), bill(natural))
 
 
+@given(prices, st.integers(1, 4_095), st.integers(0, 2_000), st.integers(1, 500))
+def test_without_growth_padding_pays_past_the_number_of_calls_that_the_inequality_names(
+    price: Price, natural: int, over: int, calls: int
+) -> None:
+    times = multipliers(price)
+    padded = 4_096 + over
+    padding = padding_pays(
+        natural, padded, floor_tokens=4_096, ahead=Outlook(calls), read=times.read, write=times.write_5m
+    )
+    saved_per_call = natural - times.read * padded
+    # N > (w - r) P / (S - r P), without the division.
+    assert bool(padding) == (saved_per_call > 0 and calls * saved_per_call > (times.write_5m - times.read) * padded)
+
+
+@pytest.mark.parametrize(
+    ("natural", "calls"), [(265, None), (500, None), (1_000, 16), (1_500, 7), (2_000, 5), (4_000, 2)]
+)
+def test_the_seeds_padding_never_pays_for_a_bare_prompt(natural: int, calls: int | None) -> None:
+    rates = {"read": Decimal("0.1"), "write": Decimal("1.25")}
+    paying = [
+        count
+        for count in range(1, 1_000)
+        if padding_pays(natural, 5_670, floor_tokens=5_670, ahead=Outlook(count), **rates)
+    ]
+    assert (paying[0] if paying else None) == calls
+
+
 @given(st.sampled_from(STORED), st.integers(0, 200), st.integers(1, 48), st.booleans())
 def test_a_named_cache_pays_when_its_dollars_are_fewer(price: Price, reads: int, half_hours: int, made: bool) -> None:
     named = (0 if made else price.input) + price.storage_per_hour * half_hours / 2 + reads * price.cache_read
