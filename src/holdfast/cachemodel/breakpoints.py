@@ -1,7 +1,7 @@
 """The cache of GPT-5.6 and later: writes at breakpoints and, in implicit mode, at the end of the latest message.
 
-Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching";
-providers.md, B.1). A prefix shared by two prompts that ends at neither cannot be read.
+Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching").
+A prefix shared by two prompts that ends at neither cannot be read.
 """
 
 from collections.abc import Sequence

@@ -9,8 +9,8 @@ from holdfast.catalog.rows import CacheRules
 def positions_checked(rules: CacheRules, prefixes: Sequence[Prefix], breakpoint: int) -> Iterator[int]:
     """The blocks whose prefixes are looked up for the breakpoint on block `breakpoint`: its own first, then backwards.
 
-    Anthropic checks at most 20 positions, the breakpoint's own included. Whether a run of consecutive tool_use (or
-    tool_result) blocks counts as one position is unsettled (providers.md, A.1), so it is a field of the rules.
+    Anthropic checks at most 20 positions, the breakpoint's own included ("Prompt caching"). That a run of consecutive
+    tool_use (or tool_result) blocks counts as one position is reported but not documented, so the rules have a field.
     """
     collapses = rules.lookback_counting == "positions"
     position = 0

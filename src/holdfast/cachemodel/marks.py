@@ -86,8 +86,8 @@ def _entry_at(entries: Entries, call: Call, breakpoint: Mark) -> Entry | None:
 def _bill(call: Call, breakpoints: Sequence[Mark], read: Entry | None) -> Usage:
     """The usage of a call, by Anthropic's rule for mixed TTLs."""
     # A = tokens at the highest hit, B = tokens at the highest 1-hour breakpoint after A (else A), C = tokens at the
-    # last breakpoint. Billed: read A, 1-hour write B - A, 5-minute write C - B, uncached input after C (providers.md,
-    # A.1 "Mixed-TTL billing").
+    # last breakpoint. Billed: read A, 1-hour write B - A, 5-minute write C - B, uncached input after C (Anthropic,
+    # "Prompt caching").
     hit = read.tokens if read else 0
     ends: dict[Ttl, int] = {"1h": hit, "5m": hit}
     for breakpoint in breakpoints:

@@ -1,7 +1,7 @@
 """The prefixes of a request: chained digests of its blocks, with the parameters that each section depends on.
 
-A parameter is mixed into the chain at the start of the first section that it invalidates (providers.md, A.2), so that
-changing it changes every digest from there on and none before.
+A parameter is mixed into the chain at the start of the first section that it invalidates (Anthropic's "Prompt caching"
+has the table), so that changing it changes every digest from there on and none before.
 """
 
 from collections.abc import Iterable, Mapping

@@ -129,7 +129,7 @@ async def _compact_for(
 def _is_thinking(conversation: Conversation) -> bool:
     """Whether a turn is in progress whose thinking would become invalid after a prefix change.
 
-    Newer Claude models bind thinking to everything before it (providers.md, A.6 "Preserved thinking").
+    Newer Claude models bind thinking to everything before it (Anthropic, "Preserved thinking").
     """
     turn = conversation.state.turn
     return conversation.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0

@@ -69,7 +69,7 @@ def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
 def _scope(conversation: Conversation, account: str) -> str:
     """The account, the model, and all request parameters that a cache entry may depend on."""
     deps = conversation.parts
-    # Output limit, streaming, stop sequences and temperature invalidate no cache (providers.md, A.2 and B.1).
+    # Output limit, streaming, stop sequences and temperature are in no provider's list of what invalidates a cache.
     parameters = msgspec.structs.replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )

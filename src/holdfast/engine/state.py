@@ -170,7 +170,7 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
 
 
 def _open_epoch(state: State, opened: EpochOpened) -> State:
-    # Thinking is bound to the text before it (providers.md, A.6), so a changed prefix drops it.
+    # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
     entries, sent = chosen(state.passages, state.sent, without_thinking)
     stable_prefix = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
     unchanged_layers = [
@@ -206,7 +206,7 @@ def _control(state: State, control: CacheControlled) -> State:
     )
     if not control.new_prefix:
         return changed
-    # Thinking is bound to the text before it (providers.md, A.6), so a changed prefix drops it.
+    # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
     stable_prefix = with_nonce(state.head, control.nonce)
     entries, sent = chosen(state.passages, state.sent, without_thinking)
     return msgspec.structs.replace(changed, head=stable_prefix, passages=entries, sent=sent, links=(), answered_links=0)

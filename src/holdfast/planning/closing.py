@@ -1,6 +1,6 @@
 """The fixed user message that ends a ping: a request must not end on the assistant, nor leave a tool call open.
 
-Claude Opus 4.6 and later answer 400 to a request that ends on an assistant message (providers.md, A.1 "Prefill").
+Claude Opus 4.6 and later answer 400 to a request that ends on an assistant message (reported in opencode issue 25725).
 """
 
 from holdfast.canonical.blocks import Text, ToolResult

@@ -32,12 +32,12 @@ class FixedPolicy:
 
     def __init__(self, name: str, place: Placing, ping: Pinging | None = None) -> None:
         self.name = name
-        self._place = place
-        self._ping = ping
+        self._placement_rule = place
+        self._ping_rule = ping
         self._calls = 0
 
     def marks(self, moment: Moment) -> tuple[Mark, ...]:
-        placed = self._place(moment, self._calls)
+        placed = self._placement_rule(moment, self._calls)
         self._calls += 1
         return legal(placed, moment.rules)
 
@@ -45,7 +45,7 @@ class FixedPolicy:
         """Reported usage does not change a fixed schedule."""
 
     def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
-        return self._ping(moment, pings_so_far) if self._ping else None
+        return self._ping_rule(moment, pings_so_far) if self._ping_rule else None
 
     def pinged(self, ping: Pinged) -> None:
         """Neither does the result of a ping."""
@@ -54,8 +54,8 @@ class FixedPolicy:
 def legal(candidates: Placed, rules: CacheRules) -> tuple[Mark, ...]:
     """At most as many breakpoints as the model allows, in wire order, and no TTL longer than one before it.
 
-    Anthropic refuses a 1-hour breakpoint after a 5-minute one (providers.md, A.1 "Mixed TTL"), so a 1-hour breakpoint
-    raises all those before it.
+    Anthropic refuses a 1-hour breakpoint after a 5-minute one ("Prompt caching"), so a 1-hour breakpoint raises all
+    those before it.
     """
     chosen: dict[int, Ttl] = {}
     for block, ttl in candidates:

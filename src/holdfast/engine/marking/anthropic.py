@@ -46,7 +46,7 @@ def missing_marks(request: Request, existing: Sequence[Mark], *, text_follows: b
         # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
         if breakpoint.piece not in marked and not (ends_marked and blocks[breakpoint.piece].place == "messages")
     ]
-    # A 1-hour breakpoint after a 5-minute one is refused (providers.md, A.1 "Mixed TTL"). Everything before a 1-hour
+    # A 1-hour breakpoint after a 5-minute one is refused (Anthropic, "Prompt caching"). Everything before a 1-hour
     # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
     hours = [breakpoint.piece for breakpoint in existing if breakpoint.ttl == "1h"]
     if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
