@@ -1,4 +1,4 @@
-"""Where time, ids and chance come from; everywhere else they are arguments."""
+"""Sources of time, ids and randomness; everywhere else they are arguments."""
 
 import os
 import random
@@ -10,17 +10,18 @@ Clock = Callable[[], float]
 """Seconds since the epoch, UTC."""
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Wait for so many seconds."""
+"""Waits for the given number of seconds."""
 
 NewId = Callable[[float], str]
-"""A fresh identifier for something that happens at the given time."""
+"""A new identifier for something that happens at the given time."""
 
+# The ULID format: 48 bits of milliseconds and 80 random bits, in Crockford's base32 (no I, L, O, U).
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
 
 
 Chance = Callable[[], float]
-"""A number from 0 to 1, another one each time."""
+"""A random number from 0 to 1."""
 
 
 def system_clock() -> float:
@@ -32,7 +33,7 @@ def system_chance() -> float:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and simulations."""
+    """A clock that moves only by `advance`; for tests and simulations."""
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
         self.now = start
@@ -47,7 +48,7 @@ class ManualClock:
 
 
 class Ulids:
-    """Identifiers that sort by the time they were made, strictly rising within one process."""
+    """ULIDs: identifiers that sort by creation time, strictly increasing within one process."""
 
     def __init__(self, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
         self._random_bytes = random_bytes
@@ -55,19 +56,20 @@ class Ulids:
         self._lock = Lock()
 
     def __call__(self, at: float) -> str:
-        chance = int.from_bytes(self._random_bytes(_RANDOM_BITS // 8), "big")
+        randomness = int.from_bytes(self._random_bytes(_RANDOM_BITS // 8), "big")
         with self._lock:
-            value = max((int(at * 1000) << _RANDOM_BITS) | chance, self._last + 1)
+            # Two ids of one millisecond, or a clock that was set back, must not sort before the previous id.
+            value = max((int(at * 1000) << _RANDOM_BITS) | randomness, self._last + 1)
             self._last = value
         return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
 new_ulid: NewId = Ulids()
-"""The ids of this process."""
+"""The id generator of this process."""
 
 
 class CountedIds:
-    """Identifiers that depend on nothing but how many were asked for; for tests and goldens."""
+    """Identifiers that are a plain counter; for tests and goldens."""
 
     def __init__(self, prefix: str = "id") -> None:
         self._prefix = prefix

@@ -1,12 +1,12 @@
-"""What can go wrong that someone may want to catch.
+"""The errors that a caller may want to catch.
 
 HoldfastError
-├── UserError          what was asked cannot be done as asked; the message says what to do
-│   ├── OrderError     a layer that changes stands before one that does not
-│   ├── BudgetError    the next call would pass a spending limit
-│   └── SkillValidationError    a folder is no skill that could be loaded
+├── UserError          the request is invalid; the message says what to do
+│   ├── OrderError     a changing layer comes before a stable one
+│   ├── BudgetError    the next call could exceed a spending limit
+│   └── SkillValidationError    a folder cannot be loaded as a skill
 ├── ProviderError      a provider refused, failed, or could not be reached
-├── AbortedError       a known failure whose recipe ends the work
+├── AbortedError       a known failure whose recovery recipe ends the work
 └── StoreError         the event log cannot be read or written
 """
 
@@ -30,11 +30,11 @@ class HoldfastError(Exception):
 
 
 class UserError(HoldfastError):
-    """The caller can mend this; the message is one line that says how."""
+    """An error that the caller can fix; the message is one line that says how."""
 
 
 class OrderError(UserError):
-    """A changing part of the prompt stands before a stable one."""
+    """A changing part of the prompt comes before a stable one."""
 
 
 class BudgetError(UserError):
@@ -42,7 +42,7 @@ class BudgetError(UserError):
 
 
 class SkillValidationError(UserError):
-    """A folder cannot be loaded as a skill; `errors` has a line for every reason."""
+    """A folder cannot be loaded as a skill; `errors` has one line per reason."""
 
     def __init__(self, errors: Sequence[str]) -> None:
         super().__init__("; ".join(errors))
@@ -67,7 +67,7 @@ class ProviderError(HoldfastError):
 
 
 class AbortedError(HoldfastError):
-    """A failure was reported whose recipe ends the work; what can be done about it by hand is on the log."""
+    """A failure was reported whose recovery recipe ends the work; the event log lists the manual steps."""
 
 
 class StoreError(HoldfastError):

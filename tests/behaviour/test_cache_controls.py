@@ -211,7 +211,7 @@ async def test_a_fixed_lifetime_is_that_of_every_mark_and_changes_nothing_else(m
 async def test_a_fixed_lifetime_is_told_in_the_plan_with_what_it_saves() -> None:
     play = await played("anthropic:claude-sonnet-5-5", settle(CacheSettings(ttl="1h")))
     plans = [event.payload.plan for event in play.events if isinstance(event.payload, RequestPrepared)]
-    assert all("; the lifetime is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.marks)
+    assert all("; the TTL is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.marks)
     assert all(plan.marks for plan in plans)
 
 
@@ -246,7 +246,7 @@ async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> N
     play = await played("anthropic:claude-sonnet-5-5", invalidate)
     judged = [one.verdict for one in entries(play.events, shipped_models()) if one.verdict]
     assert [one.kind for one in judged] == ["first_use", "planned", "held"]
-    assert (judged[1].component, judged[1].detail) == ("settings", "the cache was given up")
+    assert (judged[1].component, judged[1].detail) == ("settings", "the cache was invalidated")
     assert all(call.prefix_held for call in calls(play.events))
     assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
 

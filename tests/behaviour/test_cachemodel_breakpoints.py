@@ -122,8 +122,8 @@ def test_a_mark_in_front_of_what_is_read_is_written_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("marks", "words"),
     [
-        ((Mark(9, "30m"),), "a mark on block 9 of 2"),
-        ((Mark(0, "30m"), Mark(0, "30m")), "two marks on block 0"),
+        ((Mark(9, "30m"),), "breakpoint on block 9 of 2"),
+        ((Mark(0, "30m"), Mark(0, "30m")), "two breakpoints on block 0"),
         ((Mark(0, "5m"),), "ttl '5m'; known: 12h, 30m"),
     ],
 )

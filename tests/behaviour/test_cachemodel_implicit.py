@@ -104,7 +104,7 @@ def test_rules_without_a_lifetime_are_refused() -> None:
 
 def test_marks_are_refused() -> None:
     marked = msgspec.structs.replace(ask(blocks(1)), marks=(Mark(0),))
-    with pytest.raises(UserError, match="takes no marks"):
+    with pytest.raises(UserError, match="takes no breakpoints"):
         begin(BY, Entries(), marked)
 
 

@@ -362,7 +362,7 @@ def test_a_tier_without_blocks_still_counts_for_those_behind_it() -> None:
 
 @pytest.mark.parametrize(("first", "then"), [("messages", "system"), ("system", "tools"), ("messages", "tools")])
 def test_blocks_out_of_wire_order_are_refused(first: Place, then: Place) -> None:
-    with pytest.raises(UserError, match=f"'{then}' behind one of '{first}'"):
+    with pytest.raises(UserError, match=f"'{then}' after one of '{first}'"):
         prefixes_of(seeds_of(FREE, TierParameters("m")), [part("a", 1, first), part("b", 1, then)])
 
 
@@ -418,7 +418,7 @@ def test_publishing_nothing_changes_nothing() -> None:
         ([Mark(n) for n in range(5)], "A maximum of 4 blocks with cache_control may be provided. Found 5."),
         ([Mark(0, "5m"), Mark(1, "1h")], "ttl='1h' cache_control block must not come after"),
         ([Mark(1, "1h"), Mark(0, "5m")], "ttl='1h' cache_control block must not come after"),
-        ([Mark(3), Mark(3)], "two marks on block 3"),
+        ([Mark(3), Mark(3)], "two breakpoints on block 3"),
         ([Mark(9)], "block 9 of 9"),
         ([Mark(-1)], "block -1 of 9"),
         ([Mark(0, "2h")], "unknown cache_control ttl '2h'; known: 1h, 5m"),  # type: ignore[arg-type]  # the wire may say anything

@@ -79,7 +79,7 @@ async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted()
     assert event.segments[1].text == (
         "## Rationale\n- The lexer is slow because it copies.\n\n## Next\n- Look at the next part."
     )
-    assert event.notes == ("1 lines of the model's were dropped",)
+    assert event.notes == ("1 lines of the model's summary were dropped",)
 
 
 @pytest.mark.parametrize("reply", ["Sorry.", "## Story\n- Once.", ToolUse("", "read_file", '{"path":"a"}')])
@@ -126,7 +126,7 @@ async def test_a_call_for_it_that_fails_is_on_the_log_too() -> None:
     talk, event = await compacted(BROKEN)
     assert [part.kind for part in event.segments] == ["record", "note"]
     (failed,) = [it for it in payloads(talk) if isinstance(it, LlmCallFailed)]
-    assert event.notes == (f"the model could not be asked: {failed.error_message_redacted}",)
+    assert event.notes == (f"the summary request failed: {failed.error_message_redacted}",)
     assert not [it for it in payloads(talk) if isinstance(it, RecoveryAttempted)]
 
 

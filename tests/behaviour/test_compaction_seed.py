@@ -201,7 +201,7 @@ async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anythi
         assert probed.looked == 1
         probed.broken = True
         sent, history = len(probed.talk.provider.requests), session.history
-        with pytest.raises(UserError, match="health probe 'glob_search' failed behind a compaction: no folder to look"):
+        with pytest.raises(UserError, match="health probe 'glob_search' failed after a compaction: no folder to look"):
             await session.send("Go on.")
         assert (len(probed.talk.provider.requests), session.history) == (sent, history)
         probed.broken = False

@@ -7,7 +7,7 @@ import pytest
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model, price_at
 from holdfast.catalog.rows import Price
-from holdfast.economics.cost import Multipliers, cost_in_units, cost_usd, multipliers, uncached_cost_usd
+from holdfast.economics.cost import Multipliers, cost_usd, multipliers, uncached_cost_usd
 
 TODAY = datetime.date(2026, 11, 15)
 SONNET_4_6 = price_at(find_model("anthropic:claude-sonnet-4-6"), TODAY, 1)
@@ -62,24 +62,3 @@ def test_multipliers_are_relative_to_plain_input() -> None:
 def test_where_input_is_free_nothing_is_relative_to_it() -> None:
     free = msgspec.structs.replace(DISTINCT, input=Decimal(0))
     assert multipliers(free) == Multipliers(Decimal(0), Decimal(0), Decimal(0), Decimal(0))
-    assert cost_in_units(ONE_OF_EACH, free) == 1
-
-
-@pytest.mark.parametrize(
-    ("usage", "units"),
-    [
-        (Usage(cache_write_5m=2_800), "3500"),
-        (Usage(cache_read=2_800, cache_write_5m=980), "1505"),
-        (Usage(cache_read=3_780, cache_write_5m=200), "628"),
-        (Usage(cache_write_5m=4_090), "5112.5"),
-        (Usage(cache_read=3_780, cache_write_1h=200), "778"),
-        (Usage(cache_read=3_980, cache_write_5m=110), "535.5"),
-        (Usage(cache_read=2_700, cache_write_5m=1_280), "1870"),
-    ],
-)
-def test_the_calls_of_a_session_in_units_of_an_uncached_token(usage: Usage, units: str) -> None:
-    assert cost_in_units(usage, SONNET_4_6) == Decimal(units)
-
-
-def test_units_count_every_bucket_of_the_prompt_and_no_output() -> None:
-    assert cost_in_units(ONE_OF_EACH, DISTINCT) == 1 + 25 + 350 + 5_500 + 65_000

@@ -89,7 +89,7 @@ def test_every_mark_says_what_it_is_expected_to_save_beside_those_in_front_of_it
 
 def test_notes_of_the_plan_are_told(tmp_path: Path) -> None:
     empty = {"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": []}
-    assert any(note.startswith("nothing is marked: ") for note in explain(tmp_path, empty)["notes"])
+    assert any(note.startswith("no breakpoints: ") for note in explain(tmp_path, empty)["notes"])
 
 
 def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> None:

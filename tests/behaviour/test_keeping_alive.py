@@ -113,7 +113,7 @@ async def test_where_no_request_can_ask_for_nothing_the_plan_says_why() -> None:
     assert night.pings == []
     notes = [note for it in night.payloads if isinstance(it, RequestPrepared) for note in it.plan.notes]
     assert notes
-    assert all("not kept alive" in note and "thinking" in note for note in notes)
+    assert all("no keep-alive" in note and "thinking" in note for note in notes)
 
 
 async def test_the_seed_whose_marks_never_reach_a_reply_is_not_kept_alive_and_teaches_nothing_wrong() -> None:

@@ -129,7 +129,7 @@ async def test_a_floor_that_is_higher_than_the_table_says_is_learned_and_told(
     with caplog.at_level(logging.INFO):
         second = await house.play(10, 10, prompt=short)
     assert "tokens on, as observed; the catalog says" in caplog.text
-    assert "prompts were seen to be cached from" in house.plans(second)[-1].plan.notes[0]
+    assert "observed cache floor: " in house.plans(second)[-1].plan.notes[0]
     assert house.lessons[-1].floor_above_tokens > shipped_models()[SONNET].cache.tokens_min
 
 

@@ -61,7 +61,7 @@ def test_every_mark_says_why_it_is_there() -> None:
     assert [mark.reason for mark in plan_marks(scroll, RULES).marks] == [
         "end of the tools",
         "end of the stable system prompt",
-        "in front of ephemeral text",
+        "before ephemeral text",
         "end of the conversation so far",
     ]
 

@@ -109,7 +109,7 @@ async def test_sessions_that_prewarm_one_head_at_once_send_it_once() -> None:
 
     gate = Gate()
     told = await asyncio.gather(*(enter() for _ in range(5)))
-    already = (False, "the head is in the cache already")
+    already = (False, "the prefix is already cached")
     assert sorted(told) == [already] * 4 + [(True, "")]
     assert len(provider.requests) == 1
 
@@ -128,12 +128,12 @@ async def test_without_a_gate_nobody_knows_what_is_cached() -> None:
     [
         (
             {"thinking": {"type": "enabled", "budget_tokens": 2_000}},
-            'anthropic refuses a request for nothing with thinking.type "enabled"',
+            'anthropic refuses a ping with thinking.type "enabled"',
         ),
         ({"system_prompt": "Be brief.", "padding": "never"}, "anthropic:claude-sonnet-5-5 caches nothing below "),
-        ({"spend_max_usd": "0.02"}, "with it, too little of the $0.02 could be left for a call"),
-        ({"model": "openai:gpt-5.4"}, "openai:gpt-5.4 keeps what it likes, and takes no marks"),
-        ({"model": "openai:gpt-6-luna"}, "no request to openai can ask for nothing through us"),
+        ({"spend_max_usd": "0.02"}, "too little of the $0.02 budget could be left for a call"),
+        ({"model": "openai:gpt-5.4"}, "openai:gpt-5.4 caches automatically, and takes no breakpoints"),
+        ({"model": "openai:gpt-6-luna"}, "pings are not supported for openai"),
         (
             {"model": "claude-code:claude-sonnet-5-5", "allow_uncached": True},
             "claude-code:claude-sonnet-5-5 is not known to cache",
@@ -164,7 +164,7 @@ async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
 )
 def test_parameters_with_which_nothing_can_be_asked_for_are_named(parameters: dict[str, object], conflict: str) -> None:
     asked = msgspec.structs.replace(Parameters("claude-sonnet-5-5", 100, stream=True), **parameters)
-    assert refusal_of(asked, find_model(MODEL)) == f"anthropic refuses a request for nothing with {conflict}"
+    assert refusal_of(asked, find_model(MODEL)) == f"anthropic refuses a ping with {conflict}"
 
 
 def test_parameters_that_do_no_harm_stay_as_they_are() -> None:
@@ -208,7 +208,7 @@ async def test_a_prewarming_that_fails_is_no_failure_of_the_session(
     assert not told.sent
     assert told.reason
     assert reason in told.reason
-    assert f"a request that asks for nothing (warm) failed: {told.reason}" in caplog.text
+    assert f"ping (warm) failed: {told.reason}" in caplog.text
     assert session.cost == 0
     assert not any(isinstance(event.payload, CachePinged | LlmCallStarted) for event in store.read(session.id))
 

@@ -146,9 +146,7 @@ async def test_a_lifetime_that_is_refused_becomes_the_shortest() -> None:
 async def test_a_cache_that_cannot_be_marked_is_not_kept_alive() -> None:
     played = Played({"fault": "marks"}, "One.", "Two.", keep_alive=True)
     await played.say("a", "b")
-    assert played.kept(RequestPrepared)[-1].plan.notes[-1] == (
-        "the cache is not kept alive: the provider refused marks"
-    )
+    assert played.kept(RequestPrepared)[-1].plan.notes[-1] == ("no keep-alive: the provider refused breakpoints")
 
 
 async def test_another_model_may_take_marks_again() -> None:
@@ -261,7 +259,7 @@ async def test_a_question_that_does_not_fit_leaves_the_conversation_and_nothing_
     (escalated,) = played.kept(RecoveryEscalated)
     assert (escalated.policy, escalated.results[-1].detail) == (
         "alert_human",
-        "nothing was found that could be changed",
+        "nothing could be changed",
     )
     played.check()
 

@@ -208,7 +208,7 @@ async def test_what_was_mended_by_hand_is_what_the_next_message_is_sent_with(tmp
     ) as session:
         await session.send("a")
     done = await asyncio.to_thread(invoked, "run", session.id, "thinking_prefix_mismatch", "--db", db)
-    assert done.output.splitlines()[0] == "  drop_all_thinking: done: blocks of thinking that are sent no more: 1"
+    assert done.output.splitlines()[0] == "  drop_all_thinking: done: dropped thinking blocks: 1"
     async with Session.resume(session.id, store=db, wire=provider) as session:
         assert (await session.send("b")).text == "Two."
     assert b'"thinking"' not in provider.requests[-1].body

@@ -10,7 +10,6 @@ from holdfast.clock import ManualClock
 from holdfast.engine.recovering import (
     EscalationRequired,
     Healed,
-    LedgerInMemory,
     PartialRecovery,
     Recovered,
     Recoverer,
@@ -40,6 +39,7 @@ from holdfast.recovery.scenarios import (
     failure_of_completion,
     scenario_of_worker,
 )
+from recovery_attempts import AttemptsInMemory
 
 S, N, P = FailureScenario, StepName, EscalationPolicy
 
@@ -54,7 +54,7 @@ class Host:
         self.done: list[StepName] = []
         self.pauses: list[float] = []
         self.clock = ManualClock()
-        self.kept = LedgerInMemory(self.clock)
+        self.kept = AttemptsInMemory(self.clock)
         given: dict[StepName, StepFunction] = dict.fromkeys(StepName, self._do)
         given |= {StepName(name): step for name, step in steps.items()}
         self.recoverer = Recoverer(self.kept, given, clock=self.clock, sleep=self._sleep, recipes=recipes, rules=rules)
@@ -356,7 +356,7 @@ async def test_a_step_that_heals_all_makes_the_others_needless() -> None:
 
 
 async def test_a_step_without_a_function_has_failed() -> None:
-    kept = LedgerInMemory(ManualClock())
+    kept = AttemptsInMemory(ManualClock())
     outcome = await Recoverer(kept, {}, clock=ManualClock()).attempt(S.ProviderFailure)
     assert isinstance(outcome, EscalationRequired)
     assert "no function was given for step 'restart_worker'" in outcome.reason
@@ -365,7 +365,7 @@ async def test_a_step_without_a_function_has_failed() -> None:
 async def test_a_recipe_can_end_with_a_person() -> None:
     steps = (RecoveryStep(N.CleanBuild), RecoveryStep(N.EscalateToHuman, subject="the build needs a person"))
     recipe = RecoveryRecipe(S.StaleBranch, steps, P.AlertHuman, attempts_max=5)
-    kept = LedgerInMemory(ManualClock())
+    kept = AttemptsInMemory(ManualClock())
     recoverer = Recoverer(
         kept, {N.CleanBuild: lambda context: None}, clock=ManualClock(), recipes={S.StaleBranch: recipe}
     )
@@ -414,7 +414,7 @@ async def test_a_dry_run_tells_what_would_be_done_and_does_nothing() -> None:
 
 
 async def test_a_dry_run_names_the_steps_that_nobody_can_do() -> None:
-    kept = LedgerInMemory(ManualClock())
+    kept = AttemptsInMemory(ManualClock())
     assert Recoverer(kept, {}, clock=ManualClock()).dry_run(S.ProviderFailure).missing == (N.RestartWorker,)
 
 
@@ -457,8 +457,8 @@ async def test_reporting_what_was_recovered_begins_anew() -> None:
 
 
 async def test_a_scenario_without_a_recipe_is_refused_by_name() -> None:
-    recoverer = Recoverer(LedgerInMemory(ManualClock()), {}, clock=ManualClock(), recipes=stale(1))
-    with pytest.raises(UserError, match="there is no recipe for 'provider_failure'; there are stale_branch"):
+    recoverer = Recoverer(AttemptsInMemory(ManualClock()), {}, clock=ManualClock(), recipes=stale(1))
+    with pytest.raises(UserError, match="no recipe for 'provider_failure'; known scenarios: stale_branch"):
         recoverer.dry_run(S.ProviderFailure)
 
 

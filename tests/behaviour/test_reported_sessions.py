@@ -44,11 +44,11 @@ async def test_a_cache_that_a_provider_has_lost_is_told_with_what_was_looked_at(
         await talk.speak(session, 2)
     (told,) = kept(talk, RecoveryEnqueued)
     assert (told.scenario, told.follow_up) == ("unexpected_cache_break", "run")
-    assert told.detail.startswith("0 tokens were read of ")
+    assert told.detail.startswith("only 0 of ")
     (done,) = kept(talk, RecoverySucceeded)
     assert [one.step for one in done.results] == ["diff_chain", "freeze_tools_and_system", "repin_head"]
-    assert done.results[0].detail.endswith("blocks are what they were: the provider has not kept them")
-    assert "marks" in done.results[2].detail
+    assert done.results[0].detail.endswith("blocks are unchanged: the provider has lost them")
+    assert "breakpoints" in done.results[2].detail
 
 
 async def test_a_cache_that_was_given_up_on_purpose_is_no_break() -> None:
@@ -69,7 +69,7 @@ async def test_a_large_prompt_that_grew_cold_is_told_with_its_price() -> None:
         await talk.speak(session, 2, gap_seconds=7_200)
     told = kept(talk, RecoveryEnqueued)
     assert [(one.scenario, one.follow_up) for one in told] == [("cache_cold_large", "surface")] * 2
-    assert "tokens are cached no longer; to write them again costs about $0." in told[0].detail
+    assert "tokens has expired; writing them again costs about $0." in told[0].detail
 
 
 async def test_a_large_prompt_that_is_made_shorter_when_it_is_cold_needs_nobody() -> None:
@@ -88,8 +88,8 @@ async def test_a_head_that_no_compaction_makes_shorter_is_told_once() -> None:
         await talk.speak(session, 12)
     (told,) = kept(talk, RecoveryEnqueued)
     assert (told.scenario, told.follow_up) == ("compaction_ineffective", "surface")
-    assert "tools and system prompt alone pass the limit" in told.detail
-    assert "head " in told.detail
+    assert "tools and system prompt alone exceed the limit" in told.detail
+    assert "prefix " in told.detail
 
 
 async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
@@ -121,7 +121,7 @@ async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
     assert len(kept(talk, ContextCompacted)) >= 2
     (told,) = kept(talk, RecoveryEnqueued)
     assert told.scenario == "compaction_ineffective"
-    assert told.detail.startswith("2 compactions did not help: head ")
+    assert told.detail.startswith("2 compactions did not help: prefix ")
 
 
 async def test_messages_that_are_not_those_that_were_covered_are_told_once() -> None:
@@ -143,7 +143,7 @@ async def test_messages_that_are_not_those_that_were_covered_are_told_once() -> 
     (told,) = kept(talk, RecoveryEnqueued)
     assert (told.scenario, told.follow_up) == ("digest_invalid", "run")
     (first, *_) = kept(talk, ContextCompacted)
-    assert told.detail == f"messages 1 to {first.last} are not those that epoch 2 has covered"
+    assert told.detail == f"messages 1 to {first.last} differ from those that epoch 2 covered"
     (done,) = kept(talk, RecoverySucceeded)
     assert [one.step for one in done.results] == ["last_good_copy", "rebuild_from_files", "quarantine"]
 
@@ -187,8 +187,8 @@ def test_a_person_is_told_what_could_be_cut_and_switches_it_off(tmp_path: Path) 
     session_id = asyncio.run(stored(db, config=HAND, gap_seconds=10))
     result = run("recovery", "run", session_id, "compaction_ineffective", "--db", db)
     assert result.exit_code == 0
-    assert "diagnose_head_and_tail: done: head " in result.stdout
-    assert "suggest_cuts: done: largest: outputs of read_file (" in result.stdout
+    assert "diagnose_head_and_tail: done: prefix " in result.stdout
+    assert "suggest_cuts: done: largest: results of read_file (" in result.stdout
     log = open_store(db)
     try:
         state = fold(log.read(session_id), session_id)
@@ -227,7 +227,7 @@ async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same()
         outcome = await session.recover("compaction_ineffective")
         (incident,) = session.incidents
     assert isinstance(outcome, Recovered)
-    assert "outputs of read_file" in incident.results[1].detail
+    assert "results of read_file" in incident.results[1].detail
 
 
 @pytest.mark.parametrize("simulated", [True, False])

@@ -211,7 +211,7 @@ async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(
 
 def test_what_was_given_up_is_cached_no_longer_also_before_the_next_call() -> None:
     kept = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
-    given_up = event("e1", CacheControlled(reason="the cache was given up"))
+    given_up = event("e1", CacheControlled(reason="the cache was invalidated"))
     assert kept.is_cached(5.0)
     assert not fold_cache(kept, [given_up], shipped_models()).is_cached(5.0)
     assert fold_cache(kept, [event("e1", CacheControlled(ttl="1h"))], shipped_models()).is_cached(5.0)

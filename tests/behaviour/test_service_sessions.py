@@ -79,7 +79,7 @@ def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -
     assert (verdict["kind"], verdict["component"], verdict["bytes_say"]) == ("prefix_changed", "volatile", "moved")
     assert verdict["provider_says"] == "miss: system_changed"
     assert told["blocks_shared"] < told["blocks_before"]
-    assert "the prefix moved" in told["certificate"]["violation"]
+    assert "the prefix changed" in told["certificate"]["violation"]
     good = client.get(f"/api/sessions/{session_named(client, 'one head')}/calls/7")
     assert (good["certificate"]["violation"], good["certificate"]["call"]) == (None, 7)
     assert good["certificate"]["read_tokens"] == good["call"]["read_tokens"]

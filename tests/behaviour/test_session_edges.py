@@ -339,11 +339,11 @@ async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: Ma
         assert (await session.send(Text("hello"))).text == "ok"
         with pytest.raises(UserError, match="a message is text or a list of text and images, not NoneType"):
             await session.send(None)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="takes text and images, not str"):
+        with pytest.raises(UserError, match="can hold text and images, not str"):
             await session.send(["hello"])  # type: ignore[list-item]
-        with pytest.raises(UserError, match="takes text and images, not str"):
+        with pytest.raises(UserError, match="can hold text and images, not str"):
             await session.send([""])  # type: ignore[list-item]
-        with pytest.raises(UserError, match="takes text and images, not NoneType"):
+        with pytest.raises(UserError, match="can hold text and images, not NoneType"):
             await session.send([Text("a"), None])  # type: ignore[list-item]
         with pytest.raises(UserError, match="the text of a message must be text, not int"):
             await session.send(Text(5))  # type: ignore[arg-type]

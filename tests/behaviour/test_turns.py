@@ -160,7 +160,7 @@ async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(ag
     assert b"cache_control" not in one.wire.bodies[1]
     first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
     assert (len(first.marks), second.marks) == (3, ())
-    assert "below the 512 tokens" in second.notes[0]
+    assert "below the cache floor of 512 tokens" in second.notes[0]
 
 
 async def test_volatile_text_is_sent_once_and_stays_where_it_was_sent(agent: MakeAgent) -> None:
@@ -634,7 +634,7 @@ async def test_an_empty_message_is_refused_and_nothing_is_recorded(agent: MakeAg
 async def test_only_text_and_images_can_be_said(agent: MakeAgent) -> None:
     one = agent(says("x"))
     async with one.session as session:
-        with pytest.raises(UserError, match="takes text and images, not ToolUse"):
+        with pytest.raises(UserError, match="can hold text and images, not ToolUse"):
             await session.send([CALL])
 
 

@@ -17,7 +17,7 @@ from holdfast.canonical.scroll import Scroll
 from holdfast.canonical.usage import Usage
 from holdfast.canonical.view import LayerText
 from holdfast.catalog.lookup import find_model, price_at, utc_date
-from holdfast.economics.cost import cost_in_units
+from holdfast.economics.cost import cost_usd
 from holdfast.events.payloads import ContextInjected, LlmCallCompleted, RequestPrepared
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.registry import adapter_for
@@ -111,7 +111,9 @@ def usages(one: Agent) -> list[Usage]:
 
 def units(one: Agent) -> list[Decimal]:
     price = price_at(MODEL, utc_date(one.clock()), 0)
-    return [cost_in_units(msgspec.structs.replace(usage, output=0), price) for usage in usages(one)]
+    return [
+        cost_usd(msgspec.structs.replace(usage, output=0), price) * 1_000_000 / price.input for usage in usages(one)
+    ]
 
 
 async def test_every_call_reads_writes_and_costs_what_the_example_says(agent: MakeAgent) -> None:

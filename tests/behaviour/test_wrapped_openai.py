@@ -251,7 +251,7 @@ def test_a_stream_whose_arguments_we_cannot_read_is_passed_on_whole(
     assert last.usage.prompt_tokens == TOOK.tokens_sent
     assert "prompt_cache_key" not in sent(server)
     assert recorder_of(client).calls == ()
-    assert "an argument holds a datetime" in caplog.text
+    assert "an argument of type datetime" in caplog.text
 
 
 # Responses

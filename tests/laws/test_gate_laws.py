@@ -206,5 +206,5 @@ async def test_without_a_gate_or_without_anything_to_share_everybody_goes() -> N
 
 @pytest.mark.parametrize("limits", [{"wait_seconds_max": -1}, {"wait_seconds_max": float("nan")}, {"keys_max": 0}])
 def test_a_gate_without_sense_is_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="a gate takes wait_seconds_max of at least 0 and keys_max of at least 1"):
+    with pytest.raises(UserError, match="wait_seconds_max must be at least 0 and keys_max at least 1"):
         Gate(**limits)

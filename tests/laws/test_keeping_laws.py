@@ -111,25 +111,25 @@ def test_another_prefix_or_model_takes_the_place_of_the_old_one() -> None:
         assert isinstance(found, Create)
         assert found.instead_of == old
         assert step(old, calls=0) == LeaveOut(
-            "0 uncached calls so far do not promise enough reads to pay for it", delete=old
+            "too few reads expected to pay for it: 0 uncached calls so far", delete=old
         )
 
 
 def test_turned_off_means_that_what_there_is_goes() -> None:
     off = Keeping(ttl_seconds=0, always=True)
-    assert step(kept(), keeping=off) == LeaveOut("keeping caches is turned off", delete=kept())
-    assert step(None, keeping=off) == LeaveOut("keeping caches is turned off")
+    assert step(kept(), keeping=off) == LeaveOut("explicit caches are turned off", delete=kept())
+    assert step(None, keeping=off) == LeaveOut("explicit caches are turned off")
 
 
 def test_a_model_without_named_caches_gets_none() -> None:
     argon = find_model("gemini:gemini-4-argon")
-    assert step(rules=argon.cache, keeping=Keeping(always=True)) == LeaveOut("the model takes no named caches")
+    assert step(rules=argon.cache, keeping=Keeping(always=True)) == LeaveOut("the model has no explicit caches")
 
 
 def test_asked_for_whatever_it_costs_it_is_made_with_the_first_call() -> None:
     found = step(keeping=Keeping(always=True), calls=0)
     assert isinstance(found, Create)
     assert found.reason == (
-        "10000 tokens for $0.007500 and $0.005000 of storage; each read saves $0.006750, and 0 uncached calls so far "
-        "promise as many reads"
+        "10000 tokens for $0.007500 and $0.005000 of storage; each read saves $0.006750, and as many reads are "
+        "expected as there were uncached calls (0)"
     )

@@ -13,7 +13,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.engine.limits import UNLIMITED, limited, narrowed
 from holdfast.engine.pairing import paired, pairing_faults
-from holdfast.engine.recovering import LedgerInMemory, Recoverer, StepContext
+from holdfast.engine.recovering import Recoverer, StepContext
 from holdfast.engine.shortening import shortened
 from holdfast.events.envelope import Event
 from holdfast.events.payloads_recovery import (
@@ -29,6 +29,7 @@ from holdfast.recovery.ledger import ledger_of
 from holdfast.recovery.passages import answered_passages, mended
 from holdfast.recovery.recipes import RecoveryRecipe, RecoveryRules, RecoveryStep
 from holdfast.recovery.scenarios import EscalationPolicy, FailureScenario, StepName
+from recovery_attempts import AttemptsInMemory
 from transcripts import transcripts
 
 STEPS = (StepName.RebaseBranch, StepName.CleanBuild, StepName.RestartWorker)
@@ -54,7 +55,7 @@ class Played:
 
     def __init__(self, history: list[Asked], rules: RecoveryRules, attempts_max: int) -> None:
         self.clock = ManualClock()
-        self.kept = LedgerInMemory(self.clock)
+        self.kept = AttemptsInMemory(self.clock)
         self.times: list[float] = []
         self.performed: list[tuple[str, int, bool]] = []
         self._failing = 0

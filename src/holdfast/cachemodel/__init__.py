@@ -1,1 +1,1 @@
-"""What a provider's prompt cache would do with a call: a pure state machine over frozen values."""
+"""A model of the providers' prompt caches: a pure state machine over frozen values."""

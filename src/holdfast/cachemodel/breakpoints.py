@@ -1,7 +1,7 @@
-"""A cache that writes where a request asks for it and, unless told not to, behind the latest message.
+"""The cache of GPT-5.6 and later: writes at breakpoints and, in implicit mode, at the end of the latest message.
 
-It is read only where it is looked up: at breakpoints and behind a bounded number of earlier messages. A beginning
-that two prompts share, but that ends at none of these, is of no use to either.
+Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching").
+A prefix shared by two prompts that ends at neither cannot be read.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from holdfast.catalog.rows import CacheRules
 
 
 def begin_with_breakpoints(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entries]:
-    marks = ordered_marks(rules, call.marks, blocks=len(call.prefixes))
+    breakpoints = ordered_marks(rules, call.marks, blocks=len(call.prefixes))
     endings = () if call.only_marks else tuple(index for index, prefix in enumerate(call.prefixes) if prefix.ending)
-    points = sorted(_looked_up(rules, call.prefixes, marks, endings))
-    kept = {index: entry for index in points if (entry := _kept_at(rules, entries, call, index))}
-    hit = max(kept, default=None)
-    read = None if hit is None else kept[hit]
-    lifetimes = _written_at(rules, call, marks, endings)
-    ends = [call.prefixes[index].tokens for index in lifetimes]
+    lookup_points = sorted(_lookup_points(rules, call.prefixes, breakpoints, endings))
+    hits = {index: entry for index in lookup_points if (entry := _entry_at(rules, entries, call, index))}
+    last_hit = max(hits, default=None)
+    read = None if last_hit is None else hits[last_hit]
+    ttls = _ttls_to_write(rules, call, breakpoints, endings)
+    ends = [call.prefixes[index].tokens for index in ttls]
     read_tokens = read.tokens if read else 0
     written_tokens = max(0, max(ends, default=0) - read_tokens)
     usage = Usage(
@@ -37,33 +37,41 @@ def begin_with_breakpoints(rules: CacheRules, entries: Entries, call: Call) -> t
             ttl,
             expires_at=call.at + rules.ttls_seconds[ttl],
         )
-        for index, ttl in lifetimes.items()
-        if index not in kept
+        for index, ttl in ttls.items()
+        if index not in hits
     )
     outcome = Outcome(usage=usage, at=call.at, read=read, written=written)
-    return outcome, refreshed(rules, entries, kept.values(), at=call.at)
+    return outcome, refreshed(rules, entries, hits.values(), at=call.at)
 
 
-def _looked_up(
-    rules: CacheRules, prefixes: Sequence[Prefix], marks: Sequence[Mark], endings: Sequence[int]
+def _lookup_points(
+    rules: CacheRules, prefixes: Sequence[Prefix], breakpoints: Sequence[Mark], endings: Sequence[int]
 ) -> set[int]:
-    """Some of the first and of the latest marks, the latest ending, some before it, and the initial block's."""
-    pieces = [mark.piece for mark in marks]
-    latest = pieces[-rules.lookup_latest_marks :] if rules.lookup_latest_marks else []
+    """The blocks at which an entry is looked up."""
+    # OpenAI's guide: the first 2 and the latest 50 explicit breakpoints, plus in implicit mode the latest ending, up to
+    # 20 earlier ones, and the end of the initial developer messages. The numbers are fields of the rules, because the
+    # SDK's documentation gives others.
+    blocks = [breakpoint.piece for breakpoint in breakpoints]
+    latest = blocks[-rules.lookup_latest_marks :] if rules.lookup_latest_marks else []
     recent = endings[-1 - rules.lookback_positions :]
     initial = [index for index in endings if prefixes[index].place == "system"][-1:]
-    return {*pieces[: rules.lookup_first_marks], *latest, *recent, *initial}
+    return {*blocks[: rules.lookup_first_marks], *latest, *recent, *initial}
 
 
-def _written_at(rules: CacheRules, call: Call, marks: Sequence[Mark], endings: Sequence[int]) -> dict[int, str]:
-    """The lifetimes of what is to be kept, by block: behind the latest ending, and at as many marks as are left."""
+def _ttls_to_write(
+    rules: CacheRules, call: Call, breakpoints: Sequence[Mark], endings: Sequence[int]
+) -> dict[int, str]:
+    """The TTLs of the entries to write, by block: the latest ending, and as many of the latest breakpoints as fit.
+
+    Up to 4 writes per request; the implicit one uses a slot, and surplus breakpoints are ignored without an error.
+    """
     implicit = {endings[-1]: lifetime_asked_for(rules, call.ttl)} if endings else {}
-    left = max(0, rules.marks_max - len(implicit))
-    explicit = {mark.piece: mark.ttl for mark in (marks[-left:] if left else ())}
-    wanted = {**implicit, **explicit}
-    return {index: wanted[index] for index in sorted(wanted) if call.prefixes[index].tokens >= rules.tokens_min}
+    slots_left = max(0, rules.marks_max - len(implicit))
+    explicit = {breakpoint.piece: breakpoint.ttl for breakpoint in (breakpoints[-slots_left:] if slots_left else ())}
+    ttls = {**implicit, **explicit}
+    return {index: ttls[index] for index in sorted(ttls) if call.prefixes[index].tokens >= rules.tokens_min}
 
 
-def _kept_at(rules: CacheRules, entries: Entries, call: Call, index: int) -> Entry | None:
+def _entry_at(rules: CacheRules, entries: Entries, call: Call, index: int) -> Entry | None:
     prefix = call.prefixes[index]
     return entries.find(call.scope, prefix.digest, at=call.at) if prefix.tokens >= rules.tokens_min else None

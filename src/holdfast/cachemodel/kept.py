@@ -1,11 +1,11 @@
-"""What a call has left in a cache, as far as what was reported of it tells."""
+"""How many tokens a call left in the cache, judged by its reported usage."""
 
 from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 
 
 def kept_tokens(usage: Usage, rules: CacheRules) -> int:
-    """What is there to be read by the next call: as reported, or a prompt that is kept without a word."""
+    """What the next call can read: the reported reads and writes, or the whole prompt where writes are not reported."""
     match rules.kind:
         case "marks" | "breakpoints":
             return usage.cache_read + usage.cache_write

@@ -1,7 +1,7 @@
-"""What one call does to the cache: what it reads, what it pays to write, and what is kept afterwards.
+"""One call's effect on the cache: what it reads, what it pays to write, and what is cached afterwards.
 
-A call has two moments. When it begins, it reads and thereby refreshes. Only when its response begins can
-others read what it wrote; calls that begin in between miss.
+A call has two moments. When it begins, it reads entries and refreshes them. Its own entries become readable only when
+its response begins (Anthropic, "Prompt caching"); identical calls that begin in between miss.
 """
 
 from holdfast.cachemodel.breakpoints import begin_with_breakpoints
@@ -12,7 +12,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 
 ENTRIES_MAX = 10_000
-"""How many entries are kept before those that expire first are given up."""
+"""How many entries are stored before those that expire first are evicted."""
 
 
 def step(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entries]:
@@ -22,12 +22,12 @@ def step(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entr
 
 
 def begin(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entries]:
-    """What the call reads and will have written; the entries are returned with the reads refreshed.
+    """The call's outcome, and the entries with those that it read refreshed.
 
-    Raises `UserError` for marks that the provider would refuse.
+    Raises `UserError` for breakpoints that the provider would refuse.
     """
     if call.named_tokens:
-        # Such a call reads what has a name, and nothing else is read or kept.
+        # A request with an explicit cache reads that one; nothing else is read or written.
         usage = Usage(input=call.tokens - call.named_tokens, cache_read=call.named_tokens)
         return Outcome(usage=usage, at=call.at), entries
     match rules.kind:
@@ -40,27 +40,27 @@ def begin(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Ent
 
 
 def publish(entries: Entries, outcome: Outcome, *, entries_max: int = ENTRIES_MAX) -> Entries:
-    """The response has begun: from now on what the call wrote can be read."""
+    """The entries once the response has begun, when other calls can read what this one wrote."""
     fresh: dict[EntryKey, Entry] = {}
     for entry in outcome.written:
-        # A call that ran beside this one may have written the same prefix, to last longer.
-        rival = entries.find(entry.scope, entry.digest, at=outcome.at)
-        if rival is None or rival.expires_at <= entry.expires_at:
+        # A concurrent call may have written the same prefix with a later expiry.
+        existing = entries.find(entry.scope, entry.digest, at=outcome.at)
+        if existing is None or existing.expires_at <= entry.expires_at:
             fresh[entry.scope, entry.digest] = entry
     if not fresh:
         return entries
-    kept = {**entries.kept, **fresh}
-    return Entries(_pruned(kept, outcome.at, entries_max) if len(kept) > entries_max else kept)
+    all_entries = {**entries.kept, **fresh}
+    return Entries(_pruned(all_entries, outcome.at, entries_max) if len(all_entries) > entries_max else all_entries)
 
 
-def _pruned(kept: dict[EntryKey, Entry], at: float, entries_max: int) -> dict[EntryKey, Entry]:
-    """Without the expired; if that is not enough, only the half of the limit that expires last.
+def _pruned(all_entries: dict[EntryKey, Entry], at: float, entries_max: int) -> dict[EntryKey, Entry]:
+    """Without expired entries; if that is not enough, only the half of the limit that expires last.
 
     Half, so that a full cache is not sorted again at every call.
     """
-    alive = {key: entry for key, entry in kept.items() if at < entry.expires_at}
+    alive = {key: entry for key, entry in all_entries.items() if at < entry.expires_at}
     if len(alive) <= entries_max:
         return alive
     by_expiry = sorted(alive, key=lambda key: alive[key].expires_at)
-    given_up = set(by_expiry[: len(alive) - max(1, entries_max // 2)])
-    return {key: entry for key, entry in alive.items() if key not in given_up}
+    evicted = set(by_expiry[: len(alive) - max(1, entries_max // 2)])
+    return {key: entry for key, entry in alive.items() if key not in evicted}

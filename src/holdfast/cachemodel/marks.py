@@ -1,4 +1,4 @@
-"""A cache that writes only where a request asks for it, and looks back from there."""
+"""Anthropic's cache: entries are written only at breakpoints, and looked up from them backwards."""
 
 from collections.abc import Sequence
 
@@ -13,63 +13,63 @@ from holdfast.errors import UserError
 
 def begin_with_marks(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entries]:
     check_marks(rules, call.marks, blocks=len(call.prefixes))
-    marks = _effective_marks(rules, call)
-    read = _highest_hit(rules, entries, call, marks)
-    present = {mark.piece: _kept_at(entries, call, mark) for mark in marks}
-    inside = [entry for entry in present.values() if entry is not None]
-    missing = [mark for mark in marks if present[mark.piece] is None]
+    breakpoints = _effective_breakpoints(rules, call)
+    read = _highest_hit(rules, entries, call, breakpoints)
+    present = {breakpoint.piece: _entry_at(entries, call, breakpoint) for breakpoint in breakpoints}
+    present_entries = [entry for entry in present.values() if entry is not None]
+    missing = [breakpoint for breakpoint in breakpoints if present[breakpoint.piece] is None]
     outcome = Outcome(
-        usage=_bill(call, marks, read),
+        usage=_bill(call, breakpoints, read),
         at=call.at,
         read=read,
-        written=tuple(_written(rules, entries, call, mark, under=read) for mark in missing),
+        written=tuple(_new_entry(rules, entries, call, breakpoint, read=read) for breakpoint in missing),
     )
-    used = inside if read is None else [read, *inside]
+    used = present_entries if read is None else [read, *present_entries]
     return outcome, refreshed(rules, entries, used, at=call.at)
 
 
-def check_marks(rules: CacheRules, marks: Sequence[Mark], *, blocks: int) -> None:
-    """Refuse what the provider refuses: too many marks, unknown lifetimes, a longer one behind a shorter."""
-    if len(marks) > rules.marks_max:
+def check_marks(rules: CacheRules, breakpoints: Sequence[Mark], *, blocks: int) -> None:
+    """Refuse what the provider refuses: too many breakpoints, unknown TTLs, a longer TTL after a shorter one."""
+    if len(breakpoints) > rules.marks_max:
         raise UserError(
-            f"A maximum of {rules.marks_max} blocks with cache_control may be provided. Found {len(marks)}."
+            f"A maximum of {rules.marks_max} blocks with cache_control may be provided. Found {len(breakpoints)}."
         )
     shortest: float | None = None
-    for mark in ordered_marks(rules, marks, blocks=blocks):
-        seconds = rules.ttls_seconds[mark.ttl]
+    for breakpoint in ordered_marks(rules, breakpoints, blocks=blocks):
+        seconds = rules.ttls_seconds[breakpoint.ttl]
         if shortest is not None and seconds > shortest:
             raise UserError(
-                f"a ttl='{mark.ttl}' cache_control block must not come after one with a shorter ttl; "
-                "put longer lifetimes first"
+                f"a ttl='{breakpoint.ttl}' cache_control block must not come after one with a shorter ttl; "
+                "put longer TTLs first"
             )
         shortest = seconds
 
 
-def ordered_marks(rules: CacheRules, marks: Sequence[Mark], *, blocks: int) -> tuple[Mark, ...]:
-    """The marks in wire order; refuses those that are nowhere, stand twice, or ask for an unknown lifetime."""
-    ordered = sorted(marks, key=lambda mark: mark.piece)
+def ordered_marks(rules: CacheRules, breakpoints: Sequence[Mark], *, blocks: int) -> tuple[Mark, ...]:
+    """The breakpoints in wire order; refuses those outside the prompt, duplicates, and unknown TTLs."""
+    ordered = sorted(breakpoints, key=lambda breakpoint: breakpoint.piece)
     seen: set[int] = set()
-    for mark in ordered:
-        if not 0 <= mark.piece < blocks:
-            raise UserError(f"a mark on block {mark.piece} of {blocks}; blocks are counted from 0")
-        if mark.piece in seen:
-            raise UserError(f"two marks on block {mark.piece}; place one")
-        if mark.ttl not in rules.ttls_seconds:
+    for breakpoint in ordered:
+        if not 0 <= breakpoint.piece < blocks:
+            raise UserError(f"breakpoint on block {breakpoint.piece} of {blocks}; blocks are counted from 0")
+        if breakpoint.piece in seen:
+            raise UserError(f"two breakpoints on block {breakpoint.piece}; place one")
+        if breakpoint.ttl not in rules.ttls_seconds:
             known = ", ".join(sorted(rules.ttls_seconds))
-            raise UserError(f"unknown cache_control ttl {mark.ttl!r}; known: {known}")
-        seen.add(mark.piece)
+            raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {known}")
+        seen.add(breakpoint.piece)
     return tuple(ordered)
 
 
-def _effective_marks(rules: CacheRules, call: Call) -> tuple[Mark, ...]:
-    """The marks in wire order whose prefix is long enough to be cached; the others are ignored in silence."""
-    ordered = sorted(call.marks, key=lambda mark: mark.piece)
-    return tuple(mark for mark in ordered if call.prefixes[mark.piece].tokens >= rules.tokens_min)
+def _effective_breakpoints(rules: CacheRules, call: Call) -> tuple[Mark, ...]:
+    """The breakpoints whose prefix reaches the minimum size, in wire order; the provider silently ignores others."""
+    ordered = sorted(call.marks, key=lambda breakpoint: breakpoint.piece)
+    return tuple(breakpoint for breakpoint in ordered if call.prefixes[breakpoint.piece].tokens >= rules.tokens_min)
 
 
-def _highest_hit(rules: CacheRules, entries: Entries, call: Call, marks: Sequence[Mark]) -> Entry | None:
-    for mark in reversed(marks):
-        for index in positions_checked(rules, call.prefixes, mark.piece):
+def _highest_hit(rules: CacheRules, entries: Entries, call: Call, breakpoints: Sequence[Mark]) -> Entry | None:
+    for breakpoint in reversed(breakpoints):
+        for index in positions_checked(rules, call.prefixes, breakpoint.piece):
             prefix = call.prefixes[index]
             if prefix.tokens < rules.tokens_min:
                 break
@@ -79,16 +79,19 @@ def _highest_hit(rules: CacheRules, entries: Entries, call: Call, marks: Sequenc
     return None
 
 
-def _kept_at(entries: Entries, call: Call, mark: Mark) -> Entry | None:
-    return entries.find(call.scope, call.prefixes[mark.piece].digest, at=call.at)
+def _entry_at(entries: Entries, call: Call, breakpoint: Mark) -> Entry | None:
+    return entries.find(call.scope, call.prefixes[breakpoint.piece].digest, at=call.at)
 
 
-def _bill(call: Call, marks: Sequence[Mark], read: Entry | None) -> Usage:
-    """Read up to the hit, then written for long, then written for short, then neither."""
+def _bill(call: Call, breakpoints: Sequence[Mark], read: Entry | None) -> Usage:
+    """The usage of a call, by Anthropic's rule for mixed TTLs."""
+    # A = tokens at the highest hit, B = tokens at the highest 1-hour breakpoint after A (else A), C = tokens at the
+    # last breakpoint. Billed: read A, 1-hour write B - A, 5-minute write C - B, uncached input after C (Anthropic,
+    # "Prompt caching").
     hit = read.tokens if read else 0
     ends: dict[Ttl, int] = {"1h": hit, "5m": hit}
-    for mark in marks:
-        ends[mark.ttl] = max(hit, call.prefixes[mark.piece].tokens)
+    for breakpoint in breakpoints:
+        ends[breakpoint.ttl] = max(hit, call.prefixes[breakpoint.piece].tokens)
     written_end = max(ends.values())
     return Usage(
         input=call.tokens - written_end,
@@ -98,18 +101,19 @@ def _bill(call: Call, marks: Sequence[Mark], read: Entry | None) -> Usage:
     )
 
 
-def _written(rules: CacheRules, entries: Entries, call: Call, mark: Mark, *, under: Entry | None) -> Entry:
-    """The entry for the prefix that ends at this mark; `under` is what the call read."""
-    prefix = call.prefixes[mark.piece]
-    ttl: str = mark.ttl
+def _new_entry(rules: CacheRules, entries: Entries, call: Call, breakpoint: Mark, *, read: Entry | None) -> Entry:
+    """The entry for the prefix that ends at this breakpoint; `read` is the entry that the call read."""
+    prefix = call.prefixes[breakpoint.piece]
+    ttl: str = breakpoint.ttl
     rests_on: str | None = None
-    # Whoever uses a prefix uses all that is in it, so of parts with one lifetime the last lapses first.
-    weak = (entries.under(under, at=call.at) or under) if under else None
-    if weak is not None and rules.ttls_seconds[weak.ttl] < rules.ttls_seconds[ttl]:
-        if prefix.tokens > weak.tokens:
-            rests_on = weak.digest
+    # Using a prefix refreshes everything inside it, so of ranges with the same TTL the last one expires first. Whether
+    # a longer TTL after it extends the whole prefix is not documented; `ttl_upgrade` holds the assumption.
+    shortest_lived = (entries.under(read, at=call.at) or read) if read else None
+    if shortest_lived is not None and rules.ttls_seconds[shortest_lived.ttl] < rules.ttls_seconds[ttl]:
+        if prefix.tokens > shortest_lived.tokens:
+            rests_on = shortest_lived.digest
         elif not rules.ttl_upgrade:
-            ttl = weak.ttl
+            ttl = shortest_lived.ttl
     return Entry(
         call.scope,
         prefix.digest,

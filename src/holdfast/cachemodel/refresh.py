@@ -1,4 +1,4 @@
-"""What using entries does to them: their time starts again."""
+"""Using an entry restarts its TTL, for free."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from holdfast.catalog.rows import CacheRules
 
 
 def refreshed(rules: CacheRules, entries: Entries, used: Iterable[Entry], *, at: float) -> Entries:
-    """The entries after these were used at `at`; what they rest on is used with them."""
+    """The entries after `used` were read at `at`; the entries that these depend on are refreshed with them."""
     fresh: dict[EntryKey, Entry] = {}
-    for entry in (each for one in used for each in (one, entries.under(one, at=at))):
+    for entry in (refreshed for read in used for refreshed in (read, entries.under(read, at=at))):
         if entry is not None and at + rules.ttls_seconds[entry.ttl] > entry.expires_at:
             expires_at = at + rules.ttls_seconds[entry.ttl]
             fresh[entry.scope, entry.digest] = msgspec.structs.replace(entry, expires_at=expires_at)

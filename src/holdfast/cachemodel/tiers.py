@@ -1,7 +1,7 @@
-"""Which prefixes a request has: the digests of its blocks, chained, with the parameters each tier depends on.
+"""The prefixes of a request: chained digests of its blocks, with the parameters that each section depends on.
 
-A parameter enters the chain where the tier begins that it invalidates, so that changing it changes every
-digest from there on and none before.
+A parameter is mixed into the chain at the start of the first section that it invalidates (Anthropic's "Prompt caching"
+has the table), so that changing it changes every digest from there on and none before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,10 @@ _PLACES: tuple[Place, ...] = ("tools", "system", "messages")
 
 
 class TierParameters(msgspec.Struct, frozen=True):
-    """What a cached prefix depends on beside its blocks, by the names that the rules give it.
+    """The request parameters that a cached prefix depends on besides its blocks, by their names in the rules.
 
     `effort`, `thinking` and `tool_choice` are JSON texts, compared as they are. `images` says whether there
-    is an image anywhere in the prompt. `others` holds what only some providers know, as texts by the rules' names.
+    is an image anywhere in the prompt. `others` holds provider-specific parameters as texts, by the rules' names.
     """
 
     model: str
@@ -36,11 +36,11 @@ class TierParameters(msgspec.Struct, frozen=True):
 
 
 Seeds = Mapping[Place, bytes]
-"""What is mixed into the chain in front of the first block of each place."""
+"""The bytes mixed into the chain before the first block of each section."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One block: its bytes with marks removed, and how many tokens they are."""
+    """One block: its bytes without breakpoints, and its token count."""
 
     place: Place
     data: bytes
@@ -50,32 +50,32 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def seeds_of(rules: CacheRules, parameters: TierParameters) -> Seeds:
-    first_lost = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
+    invalidates_from = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     values = {**msgspec.structs.asdict(parameters), **parameters.others}
     return {
-        place: canonical_json({name: values[name] for name in values if first_lost.get(name) == place})
+        place: canonical_json({name: values[name] for name in values if invalidates_from.get(name) == place})
         for place in _PLACES
     }
 
 
 def prefixes_of(seeds: Seeds, parts: Iterable[Part], *, after: Prefix | None = None) -> tuple[Prefix, ...]:
-    """The prefixes that the parts make, behind the prefix `after` where the prompt goes on from there."""
+    """The prefixes that end at each of these blocks; `after` is the prefix that they extend."""
     place = after.place if after else None
     digest, tokens = (after.digest, after.tokens) if after else ("", 0)
-    found: list[Prefix] = []
+    prefixes: list[Prefix] = []
     for part in parts:
-        for entered in _places_entered(place, part.place):
-            digest = chain(digest, seeds[entered])
+        for entered_place in _places_entered(place, part.place):
+            digest = chain(digest, seeds[entered_place])
         place = part.place
         digest = chain(digest, part.data)
         tokens += part.tokens
-        found.append(Prefix(place, digest, tokens, part.kind, part.ending))
-    return tuple(found)
+        prefixes.append(Prefix(place, digest, tokens, part.kind, part.ending))
+    return tuple(prefixes)
 
 
-def _places_entered(before: Place | None, now: Place) -> tuple[Place, ...]:
-    start = _PLACES.index(before) + 1 if before else 0
-    end = _PLACES.index(now) + 1
-    if before and end < start:
-        raise UserError(f"a block of {now!r} behind one of {before!r}; the order is tools, system, messages")
+def _places_entered(previous: Place | None, current: Place) -> tuple[Place, ...]:
+    start = _PLACES.index(previous) + 1 if previous else 0
+    end = _PLACES.index(current) + 1
+    if previous and end < start:
+        raise UserError(f"a block of {current!r} after one of {previous!r}; the order is tools, system, messages")
     return _PLACES[start:end]

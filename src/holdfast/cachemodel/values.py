@@ -1,4 +1,4 @@
-"""What a cache is asked and what it keeps: calls as chains of prefixes, entries, outcomes."""
+"""Values of the cache model: calls as chains of prefixes, cache entries, outcomes."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -9,11 +9,11 @@ from holdfast.canonical.prompt import Mark, Place
 from holdfast.canonical.usage import Usage
 
 BlockKind = Literal["plain", "tool_use", "tool_result"]
-"""What counts in a lookback: runs of tool calls, or of tool results, may count as one position."""
+"""What the lookback counts: a run of tool calls, or of tool results, may count as one position."""
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Whose cache it is: nothing is ever shared between two scopes."""
+    """Whose cache it is; entries are never shared between scopes."""
 
     workspace: str
     model: str
@@ -22,8 +22,8 @@ class Scope(msgspec.Struct, frozen=True):
 class Prefix(msgspec.Struct, frozen=True):
     """A prompt up to and including one of its blocks.
 
-    `digest` and `tokens` are of the whole prefix, so that no call needs to go through its history again. `ending` says
-    whether the block ends a message behind which a cache of kind `breakpoints` looks and writes of itself.
+    `digest` and `tokens` cover the whole prefix, so that no call has to walk its history again. `ending` says whether
+    the block ends a message at which a cache of kind `breakpoints` looks up and writes without an explicit breakpoint.
     """
 
     place: Place
@@ -36,9 +36,9 @@ class Prefix(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True):
     """One request: `prefixes` has one item per block in wire order, and `Mark.piece` is an index into it.
 
-    `at` is when the request started, in seconds; lifetimes are counted from there. `ttl` is how long what the provider
-    keeps of itself shall live, by its name in the rules; without it the first of them holds. `only_marks` keeps the
-    provider from writing anywhere else. `named_tokens` are in front, in a cache that the request names.
+    `at` is when the request started, in seconds; TTLs count from there. `ttl` is the requested TTL of implicit entries
+    by its name in the rules (default: the first one). `only_marks` turns implicit entries off. `named_tokens` are the
+    tokens of an explicit cache that the request refers to.
     """
 
     scope: Scope
@@ -55,10 +55,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A kept prefix. It can be read by calls that start before `expires_at`.
+    """A cached prefix, readable by calls that start before `expires_at`.
 
     `rests_on` is the digest of a shorter-lived entry inside this one, refreshed whenever this one is read.
-    Unless this one `outlives_it`, it is of no use once that one has lapsed.
+    Unless this one `outlives_it`, it cannot be read once that entry has expired.
     """
 
     scope: Scope
@@ -74,7 +74,7 @@ EntryKey = tuple[Scope, str]
 
 
 class Entries(msgspec.Struct, frozen=True):
-    """Everything a cache keeps, of all scopes; never changed in place."""
+    """All cached entries, of all scopes; never changed in place."""
 
     kept: Mapping[EntryKey, Entry] = {}
 
@@ -86,11 +86,11 @@ class Entries(msgspec.Struct, frozen=True):
         return entry if self.under(entry, at=at) else None
 
     def under(self, entry: Entry, *, at: float) -> Entry | None:
-        """The shorter-lived entry that this one rests on, if there is one and it has not lapsed."""
+        """The shorter-lived entry that this one depends on, if there is one and it has not expired."""
         return self._unexpired(entry.scope, entry.rests_on, at) if entry.rests_on is not None else None
 
     def live(self, *, at: float) -> tuple[Entry, ...]:
-        """What can be read at `at`, in the order in which it was first written."""
+        """The entries readable at `at`, in the order in which they were first written."""
         return tuple(entry for entry in self.kept.values() if self.find(entry.scope, entry.digest, at=at))
 
     def _unexpired(self, scope: Scope, digest: str, at: float) -> Entry | None:
@@ -99,7 +99,7 @@ class Entries(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a call reads, and what others can read once its response has begun."""
+    """What a call reads, and the entries that others can read once its response has begun."""
 
     usage: Usage
     at: float

@@ -1,1 +1,1 @@
-"""What a choice costs: pure arithmetic over the catalog's prices."""
+"""Cost arithmetic over the catalog's prices; pure functions, no I/O."""

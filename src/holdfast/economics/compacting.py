@@ -1,6 +1,6 @@
-"""Whether a shorter prompt is cheaper: what it costs to write it once, against what every later call saves.
+"""Break-even of a shorter prompt: rewriting it once, against what every later call saves.
 
-Everything is counted in units of one uncached input token: a read costs `r`, a write `w` of them.
+Costs are in units of one uncached input token: a cache read costs `r`, a cache write `w`.
 """
 
 from decimal import Decimal
@@ -11,7 +11,7 @@ from holdfast.economics.comparison import Amount, Comparison, exact
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Tokens of a prompt now, of the head that stays in front, and of what will stand behind it."""
+    """Token counts: the prompt now, the prefix that stays unchanged, and everything after it in the new prompt."""
 
     prompt: int
     head: int
@@ -23,48 +23,54 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What a token costs that is read from cache, and one that is written, in uncached ones."""
+    """Cost of a token read from cache and of a token written to it, in uncached tokens."""
 
     read: Decimal
     write: Decimal
 
 
 def shorter_pays(sizes: Sizes, rates: Rates, calls: Amount, *, cold: bool = False) -> Comparison:
-    """To send the shorter prompt from now on, for so many calls, against going on; what calls add is the same in both.
+    """Compare sending the shorter prompt for the next `calls` calls with continuing as is.
 
-    Warm, the head F is read, what stands behind it is written once and read by others: r F + w A + (n - 1) r (F + A)
-    against n r P. It pays if n > (w - r) A / (r R). Where the cache is cold, both begin with a write.
+    Tokens that later calls add are the same on both sides and left out.
     """
+    # P = prompt, F = head, A = after, R = P - F - A removed, n = calls. With a warm cache:
+    #   shorter: r F + w A + (n - 1) r (F + A)      as is: n r P
+    # It pays if n > (w - r) A / (r R). With a cold cache both sides start with a write of their whole prompt.
     count = max(exact(calls), Decimal(1))
-    short, first = sizes.head + sizes.after, rates.write if cold else rates.read
-    begun = first * sizes.head + rates.write * sizes.after
+    short_tokens, first_rate = sizes.head + sizes.after, rates.write if cold else rates.read
+    first_call = first_rate * sizes.head + rates.write * sizes.after
     return Comparison(
-        begun + (count - 1) * rates.read * short,
-        first * sizes.prompt + (count - 1) * rates.read * sizes.prompt,
+        first_call + (count - 1) * rates.read * short_tokens,
+        first_rate * sizes.prompt + (count - 1) * rates.read * sizes.prompt,
     )
 
 
 def once_units(sizes: Sizes, rates: Rates, *, cold: bool = False) -> Decimal:
-    """What the shorter prompt costs above going on, at the call that changes; below 0 where it saves at once."""
+    """One-time extra cost of the call that sends the shorter prompt; negative where that call is already cheaper."""
+    # Cold: w (F + A) instead of w P saves w R. Warm: the A tokens are written instead of read; that the R removed
+    # tokens are not read is counted as a per-call saving, not here.
     if cold:
         return -rates.write * sizes.removed
     return (rates.write - rates.read) * sizes.after
 
 
 def break_even_calls(sizes: Sizes, rates: Rates, *, cold: bool = False) -> float | None:
-    """From how many calls on the shorter prompt is cheaper; None where it never is."""
-    saved = rates.read * sizes.removed
-    if saved <= 0:
+    """Number of calls after which the shorter prompt is cheaper; None where it never is."""
+    saved_per_call = rates.read * sizes.removed
+    if saved_per_call <= 0:
         return None
-    return max(0.0, float(once_units(sizes, rates, cold=cold) / saved))
+    return max(0.0, float(once_units(sizes, rates, cold=cold) / saved_per_call))
 
 
 def ripe(rates: Rates, carried_tokens: int, *, fixed_tokens: int, lost_tokens: int = 0) -> bool:
-    """Whether a warm prompt has carried what could be removed for as long as removing it costs.
+    """Whether carrying removable tokens has already cost as much as removing them would.
 
-    `carried_tokens` is the sum, over the calls since it was last made shorter, of what each could have done without;
-    `lost_tokens` will be fetched again. `fixed_tokens` are written however little was said since; what is written of
-    that besides is paid for once whenever it is done, and so does not count. In a conversation that grows evenly, no
-    other moment than r * carried = (w - r) fixed + w lost costs less for each call.
+    `carried_tokens` sums, over the calls since the last compaction, the tokens that each call could have done without.
+    `fixed_tokens` are written by any compaction however little the conversation has grown; `lost_tokens` will have to
+    be fetched again afterwards.
     """
+    # In a conversation that grows by g tokens a call, n calls between compactions carry g n^2 / 2 removable tokens at
+    # r each, and pay C = (w - r) fixed + w lost once. The cost per call, r g n / 2 + C / n, is lowest where
+    # r g n^2 / 2 = C, that is r * carried = C. Other tokens are written once whenever it happens: they do not count.
     return rates.read * carried_tokens >= (rates.write - rates.read) * fixed_tokens + rates.write * lost_tokens

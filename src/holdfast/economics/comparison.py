@@ -1,15 +1,15 @@
-"""Two ways to go on, and what each costs."""
+"""The cost of two alternatives, and which one is cheaper."""
 
 from decimal import Decimal
 
 import msgspec
 
 Amount = Decimal | float
-"""A count, a share or an expectation: whole or not."""
+"""A count, a share or an expected value; not necessarily whole."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What two alternatives cost, in uncached input tokens unless said otherwise; true if the first is cheaper."""
+    """Costs of two alternatives, in uncached input tokens unless stated otherwise; truthy if the first is cheaper."""
 
     first_units: Decimal
     second_units: Decimal
@@ -19,7 +19,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def saved_units(self) -> Decimal:
-        """What the first saves; below 0, what it costs too much."""
+        """What the first alternative saves over the second; negative if it costs more."""
         return self.second_units - self.first_units
 
 
@@ -28,5 +28,5 @@ def exact(amount: Amount) -> Decimal:
 
 
 def arithmetic_sum(start: int, stop: int) -> int:
-    """start + (start + 1) + ... + (stop - 1); 0 if there is none."""
+    """start + (start + 1) + ... + (stop - 1); 0 for an empty range."""
     return (start + stop - 1) * (stop - start) // 2 if stop > start else 0

@@ -1,4 +1,4 @@
-"""What a call cost, in dollars and in units of one uncached input token."""
+"""The cost of a call in dollars, and a price's multipliers relative to uncached input."""
 
 from decimal import Decimal
 
@@ -11,7 +11,7 @@ _MILLION = Decimal(1_000_000)
 
 
 class Multipliers(msgspec.Struct, frozen=True):
-    """What a prompt token costs relative to an uncached one; all 0 where plain input is free."""
+    """Cost of a prompt token relative to an uncached one; all 0 where uncached input is free."""
 
     read: Decimal
     write_5m: Decimal
@@ -20,7 +20,7 @@ class Multipliers(msgspec.Struct, frozen=True):
 
 
 def cost_usd(usage: Usage, price: Price) -> Decimal:
-    """Exact: the tokens of each bucket times its rate."""
+    """Exact: usage buckets are disjoint, so the cost is the sum of each bucket's tokens times its rate."""
     return (
         usage.input * price.input
         + usage.cache_read * price.cache_read
@@ -32,12 +32,12 @@ def cost_usd(usage: Usage, price: Price) -> Decimal:
 
 
 def uncached_cost_usd(usage: Usage, price: Price) -> Decimal:
-    """What the same call would have cost with no cache at all."""
+    """Cost of the same call without any caching."""
     return (usage.tokens_sent * price.input + usage.output * price.output) / _MILLION
 
 
 def storage_usd(tokens: int, seconds: float, price: Price) -> Decimal:
-    """What it costs to keep so many tokens for so long, where the provider sells that."""
+    """Storage cost of an explicit cache; providers quote it per million tokens and hour."""
     return tokens * price.storage_per_hour * Decimal(str(seconds)) / 3600 / _MILLION
 
 
@@ -50,16 +50,4 @@ def multipliers(price: Price) -> Multipliers:
         write_5m=relative(price.cache_write_5m),
         write_1h=relative(price.cache_write_1h),
         write_other=relative(price.cache_write_other),
-    )
-
-
-def cost_in_units(usage: Usage, price: Price) -> Decimal:
-    """What the prompt cost, in uncached input tokens. Output is left out: no mark or lifetime changes it."""
-    times = multipliers(price)
-    return (
-        usage.input
-        + usage.cache_read * times.read
-        + usage.cache_write_5m * times.write_5m
-        + usage.cache_write_1h * times.write_1h
-        + usage.cache_write_other * times.write_other
     )

@@ -1,4 +1,4 @@
-"""Whether a prefix that is too short to be cached is worth making longer."""
+"""Whether it pays to pad a prefix that is shorter than the provider's minimum cacheable size."""
 
 from decimal import Decimal
 
@@ -8,7 +8,7 @@ from holdfast.economics.comparison import Comparison, arithmetic_sum
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """What is expected of a session: so many calls, each of which adds so many tokens to what can be cached."""
+    """What is expected of a session: its number of calls, and how many cacheable tokens each call adds."""
 
     calls: int
     growth_tokens: int = 0
@@ -23,28 +23,20 @@ def padding_pays(
     read: Decimal,
     write: Decimal,
 ) -> Comparison:
-    """To pad a prefix of S tokens to P, which reaches the floor, against leaving it.
-
-    If nothing is added to it, the natural prefix is plain input in each of N calls: N S. The padded one is written once
-    and then read: w P + (N - 1) r P. So padding pays if S > r P and N > (w - r) P / (S - r P).
-
-    If what is cached grows by g tokens a call, as a marked conversation does, it reaches the floor by itself at call
-    k = (F - S) / g: only the calls before it pay S + g i as plain input, call k writes S + g k, and from then on both
-    are read, the padded prompt with P - S tokens more for as long as the session lasts: each call after k makes padding
-    worth less, not more.
-    """
+    """Compare a prefix padded up to the floor with leaving it as it is."""
+    # S = natural_tokens, P = padded_tokens, F = floor_tokens, N = calls, g = growth per call, r/w = read/write rate.
+    # Without growth the natural prefix is never cached and costs N S; the padded one is written once and then read:
+    #   w P + (N - 1) r P.  Padding pays if S > r P and N > (w - r) P / (S - r P).
+    # With growth the natural prompt reaches the floor by itself at call k = ceil((F - S) / g): calls i < k pay
+    # S + g i uncached, call k writes S + g k, and from then on both prompts are cached, the padded one with P - S
+    # tokens more. So every call after k makes padding less worthwhile, not more.
     calls, growth = ahead.calls, ahead.growth_tokens
-    plain = _calls_below_floor(natural_tokens, floor_tokens, ahead)
-    unpadded = Decimal(plain * natural_tokens + growth * arithmetic_sum(0, plain))
-    if plain < calls:
-        unpadded += _kept(natural_tokens + growth * plain, growth, calls - plain, read=read, write=write)
-    return Comparison(_kept(padded_tokens, growth, calls, read=read, write=write), unpadded)
-
-
-def padding_calls_min(natural_tokens: int, padded_tokens: int, *, read: Decimal, write: Decimal) -> Decimal | None:
-    """The number of calls that must be passed for padding to pay where nothing grows; None if none is enough."""
-    margin = natural_tokens - read * padded_tokens
-    return (write - read) * padded_tokens / margin if margin > 0 else None
+    uncached_calls = _calls_below_floor(natural_tokens, floor_tokens, ahead)
+    unpadded = Decimal(uncached_calls * natural_tokens + growth * arithmetic_sum(0, uncached_calls))
+    if uncached_calls < calls:
+        first_cached_tokens = natural_tokens + growth * uncached_calls
+        unpadded += _cached_cost(first_cached_tokens, growth, calls - uncached_calls, read=read, write=write)
+    return Comparison(_cached_cost(padded_tokens, growth, calls, read=read, write=write), unpadded)
 
 
 def _calls_below_floor(natural_tokens: int, floor_tokens: int, ahead: Outlook) -> int:
@@ -52,12 +44,16 @@ def _calls_below_floor(natural_tokens: int, floor_tokens: int, ahead: Outlook) -
         return 0
     if not ahead.growth_tokens:
         return ahead.calls
+    # Integer ceil((F - S) / g).
     return min(ahead.calls, -((natural_tokens - floor_tokens) // ahead.growth_tokens))
 
 
-def _kept(tokens: int, growth: int, calls: int, *, read: Decimal, write: Decimal) -> Decimal:
-    """What so many calls cost of which the first writes all and each later one reads it and writes what is new."""
+def _cached_cost(tokens: int, growth: int, calls: int, *, read: Decimal, write: Decimal) -> Decimal:
+    """Cost of calls of which the first writes the whole prompt, and each later one reads it and writes its growth."""
     if not calls:
         return Decimal(0)
-    later = calls - 1
-    return write * (tokens + growth * later) + read * (tokens * later + growth * arithmetic_sum(0, later))
+    # Written: tokens + g (N - 1). Read: sum of tokens + g i for i = 0 .. N - 2.
+    later_calls = calls - 1
+    written_tokens = tokens + growth * later_calls
+    read_tokens = tokens * later_calls + growth * arithmetic_sum(0, later_calls)
+    return write * written_tokens + read * read_tokens

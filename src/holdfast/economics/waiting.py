@@ -1,4 +1,4 @@
-"""When an agent that has to wait should come back: while its cache is warm, or so late that the miss is worth it."""
+"""When a waiting agent should resume: while its cache is still warm, or so late that the cache miss is worth it."""
 
 from decimal import Decimal
 
@@ -7,18 +7,18 @@ import msgspec
 from holdfast.economics.pinging import pings_max
 
 WAKE_MARGIN_SECONDS = 15.0
-"""How long before the cache lapses the next request should begin: requests take a while to arrive."""
+"""How long before the cache expires the next request should start: requests take a while to arrive."""
 
 LONG_WAIT_SECONDS = 1200.0
-"""Who cannot come back in time should wait at least so long: a miss costs the same after 6 minutes as after 20."""
+"""Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20."""
 
 
 class NextWake(msgspec.Struct, frozen=True):
-    """Come back within `within_seconds` for `warm_usd`, or not before `or_after_seconds` for `cold_usd`.
+    """Resume within `within_seconds` for `warm_usd`, or not before `or_after_seconds` for `cold_usd`.
 
-    Anything between costs as much as the long wait and gains less by it. `within_seconds` is 0 where nothing is warm.
-    Up to `warm_wakes_max` times it is cheaper to come back in time for nothing, and stay warm, than to start cold once;
-    None is without limit. The amounts are those of the prompt alone.
+    Any time in between costs as much as the long wait and gains less from it. `within_seconds` is 0 where nothing is
+    cached. Resuming in time up to `warm_wakes_max` times (None: unlimited) with nothing to do is still cheaper than one
+    cold start. Amounts cover the prompt only.
     """
 
     prompt_tokens: int
@@ -38,11 +38,9 @@ class NextWake(msgspec.Struct, frozen=True):
 def plan_wake(
     *, prompt_tokens: int, cached_tokens: int, warm_seconds: float, read_usd: Decimal, write_usd: Decimal
 ) -> NextWake:
-    """The two times to come back at, for a prompt of which so much is warm for so long; rates are per million tokens.
-
-    In time, what is cached is read and the rest written: r C + w (T - C). Late, all of it is written: w T. Who
-    comes back n times for nothing pays n r C to save (w - r) C, which bounds n as it does for pings.
-    """
+    """The two times to resume at; `warm_seconds` is how long the cached tokens stay cached, rates are per million."""
+    # T = prompt_tokens, C = cached_tokens. In time: r C + w (T - C). Late: w T. Resuming n times with nothing to do
+    # pays n r C to save (w - r) C, which bounds n exactly as for pings.
     cached = min(cached_tokens, prompt_tokens)
     within = max(warm_seconds - WAKE_MARGIN_SECONDS, 0.0) if cached else 0.0
     cold = prompt_tokens * write_usd / 1_000_000

@@ -1,4 +1,4 @@
-"""Keeping an idle session's cache alive: used again in time, for as long as that is expected to pay."""
+"""Keep-alive: pings that refresh an idle session's cache, for as long as that is expected to pay."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from holdfast.planning.policy import Ping
 from holdfast.planning.savings import write_rate
 
 CLOSING_SECONDS_MAX = 2.0
-"""How long a session that is closed waits for a ping under way."""
+"""How long closing a session waits for a ping in progress."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _MILLION = Decimal(1_000_000)
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """A ping as it is sent; `new_tokens` of it are in no cache yet."""
+    """An encoded ping request; `new_tokens` of it are not cached yet."""
 
     body: bytes
     wish: Empty
@@ -51,154 +51,161 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Watches one session from its opening to its close. A turn or a call that begins stops what was not sent yet."""
+    """The keep-alive of one session, from open to close. A turn or call that starts cancels a ping not yet sent."""
 
-    def __init__(self, talk: Conversation, rules: KeepAlive) -> None:
-        self._talk = talk
+    def __init__(self, conversation: Conversation, rules: KeepAlive) -> None:
+        self._conversation = conversation
         self._rules = rules
-        self._waiting: asyncio.Task[None] | None = None
+        self._waiting_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
-        self._stop: Callable[[], None] = talk.parts.bus.subscribe(self._hear)
+        self._unsubscribe: Callable[[], None] = conversation.parts.bus.subscribe(self._on_event)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event.payload:
             case TurnStarted() | LlmCallStarted() | ModelSwitched() | ContextCompacted() | SessionEnded():
-                self._leave()
+                self._cancel_waiting()
             case LlmCallCompleted():
-                self._leave()
-                self._waiting = asyncio.ensure_future(self._keep())
-                self._tasks.add(self._waiting)
-                self._waiting.add_done_callback(self._tasks.discard)
+                self._cancel_waiting()
+                self._waiting_task = asyncio.ensure_future(self._ping_loop())
+                self._tasks.add(self._waiting_task)
+                self._waiting_task.add_done_callback(self._tasks.discard)
             case _:
                 return
 
-    def _leave(self) -> None:
-        # What is under way is paid for already: it is read to its end, and recorded.
-        if self._waiting is not None and self._waiting not in self._sending:
-            self._waiting.cancel()
-        self._waiting = None
+    def _cancel_waiting(self) -> None:
+        # A ping in progress is already paid for: it is read to its end and recorded.
+        if self._waiting_task is not None and self._waiting_task not in self._sending:
+            self._waiting_task.cancel()
+        self._waiting_task = None
 
-    async def _keep(self) -> None:
+    async def _ping_loop(self) -> None:
         this = asyncio.current_task()
         try:
-            while self._waiting is this and await self._keep_once():
+            while self._waiting_task is this and await self._ping_once():
                 pass
         except HoldfastError as error:
-            # Nobody waits for this task: what fails here, the next call of the session meets too, and tells.
-            logger.warning("the cache of session %s is not kept alive: %s", self._talk.state.session_id, error)
+            # No caller awaits this task; the session's next call will meet the same failure and raise it.
+            logger.warning("no keep-alive for session %s: %s", self._conversation.state.session_id, error)
 
-    async def _keep_once(self) -> bool:
-        """Wait for the next ping and send it; whether there may be another one."""
-        ping = next_ping(self._talk)
+    async def _ping_once(self) -> bool:
+        """Wait until the next ping is due and send it; returns whether another one may follow."""
+        ping = next_ping(self._conversation)
         if isinstance(ping, str):
             return self._give_up(ping)
-        used_at = self._talk.state.memory.used_at or 0.0
-        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._talk.parts.clock()))
-        if self._talk.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
-            return False  # The machine slept longer than it was told to: nothing is left to be kept.
-        if await heed(self._talk):
-            return self._give_up("what is set for its cache has changed")
-        letter = letter_of(self._talk, ping)
-        if isinstance(letter, str):
-            return self._give_up(letter)
-        if over := over_limit(self._talk, letter, self._rules):
-            return self._give_up(over)
-        return await self._send(letter)
+        used_at = self._conversation.state.memory.used_at or 0.0
+        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._conversation.parts.clock()))
+        if self._conversation.parts.clock() - used_at >= ping.after_seconds + MARGIN_SECONDS:
+            return False  # The process slept past the expiry (a suspended laptop): nothing is left to refresh.
+        if await heed(self._conversation):
+            return self._give_up("its cache settings have changed")
+        request = letter_of(self._conversation, ping)
+        if isinstance(request, str):
+            return self._give_up(request)
+        if over_budget := over_limit(self._conversation, request, self._rules):
+            return self._give_up(over_budget)
+        return await self._send(request)
 
     def _give_up(self, reason: str) -> bool:
-        logger.info("the cache of session %s is not kept alive: %s", self._talk.state.session_id, reason)
+        logger.info("no keep-alive for session %s: %s", self._conversation.state.session_id, reason)
         return False
 
-    async def _send(self, letter: Letter) -> bool:
+    async def _send(self, request: Letter) -> bool:
         this = asyncio.current_task()
         assert this is not None
         self._sending.add(this)
         try:
-            return isinstance(await send_empty(self._talk, letter.body, letter.wish), CachePinged)
+            return isinstance(await send_empty(self._conversation, request.body, request.wish), CachePinged)
         finally:
             self._sending.discard(this)
 
     async def aclose(self) -> None:
-        """What waits is stopped; what is under way is given a moment to end, for it is paid for."""
-        self._stop()
-        self._leave()
+        """Cancel a waiting ping; one in progress gets `CLOSING_SECONDS_MAX` to finish, because it is paid for."""
+        self._unsubscribe()
+        self._cancel_waiting()
         try:
             if self._sending:
                 await asyncio.wait(self._sending, timeout=CLOSING_SECONDS_MAX)
         finally:
-            left = tuple(self._tasks)
-            for task in left:
+            tasks = tuple(self._tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def next_ping(talk: Conversation) -> Ping | str:
-    """The ping that is due if nothing else happens; or why there is none."""
-    state, parts = talk.state, talk.parts
-    if refused := why_not_alive(talk):
+def next_ping(conversation: Conversation) -> Ping | str:
+    """The next ping if the session stays idle; or the reason why there is none."""
+    state, deps = conversation.state, conversation.parts
+    if refused := why_not_alive(conversation):
         return refused
-    if state.memory.tail_piece is None or not {"5m", "1h"} <= parts.model.cache.ttls_seconds.keys():
-        return "nothing was marked"
-    moment = moment_of(talk, talk.draft.scroll)
-    ping = ping_of(state.memory, parts.learned, moment, "tool" if open_calls(state) else "person")
+    if state.memory.tail_piece is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
+        return "the last request had no breakpoints"
+    moment = moment_of(conversation, conversation.draft.scroll)
+    ping = ping_of(state.memory, deps.learned, moment, "tool" if open_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
     if state.control.ttl not in ("auto", ping.ttl):
-        return f"the lifetime is set to {state.control.ttl}"
+        return f"the TTL is set to {state.control.ttl}"
     return ping
 
 
-def over_limit(talk: Conversation, letter: Letter, rules: KeepAlive) -> str | None:
-    """Why there is too little money left for this ping, where there is."""
-    spent, held = talk.state.pinged_usd, talk.state.memory.tail_tokens
-    price = talk.price(letter.wish.estimated_tokens)
-    cost = (price.cache_read * held + write_rate(letter.wish.ttl, price) * letter.new_tokens) / _MILLION
+def over_limit(conversation: Conversation, request: Letter, rules: KeepAlive) -> str | None:
+    """Why the keep-alive budget does not cover this ping; None where it does."""
+    spent, cached_tokens = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
+    price = conversation.price(request.wish.estimated_tokens)
+    # A ping reads what is cached and writes only the new tokens (the reply, for an upgrade).
+    cost = (price.cache_read * cached_tokens + write_rate(request.wish.ttl, price) * request.new_tokens) / _MILLION
     if spent + cost <= rules.usd_max:
         return None
     return f"${spent:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
 
 
-def letter_of(talk: Conversation, ping: Ping) -> Letter | str:
-    """The last request once more, where its mark lives as long; else with the reply, marked for longer."""
-    request, memory = talk.state.request, talk.state.memory
-    parameters = empty_parameters(talk.parameters, talk.parts.model)
-    if request is None or not request.marks or len(talk.draft.scroll.pieces) < request.pieces:
-        return "nothing was marked"
+def letter_of(conversation: Conversation, ping: Ping) -> Letter | str:
+    """The last request again, if its breakpoint has the wanted TTL; else with the reply and a longer TTL."""
+    request, memory = conversation.state.request, conversation.state.memory
+    parameters = empty_parameters(conversation.parameters, conversation.parts.model)
+    if request is None or not request.marks or len(conversation.draft.scroll.pieces) < request.pieces:
+        return "the last request had no breakpoints"
     if isinstance(parameters, str):
         return parameters
-    opening = talk.parts.adapter.opening(parameters)
-    scroll, last = talk.draft.scroll, request.marks[-1]
-    if memory.pieces == request.pieces and (last.ttl == ping.ttl or ping.ttl == "5m"):
-        behind = scroll.pieces[request.pieces :]
-        scroll.cut(request.pieces)
-        body = scroll.render(opening, request.marks)
-        tokens = talk.state.calibration.corrected(scroll.tokens_total)
-        scroll.extend(behind)
-        return Letter(body, Empty("refresh", last.ttl, tokens, ping.reason, last.piece, request.pieces))
-    return _with_reply(talk, ping, opening)
+    request_head = conversation.parts.adapter.opening(parameters)
+    buffer, last_breakpoint = conversation.draft.scroll, request.marks[-1]
+    if memory.pieces == request.pieces and (last_breakpoint.ttl == ping.ttl or ping.ttl == "5m"):
+        later_blocks = buffer.pieces[request.pieces :]
+        buffer.cut(request.pieces)
+        body = buffer.render(request_head, request.marks)
+        tokens = conversation.state.calibration.corrected(buffer.tokens_total)
+        buffer.extend(later_blocks)
+        return Letter(
+            body, Empty("refresh", last_breakpoint.ttl, tokens, ping.reason, last_breakpoint.piece, request.pieces)
+        )
+    return _with_reply(conversation, ping, request_head)
 
 
-def _with_reply(talk: Conversation, ping: Ping, opening: bytes) -> Letter | str:
-    state = talk.state
+def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> Letter | str:
+    state = conversation.state
     if state.first_ephemeral is not None:
-        return "the prompt holds text that leaves it with the turn"
-    # The reply stands behind what was sent from now on, whatever comes next.
-    talk.draft.update(assemble(sent_view(state)))
-    scroll = talk.draft.scroll
-    pieces = len(scroll.pieces)
-    place = next((at for at in range(pieces - 1, -1, -1) if takes_mark(scroll.pieces, at)), None)
-    if place is None:
-        return "nothing in the prompt takes a mark"
+        return "the prompt holds ephemeral text, which leaves it with the turn"
+    # Every later prompt continues with this reply, so writing it to the cache is not wasted.
+    conversation.draft.update(assemble(sent_view(state)))
+    buffer = conversation.draft.scroll
+    blocks = len(buffer.pieces)
+    last_block = next((at for at in range(blocks - 1, -1, -1) if takes_mark(buffer.pieces, at)), None)
+    if last_block is None:
+        return "no block of the prompt can carry a breakpoint"
     request = state.request
-    before = sorted({mark.piece for mark in (request.marks if request else ()) if mark.piece < place})
-    held = before[-(talk.parts.model.cache.marks_max - 1) :]
-    marks = tuple(Mark(piece, ping.ttl, "kept alive") for piece in (*held, place))
-    scroll.extend(closing_pieces := talk.draft.spelled(closing_behind(state.passages[-1] if state.passages else None)))
-    body = scroll.render(opening, marks)
-    closing_tokens = sum(scroll.tokens[-len(closing_pieces) :])
-    tokens = state.calibration.corrected(scroll.tokens_total)
-    new_tokens = state.calibration.corrected(sum(scroll.tokens[state.memory.pieces :]))
-    scroll.cut(pieces)
-    kind: PingKind = "refresh" if talk.state.memory.pieces == pieces else "upgrade"
-    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, place, pieces, closing_tokens), new_tokens)
+    previous_blocks = sorted(
+        {breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < last_block}
+    )
+    earlier_blocks = previous_blocks[-(conversation.parts.model.cache.marks_max - 1) :]
+    breakpoints = tuple(Mark(block, ping.ttl, "keep-alive") for block in (*earlier_blocks, last_block))
+    buffer.extend(
+        closing_blocks := conversation.draft.spelled(closing_behind(state.passages[-1] if state.passages else None))
+    )
+    body = buffer.render(request_head, breakpoints)
+    closing_tokens = sum(buffer.tokens[-len(closing_blocks) :])
+    tokens = state.calibration.corrected(buffer.tokens_total)
+    new_tokens = state.calibration.corrected(sum(buffer.tokens[state.memory.pieces :]))
+    buffer.cut(blocks)
+    kind: PingKind = "refresh" if conversation.state.memory.pieces == blocks else "upgrade"
+    return Letter(body, Empty(kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens), new_tokens)

@@ -1,4 +1,4 @@
-"""What a session keeps of its newest answers: when they came, and by which name the provider knows them."""
+"""What a session remembers of its newest responses: time, usage, and the provider's response ids."""
 
 from collections.abc import Mapping
 
@@ -17,17 +17,17 @@ def answered(request: Sent | None, usage: Usage) -> SentCall | None:
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What the next request can be compared with: by model, the id of its newest reply.
+    """What a cache-miss diagnosis compares the next request with: the id of the newest response, by model.
 
-    `refused_by` are providers that took no request which asked for a diagnosis.
+    `refused_by` are providers that refused a request with the diagnosis parameter.
     """
 
     response_ids: Mapping[str, str] = {}
     refused_by: frozenset[str] = frozenset()
 
 
-def comparison_after(before: Comparison, ended: LlmCallCompleted | LlmCallFailed) -> Comparison:
-    match ended:
+def comparison_after(before: Comparison, outcome: LlmCallCompleted | LlmCallFailed) -> Comparison:
+    match outcome:
         case LlmCallCompleted(model=model, response_id=id) if id:
             return msgspec.structs.replace(before, response_ids={**before.response_ids, model: id})
         case LlmCallFailed(refused_diagnosis=True, provider=provider):

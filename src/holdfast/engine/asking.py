@@ -1,4 +1,4 @@
-"""One call of the model: what is sent, what is recorded before and after, and what comes back."""
+"""One model call: what is sent, what is recorded before and after, and the reply."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -48,123 +48,134 @@ from holdfast.providers.diagnosing import compares
 from holdfast.providers.tier_parameters import settings_of
 
 DRAIN_SECONDS_MAX = 0.2
+"""How long a finished response is read on, so that its connection can be reused."""
 
 Emit = Callable[[Delta], None]
 
 
-async def call_model(talk: Conversation, emit: Emit) -> Reply:
-    return await ask_and_recover(talk, lambda heard: _ask_with_cache(talk, heard), emit)
+async def call_model(conversation: Conversation, emit: Emit) -> Reply:
+    return await ask_and_recover(conversation, lambda on_delta: _call_with_cache(conversation, on_delta), emit)
 
 
-async def _ask_with_cache(talk: Conversation, emit: Emit) -> Reply:
-    """A named cache that the provider has lost costs one failed request; the whole prompt is then sent instead."""
-    await heed(talk)
-    # Whoever asks whether it is due brings the draft up to date.
-    if await shorten_if_due(talk):
-        await inject_news(talk)
-        talk.draft.update(assemble(sent_view(talk.state)))
-    kept = await reference(talk)
-    if kept is None:
-        return await _ask_model(talk, emit, None)
+async def _call_with_cache(conversation: Conversation, emit: Emit) -> Reply:
+    """Call with the explicit cache, if there is one; if the provider has lost it, call again with the whole prompt."""
+    await heed(conversation)
+    # Checking whether a compaction is due also brings the draft up to date.
+    if await shorten_if_due(conversation):
+        await inject_news(conversation)
+        conversation.draft.update(assemble(sent_view(conversation.state)))
+    explicit_cache = await reference(conversation)
+    if explicit_cache is None:
+        return await _call_with_diagnosis(conversation, emit, None)
     try:
-        return await _ask_model(talk, emit, kept)
+        return await _call_with_diagnosis(conversation, emit, explicit_cache)
     except ProviderError as error:
         if error.status not in (400, 403, 404):
             raise
-        # Whatever the provider calls it: the request with the cache is refused, and without it may not be.
-        await forget(talk, str(error))
-    return await _ask_model(talk, emit, None)
+        # Gemini reports a missing cache as 403; whatever the wording, the request may pass without the cache.
+        await forget(conversation, str(error))
+    return await _call_with_diagnosis(conversation, emit, None)
 
 
-async def _ask_model(talk: Conversation, emit: Emit, kept: Reference | None) -> Reply:
-    """A provider that takes no request which asks for a diagnosis is asked without, now and from then on."""
-    given = kept.parameters if kept else talk.parameters
-    sent = asking(talk, given)
+async def _call_with_diagnosis(conversation: Conversation, emit: Emit, explicit_cache: Reference | None) -> Reply:
+    """Ask for a cache-miss diagnosis, and retry without if the provider refuses that; it is then never asked again."""
+    parameters = explicit_cache.parameters if explicit_cache else conversation.parameters
+    sent = asking(conversation, parameters)
     try:
-        return await _send(talk, emit, kept, sent)
+        return await _send(conversation, emit, explicit_cache, sent)
     except ProviderError as error:
-        if not is_refused(talk, sent, error):
+        if not is_refused(conversation, sent, error):
             raise
-    return await _send(talk, emit, kept, Sent(given))
+    return await _send(conversation, emit, explicit_cache, Sent(parameters))
 
 
-async def _send(talk: Conversation, emit: Emit, kept: Reference | None, sent: Sent) -> Reply:
-    parts, state = talk.parts, talk.state
-    scroll = talk.draft.scroll
-    shared = shared_links(state.links, scroll.links)
-    plan = plan_next(talk, scroll, shared)
-    start = kept.pieces if kept else 0
-    key = completion_key(talk, kept.parameters if kept else talk.parameters, plan, start=start)
-    if (repeated := await _repeat(talk, key, emit)) is not None:
+async def _send(conversation: Conversation, emit: Emit, explicit_cache: Reference | None, sent: Sent) -> Reply:
+    """Plan, encode, reserve budget, wait for a slot, record the start, exchange, and record the result."""
+    deps, state = conversation.parts, conversation.state
+    buffer = conversation.draft.scroll
+    shared_blocks = shared_links(state.links, buffer.links)
+    plan = plan_next(conversation, buffer, shared_blocks)
+    first_block = explicit_cache.pieces if explicit_cache else 0
+    key = completion_key(
+        conversation, explicit_cache.parameters if explicit_cache else conversation.parameters, plan, start=first_block
+    )
+    if (repeated := await _replay_cached(conversation, key, emit)) is not None:
         return repeated
-    body = scroll.render(parts.adapter.opening(sent.parameters), plan.marks, start=start)
-    estimated = state.calibration.corrected(scroll.tokens_total)
+    body = buffer.render(deps.adapter.opening(sent.parameters), plan.marks, start=first_block)
+    estimated = state.calibration.corrected(buffer.tokens_total)
     prepared = RequestPrepared(
         plan=plan,
         encoding=ENCODING,
-        shared_blocks=shared,
-        links=tuple(scroll.links[shared:]),
-        parameters_digest=digest(parts.adapter.opening(talk.parameters)),
+        shared_blocks=shared_blocks,
+        links=tuple(buffer.links[shared_blocks:]),
+        parameters_digest=digest(deps.adapter.opening(conversation.parameters)),
         body_bytes=len(body),
-        settings=settings_of(parts.model.provider, parts.model.cache, talk.parameters),
-        moved=talk.draft.move(shared) if shared < len(state.links) else None,
+        settings=settings_of(deps.model.provider, deps.model.cache, conversation.parameters),
+        moved=conversation.draft.move(shared_blocks) if shared_blocks < len(state.links) else None,
     )
-    talk.draft.settle()
-    claim = claim_of(talk, scroll, plan)
-    with talk.promise(estimated):
-        heard = Heard(listening=parts.completions is not None)
-        async with cross(parts.gate, claim, parts.clock) as crossing:
-            request_id = parts.new_id(crossing.started_at)
-            waited = crossing.waited_seconds
-            started = LlmCallStarted(parts.model.id, parts.model.provider, estimated, request_id, waited_seconds=waited)
-            await talk.record("agent", prepared, started)
-            reply, retries = await _exchange(talk, body, crossing, emit, sent=sent, heard=heard)
-        billed = by_lifetime(reply.usage, parts.model.provider, plan.marks, scroll.links)
+    conversation.draft.settle()
+    flight_key = claim_of(conversation, buffer, plan)
+    with conversation.promise(estimated):
+        received = Heard(listening=deps.completions is not None)
+        async with cross(deps.gate, flight_key, deps.clock) as slot:
+            request_id = deps.new_id(slot.started_at)
+            waited = slot.waited_seconds
+            started = LlmCallStarted(deps.model.id, deps.model.provider, estimated, request_id, waited_seconds=waited)
+            await conversation.record("agent", prepared, started)
+            reply, retries = await _exchange(conversation, body, slot, emit, sent=sent, received=received)
+        billed = by_lifetime(reply.usage, deps.model.provider, plan.marks, buffer.links)
         reply = msgspec.structs.replace(reply, usage=billed)
-        told = reply if compares(parts.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
-        completed = _completed(talk, told, crossing, retries=retries, request_id=request_id)
-        kept_now = keep_reply(talk, key, heard, reply)
-        completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=kept_now)
-        before = talk.state
-        said = await _take(talk, reply, completed)
-    await teach_news(talk)
-    await report_call(talk, before, prepared, reply.usage)
-    return said
+        # A diagnosis is recorded only if this request was compared with the previous one.
+        reply_to_record = (
+            reply if compares(deps.adapter, sent.parameters) else msgspec.structs.replace(reply, diagnosis=None)
+        )
+        completed = _completed_event(conversation, reply_to_record, slot, retries=retries, request_id=request_id)
+        is_stored = keep_reply(conversation, key, received, reply)
+        completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=is_stored)
+        state_before = conversation.state
+        recorded_reply = await _record_reply(conversation, reply, completed)
+    await teach_news(conversation)
+    await report_call(conversation, state_before, prepared, reply.usage)
+    return recorded_reply
 
 
-async def _repeat(talk: Conversation, key: str, emit: Emit) -> Reply | None:
-    """What was answered to an equal request a moment ago; nothing is sent, and nothing is paid."""
-    deltas = kept_deltas(talk, key)
+async def _replay_cached(conversation: Conversation, request_key: str, emit: Emit) -> Reply | None:
+    """The stored reply to a byte-identical request, if there is one; nothing is sent or paid."""
+    deltas = kept_deltas(conversation, request_key)
     reply = finished(deltas)
     if reply is None:
         return None
-    at = talk.parts.clock()
+    at = conversation.parts.clock()
     for delta in deltas:
         emit(delta)
-    completed = _completed(talk, reply, Crossing(Claim(""), at), retries=0, request_id=talk.parts.new_id(at))
-    return await _take(talk, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=key))
+    completed = _completed_event(
+        conversation, reply, Crossing(Claim(""), at), retries=0, request_id=conversation.parts.new_id(at)
+    )
+    return await _record_reply(
+        conversation, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=request_key)
+    )
 
 
-async def _take(talk: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
-    """Record a call that was answered, and make its reply part of the conversation."""
-    # What no provider takes back is not made part of it: blank text, or thinking and nothing else.
+async def _record_reply(conversation: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
+    """Record a completed call, and append its reply to the conversation."""
+    # Providers refuse blank text and thinking-only messages in the history, so these are not appended.
     content = sendable_content(reply.content)
-    said = (MessageAppended(Message("assistant", content)),) if content else ()
-    await talk.record("agent", completed, *said)
+    appended = (MessageAppended(Message("assistant", content)),) if content else ()
+    await conversation.record("agent", completed, *appended)
     return msgspec.structs.replace(reply, content=content)
 
 
-def _completed(
-    talk: Conversation, reply: Reply, crossing: Crossing, *, retries: int, request_id: str
+def _completed_event(
+    conversation: Conversation, reply: Reply, slot: Crossing, *, retries: int, request_id: str
 ) -> LlmCallCompleted:
-    parts = talk.parts
+    deps = conversation.parts
     return LlmCallCompleted(
-        model=parts.model.id,
-        provider=parts.model.provider,
+        model=deps.model.id,
+        provider=deps.model.provider,
         usage=reply.usage,
-        cost_usd=cost_usd(reply.usage, talk.price(reply.usage.tokens_sent)),
-        pricing_version=parts.pricing_version,
-        latency_ms=since(talk, crossing.started_at),
+        cost_usd=cost_usd(reply.usage, conversation.price(reply.usage.tokens_sent)),
+        pricing_version=deps.pricing_version,
+        latency_ms=since(conversation, slot.started_at),
         stop_reason=reply.stop_reason,
         produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
         produced_thinking_blocks=sum(map(is_thinking, reply.content)),
@@ -177,87 +188,89 @@ def _completed(
 
 
 async def _exchange(
-    talk: Conversation, body: bytes, crossing: Crossing, emit: Emit, *, sent: Sent, heard: Heard
+    conversation: Conversation, body: bytes, slot: Crossing, emit: Emit, *, sent: Sent, received: Heard
 ) -> tuple[Reply, int]:
-    """Send a request that is already on the log, and read the reply to its end; how often it had to be sent again."""
-    parts, started_at = talk.parts, crossing.started_at
-    reader, arrived = parts.adapter.stream_reader(), Arrived()
+    """Send a request that is already on the log and read the reply to its end; returns the number of retries too."""
+    deps, started_at = conversation.parts, slot.started_at
+    reader, arrived = deps.adapter.stream_reader(), Arrived()
     retries = 0
 
     def on_retry(attempt: int, error: ProviderError) -> None:
         nonlocal retries
         retries = attempt
 
-    sending = parts.wire.send(parts.adapter.endpoint(sent.parameters), body, on_retry=on_retry)
+    sending = deps.wire.send(deps.adapter.endpoint(sent.parameters), body, on_retry=on_retry)
     try:
         async with aclosing(sending) as chunks:
             async for chunk in chunks:
-                heard.hear(chunk)
+                received.hear(chunk)
                 for delta in reader.feed(chunk):
-                    crossing.begun()
+                    slot.begun()
                     arrived.take(delta)
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
                         return delta.reply, retries
-        raise ProviderError("network", "the reply ended before it was complete; say 'go on' to try again")
+        raise ProviderError("network", "the response ended before it was complete; send 'continue' to try again")
     except ProviderError as error:
-        taken = arrived.taken(reader.partial(), parts.model.tokens_factor)
-        failed = failed_call(talk, error, retries=retries, started_at=started_at, taken=taken)
-        refused = is_refused(talk, sent, error)
-        await talk.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
+        usage_so_far = arrived.taken(reader.partial(), deps.model.tokens_factor)
+        failed = failed_call(conversation, error, retries=retries, started_at=started_at, usage_so_far=usage_so_far)
+        refused = is_refused(conversation, sent, error)
+        await conversation.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
         raise
     except asyncio.CancelledError:
         partial = reader.partial()
-        stopped = ProviderError("cancelled", "cancelled by the caller")
-        taken = arrived.taken(partial, parts.model.tokens_factor)
-        payloads: list[AnyPayload] = [failed_call(talk, stopped, retries=retries, started_at=started_at, taken=taken)]
+        cancellation = ProviderError("cancelled", "cancelled by the caller")
+        usage_so_far = arrived.taken(partial, deps.model.tokens_factor)
+        payloads: list[AnyPayload] = [
+            failed_call(conversation, cancellation, retries=retries, started_at=started_at, usage_so_far=usage_so_far)
+        ]
         if content := sendable_content(partial.content if partial else ()):
             payloads.append(MessageAppended(Message("assistant", content)))
-        await talk.record("agent", *payloads)
+        await conversation.record("agent", *payloads)
         raise
 
 
 async def _drain(chunks: AsyncGenerator[bytes, None]) -> None:
-    """Read to the end what is there already, so that the connection can be used again."""
+    """Read what has already arrived, so that the connection can be reused."""
     try:
         async with asyncio.timeout(DRAIN_SECONDS_MAX):
             async for _ in chunks:
                 pass
     except (TimeoutError, ProviderError):
-        # The reply is whole; what the connection does afterwards is of no concern.
+        # The reply is complete; a failure of the connection afterwards does not matter.
         return
 
 
 def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
-    """What of a reply can be sent back: providers refuse blank text, and a message that is nothing but thinking."""
-    kept = tuple(block for block in content if not is_blank(block))
-    return kept if any(not is_thinking(block) for block in kept) else ()
+    """The blocks of a reply that can be sent back: providers refuse blank text and thinking-only messages."""
+    sendable = tuple(block for block in content if not is_blank(block))
+    return sendable if any(not is_thinking(block) for block in sendable) else ()
 
 
 def failed_call(
-    talk: Conversation,
+    conversation: Conversation,
     error: ProviderError,
     *,
     retries: int,
     started_at: float,
-    taken: tuple[Usage, bool] = (Usage(), False),
+    usage_so_far: tuple[Usage, bool] = (Usage(), False),
 ) -> LlmCallFailed:
-    opened = talk.state.call_open
-    usage, output_estimated = taken
+    open_call = conversation.state.call_open
+    usage, output_estimated = usage_so_far
     return LlmCallFailed(
-        model=talk.parts.model.id,
-        provider=talk.parts.model.provider,
+        model=conversation.parts.model.id,
+        provider=conversation.parts.model.provider,
         error_class=error.kind,
         error_message_redacted=str(error),
         retry_count=retries,
-        latency_ms=since(talk, started_at),
-        request_id=opened.request_id if opened else "",
+        latency_ms=since(conversation, started_at),
+        request_id=open_call.request_id if open_call else "",
         usage=usage,
-        cost_usd=cost_usd(usage, talk.price(usage.tokens_sent)),
+        cost_usd=cost_usd(usage, conversation.price(usage.tokens_sent)),
         output_estimated=output_estimated,
     )
 
 
-def since(talk: Conversation, started_at: float) -> int:
-    return round((talk.parts.clock() - started_at) * 1000)
+def since(conversation: Conversation, started_at: float) -> int:
+    return round((conversation.parts.clock() - started_at) * 1000)

@@ -1,4 +1,4 @@
-"""For how long a call has written, where its provider says only how much."""
+"""Splits reported cache writes by TTL, for providers that report only their sum."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,24 @@ from holdfast.canonical.usage import Usage
 from holdfast.providers.openrouter import openrouter
 
 
-def by_lifetime(usage: Usage, provider: str, marks: Sequence[Mark], links: Sequence[Link]) -> Usage:
-    """The usage with its writes where they are billed: for an hour up to the last mark of an hour, then for less.
+def by_lifetime(usage: Usage, provider: str, breakpoints: Sequence[Mark], digests: Sequence[Link]) -> Usage:
+    """The usage with its writes in the bucket in which they are billed.
 
-    OpenRouter adds them up. Where lifetimes are mixed, how far that mark reaches is an estimate, by its share of bytes.
+    OpenRouter reports one `cache_write_tokens` for both TTLs. Everything up to the last 1-hour breakpoint is a 1-hour
+    write; where TTLs are mixed, the tokens up to that breakpoint are estimated by its share of the prompt's bytes.
     """
-    hours = [mark.piece for mark in marks if mark.ttl == "1h" and mark.piece < len(links)]
-    written = usage.cache_write_5m
-    if provider != openrouter.name or not hours or not written:
+    hour_blocks = [
+        breakpoint.piece for breakpoint in breakpoints if breakpoint.ttl == "1h" and breakpoint.piece < len(digests)
+    ]
+    written_tokens = usage.cache_write_5m
+    if provider != openrouter.name or not hour_blocks or not written_tokens:
         return usage
-    hour = written
-    if max(hours) < max(mark.piece for mark in marks):
-        reach = usage.tokens_sent * links[max(hours)].end // links[-1].end
-        hour = min(written, max(0, reach - usage.cache_read))
-    return msgspec.structs.replace(usage, cache_write_5m=written - hour, cache_write_1h=usage.cache_write_1h + hour)
+    hour_tokens = written_tokens
+    # Writes start where the read ends; those before the last 1-hour breakpoint are 1-hour writes:
+    # hour = tokens_upto_hour - cache_read, at least 0 and at most everything written.
+    if max(hour_blocks) < max(breakpoint.piece for breakpoint in breakpoints):
+        tokens_upto_hour = usage.tokens_sent * digests[max(hour_blocks)].end // digests[-1].end
+        hour_tokens = min(written_tokens, max(0, tokens_upto_hour - usage.cache_read))
+    return msgspec.structs.replace(
+        usage, cache_write_5m=written_tokens - hour_tokens, cache_write_1h=usage.cache_write_1h + hour_tokens
+    )

@@ -1,4 +1,4 @@
-"""What a call took that broke off: what the provider had reported, and of its output what had arrived."""
+"""The usage of an interrupted call: what the provider had reported, and an estimate of the output received."""
 
 import msgspec
 
@@ -8,28 +8,28 @@ from holdfast.catalog.tokens import count_tokens
 
 
 class Arrived:
-    """The text of a reply as far as it came, thinking and arguments included."""
+    """The text of a reply as far as it was received, thinking and tool arguments included."""
 
     def __init__(self) -> None:
-        self._parts: list[str] = []
+        self._texts: list[str] = []
 
     def take(self, delta: Delta) -> None:
         match delta:
             case TextDelta(text=text) | ThinkingDelta(text=text) | ToolUseDelta(json_part=text):
-                self._parts.append(text)
+                self._texts.append(text)
             case _:
                 pass
 
-    def taken(self, partial: Reply | None, factor: float) -> tuple[Usage, bool]:
+    def taken(self, partial: Reply | None, tokens_factor: float) -> tuple[Usage, bool]:
         """The usage, and whether its output is our estimate.
 
-        Most providers tell the output at the end alone. Of a call whose prompt was not reported either, nothing is
-        known: it has no usage at all.
+        Most providers report output tokens only at the end of a stream. If the prompt was not reported either, the call
+        has no usage at all.
         """
         reported = partial.usage if partial else Usage()
         if partial is None or partial.stop_reason != "cancelled" or not reported.tokens_sent:
             return reported, False
-        estimate = count_tokens("".join(self._parts), factor)
+        estimate = count_tokens("".join(self._texts), tokens_factor)
         if estimate <= reported.output:
             return reported, False
         return msgspec.structs.replace(reported, output=estimate), True

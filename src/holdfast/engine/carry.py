@@ -1,4 +1,4 @@
-"""What of a conversation goes along to another model: everything that the other could be told."""
+"""Converting a conversation's history for another model: everything that the other model can accept."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,43 +13,44 @@ UNTOLD_RESULT = "The result was in a form that only another provider knows."
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """The passages that go along; `dropped` counts the blocks that stay behind, by their kind."""
+    """The entries that are kept; `dropped` counts the removed blocks by kind."""
 
     passages: tuple[Passage, ...]
     dropped: tuple[tuple[str, int], ...] = ()
 
 
-def carry(passages: Sequence[Passage], *, same_provider: bool) -> Carried:
-    """Thinking is bound to the model that thought it and stays behind as a whole.
+def carry(entries: Sequence[Passage], *, same_provider: bool) -> Carried:
+    """Thinking is bound to the model that produced it and is always dropped (docs/decisions/0014).
 
-    What we keep as a provider's own bytes goes along only where the provider stays; calls are understood well
-    enough to be told to anyone.
+    Opaque provider-specific blocks are kept only within the same provider, except tool calls, which are converted.
     """
     dropped: Counter[str] = Counter()
-    kept = []
-    for passage in passages:
+    carried = []
+    for entry in entries:
         content = tuple(
-            taken for block in passage.content if (taken := _carried(block, same_provider, dropped)) is not None
+            converted
+            for block in entry.content
+            if (converted := _portable_block(block, same_provider, dropped)) is not None
         )
-        if len(content) == len(passage.content) and all(a is b for a, b in zip(content, passage.content, strict=True)):
-            kept.append(passage)
+        if len(content) == len(entry.content) and all(a is b for a, b in zip(content, entry.content, strict=True)):
+            carried.append(entry)
         elif content:
-            kept.append(msgspec.structs.replace(passage, content=content))
-    return Carried(tuple(kept), tuple(sorted(dropped.items())))
+            carried.append(msgspec.structs.replace(entry, content=content))
+    return Carried(tuple(carried), tuple(sorted(dropped.items())))
 
 
-def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
+def _portable_block(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
     if is_thinking(block):
         dropped["thinking"] += 1
         return None
     if same_provider:
         return block
     if isinstance(block, Opaque):
-        answered = result_id(block)
-        if answered is not None:
-            # Its call goes along, and no provider takes a call without a result.
+        answered_id = result_id(block)
+        if answered_id is not None:
+            # Its call is kept, and no provider accepts a call without a result.
             dropped[block.kind] += 1
-            return ToolResult(answered, (Text(UNTOLD_RESULT),))
+            return ToolResult(answered_id, (Text(UNTOLD_RESULT),))
         call = call_in(block)
         if call is None:
             dropped[block.kind] += 1
@@ -57,8 +58,8 @@ def _carried(block: Block, same_provider: bool, dropped: Counter[str]) -> Block 
     if isinstance(block, ToolResult) and any(isinstance(part, Opaque) for part in block.content):
         foreign = [part.kind for part in block.content if isinstance(part, Opaque)]
         dropped.update(foreign)
-        known = tuple(part for part in block.content if not isinstance(part, Opaque))
-        return msgspec.structs.replace(block, content=known)
+        portable = tuple(part for part in block.content if not isinstance(part, Opaque))
+        return msgspec.structs.replace(block, content=portable)
     return block
 
 
@@ -68,7 +69,7 @@ class _Function(msgspec.Struct):
 
 
 class _WireCall(msgspec.Struct):
-    """How the providers write a call: what it gets is `input`, `arguments` in a string, or nested `args`."""
+    """A provider's tool call: its arguments are `input`, a string `arguments`, or nested `args`."""
 
     name: str = ""
     input: msgspec.Raw = msgspec.Raw(b"{}")
@@ -77,7 +78,7 @@ class _WireCall(msgspec.Struct):
 
 
 def call_in(block: Block) -> ToolUse | None:
-    """The call that a block is, also where it has fields that we do not know."""
+    """The tool call in a block, even if the block has fields that we do not know; None if it is no call."""
     if isinstance(block, ToolUse):
         return block
     id = call_id(block)

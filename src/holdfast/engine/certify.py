@@ -1,4 +1,4 @@
-"""A stored session checked again: are its requests the bytes that the log makes, and was read what had to be?"""
+"""Certifies a stored session: its requests match the bytes rebuilt from the log, and expected cache reads happened."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,10 +18,10 @@ from holdfast.providers.registry import adapter_for
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """The first `prefix_bytes` of a call equal those of the call before, and it had to read `expected_read_tokens`.
+    """The first `prefix_bytes` of a call equal the previous call's, and it had to read `expected_read_tokens`.
 
-    `violation` says what was found not to be so; `read_tokens` is None where the call was not answered. A simulated
-    cache ends with its process: where nothing was left of it the call is `restarted`, and only its bytes are judged.
+    `violation` says which of the two does not hold; `read_tokens` is None where the call got no response. A simulated
+    cache ends with its process: a call that finds it empty is `restarted`, and only its bytes are checked.
     """
 
     call: int
@@ -36,74 +36,79 @@ class Certificate(msgspec.Struct, frozen=True):
 def certify(
     events: Iterable[Event], session_id: str, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
 ) -> Iterator[Certificate]:
-    """One for every request of a session, in order: its bytes are made anew from the log and compared."""
+    """One certificate per request, in order: its bytes are rebuilt from the log and compared."""
     state = State(session_id)
     draft: Draft | None = None
-    open_one: Certificate | None = None
-    number = 0
+    pending: Certificate | None = None
+    call_number = 0
     simulated = False
     for event in events:
         match event.payload:
-            case SessionStarted() as it:
-                simulated = it.simulated
-            case RequestPrepared() as it:
-                if open_one is not None:
-                    yield open_one
-                number += 1
+            case SessionStarted() as payload:
+                simulated = payload.simulated
+            case RequestPrepared() as payload:
+                if pending is not None:
+                    yield pending
+                call_number += 1
                 draft = draft or Draft(adapter_for(find_model(state.model, models).provider), len)
                 draft.update(assemble(sent_view(state)))
-                open_one = _checked(state, it, draft, number)
+                pending = _certify_bytes(state, payload, draft, call_number)
             case ModelSwitched():
                 draft = None
-            case LlmCallCompleted() as it if open_one is not None:
-                yield _with_read(open_one, it.usage.cache_read, drop_tokens_min, simulated=simulated)
-                open_one = None
-            case LlmCallFailed() if open_one is not None:
-                yield open_one
-                open_one = None
+            case LlmCallCompleted() as payload if pending is not None:
+                yield _with_read(pending, payload.usage.cache_read, drop_tokens_min, simulated=simulated)
+                pending = None
+            case LlmCallFailed() if pending is not None:
+                yield pending
+                pending = None
             case _:
                 pass
         state = apply(state, event)
-    if open_one is not None:
-        yield open_one
+    if pending is not None:
+        yield pending
 
 
-def _checked(state: State, prepared: RequestPrepared, draft: Draft, number: int) -> Certificate:
-    before = state.links
-    # A log that was tampered with may name any number.
-    shared = min(max(prepared.shared_blocks, 0), len(before))
-    recorded = (*before[:shared], *prepared.links)
-    made = Certificate(
-        call=number,
-        prefix_bytes=before[shared - 1].end if shared else 0,
-        equal_to_call=number - 1 if shared else None,
+def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_number: int) -> Certificate:
+    previous_digests = state.links
+    # A log that was tampered with may hold any number.
+    shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_digests))
+    recorded = (*previous_digests[:shared_blocks], *prepared.links)
+    certificate = Certificate(
+        call=call_number,
+        prefix_bytes=previous_digests[shared_blocks - 1].end if shared_blocks else 0,
+        equal_to_call=call_number - 1 if shared_blocks else None,
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
-    if shared != prepared.shared_blocks:
-        return _refused(made, f"it says that it shares {prepared.shared_blocks} blocks with a call of {len(before)}")
+    if shared_blocks != prepared.shared_blocks:
+        return _with_violation(
+            certificate,
+            f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_digests)}",
+        )
     if prepared.encoding != ENCODING:
-        return _refused(made, f"it was spelled by {prepared.encoding}, which this version does not know")
-    made_anew = draft.scroll.links
-    same = shared_links(recorded, made_anew)
-    if same < max(len(recorded), len(made_anew)):
-        moved = (recorded if same < len(recorded) else made_anew)[same]
-        where = f"block {same}, layer {moved.layer!r}, from byte {moved.start} on"
-        return _refused(made, f"the log makes other bytes than were sent: {where}")
-    if shared < min(len(before), state.answered_links):
-        moved = before[shared]
-        where = f"block {shared}, layer {moved.layer!r}, from byte {moved.start} on"
-        return _refused(made, f"the prefix moved: {where}")
-    return made
+        return _with_violation(
+            certificate, f"it was encoded with {prepared.encoding}, which this version does not support"
+        )
+    rebuilt = draft.scroll.links
+    equal_blocks = shared_links(recorded, rebuilt)
+    if equal_blocks < max(len(recorded), len(rebuilt)):
+        changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
+        where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
+        return _with_violation(certificate, f"the bytes rebuilt from the log differ from those sent: {where}")
+    if shared_blocks < min(len(previous_digests), state.answered_links):
+        changed = previous_digests[shared_blocks]
+        where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
+        return _with_violation(certificate, f"the prefix changed: {where}")
+    return certificate
 
 
-def _with_read(made: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:
-    told = msgspec.structs.replace(made, read_tokens=read)
-    if told.violation is None and made.expected_read_tokens - read >= drop_tokens_min:
+def _with_read(certificate: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:
+    with_usage = msgspec.structs.replace(certificate, read_tokens=read)
+    if with_usage.violation is None and certificate.expected_read_tokens - read >= drop_tokens_min:
         if simulated and not read:
-            return msgspec.structs.replace(told, restarted=True)
-        return _refused(told, f"{read} tokens were read of {made.expected_read_tokens} that were there")
-    return told
+            return msgspec.structs.replace(with_usage, restarted=True)
+        return _with_violation(with_usage, f"only {read} of {certificate.expected_read_tokens} cached tokens were read")
+    return with_usage
 
 
-def _refused(made: Certificate, violation: str) -> Certificate:
-    return msgspec.structs.replace(made, violation=violation)
+def _with_violation(certificate: Certificate, violation: str) -> Certificate:
+    return msgspec.structs.replace(certificate, violation=violation)

@@ -1,4 +1,4 @@
-"""When a conversation that is under way is made shorter: asked for, due before a call, or because it did not fit."""
+"""Compaction triggers: on request, when due before a call, or because the prompt did not fit the context window."""
 
 import asyncio
 
@@ -21,106 +21,115 @@ from holdfast.engine.views import sent_view
 from holdfast.events.payloads_compaction import CompactionRefused, Trigger
 from holdfast.layers.assemble import assemble
 
-HEAD_TOO_LARGE = "tools and system prompt alone pass the limit, and no compaction makes them shorter"
+HEAD_TOO_LARGE = "tools and system prompt alone exceed the limit, and compaction cannot shorten them"
 SMALL_TAIL_TOKENS = 6_000
-"""How much of the tail is kept when a prompt did not fit; when it still does not, the newest group alone."""
+"""How much of the newest history is kept after an overflow; if that still overflows, only the newest group is."""
 
 
-def standing_of(talk: Conversation) -> Standing:
-    """The conversation as it stands, with the draft of what would be sent now."""
-    talk.draft.update(assemble(sent_view(talk.state)))
-    state, parts = talk.state, talk.parts
+def standing_of(conversation: Conversation) -> Standing:
+    """A snapshot of the conversation for compaction; also updates the draft to what would be sent now."""
+    conversation.draft.update(assemble(sent_view(conversation.state)))
+    state, deps = conversation.state, conversation.parts
     return Standing(
         state=state,
-        draft=talk.draft,
-        model=parts.model,
-        price=talk.price(state.calibration.corrected(talk.draft.scroll.tokens_total)),
-        at=parts.clock(),
-        learned=parts.learned,
-        output_tokens_max=parts.parameters.output_tokens_max,
-        said=talk.said,
-        new_draft=talk.new_draft,
+        draft=conversation.draft,
+        model=deps.model,
+        price=conversation.price(state.calibration.corrected(conversation.draft.scroll.tokens_total)),
+        at=deps.clock(),
+        learned=deps.learned,
+        output_tokens_max=deps.parameters.output_tokens_max,
+        said=conversation.said,
+        new_draft=conversation.new_draft,
     )
 
 
-async def shorten(talk: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
-    """What was asked for, done if it helps; by the seed's rules where that is said."""
-    standing = standing_of(talk)
-    # A long conversation is read through for it, which is not to keep others waiting.
-    found = await asyncio.to_thread(propose_seed if seed else propose, standing, config, "asked")
-    await report_damage(talk)
-    if isinstance(found, Proposal):
-        found = await _explained(talk, standing, found, config)
-        await talk.record("user", *found.payloads)
-        await adopt(talk)
-    return found
+async def shorten(conversation: Conversation, config: CompactionConfig, *, seed: bool = False) -> Proposal | Unhelpful:
+    """Compact on the user's request, if it helps; with `seed` by the rules of seed 002."""
+    snapshot = standing_of(conversation)
+    # This reads the whole conversation, so it runs in a thread and does not block the event loop.
+    proposal = await asyncio.to_thread(propose_seed if seed else propose, snapshot, config, "asked")
+    await report_damage(conversation)
+    if isinstance(proposal, Proposal):
+        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
+        await conversation.record("user", *proposal.payloads)
+        await adopt(conversation)
+    return proposal
 
 
-async def _explained(talk: Conversation, standing: Standing, found: Proposal, config: CompactionConfig) -> Proposal:
-    """With the model's own words where they are wanted, and the prompt that they ride on is still cached."""
-    if not config.prose or found.event.strategy != "checkpoint" or found.event.numbers.cache_cold:
-        return found
-    return await with_prose(talk, standing, found)
+async def _with_llm_summary(
+    conversation: Conversation, snapshot: Standing, proposal: Proposal, config: CompactionConfig
+) -> Proposal:
+    """The proposal with an LLM summary, if configured and if the prompt that the summary request reuses is cached."""
+    if not config.prose or proposal.event.strategy != "checkpoint" or proposal.event.numbers.cache_cold:
+        return proposal
+    return await with_prose(conversation, snapshot, proposal)
 
 
-async def shorten_if_due(talk: Conversation) -> bool:
-    """Whether the next call will send a shorter prompt; what was due and would not help is told once."""
-    config, standing = talk.parts.compaction, standing_of(talk)
-    outlook = outlook_of(standing)
-    trigger = due(outlook, talk.state.compaction, config, by_size_alone=talk.state.profile == "seed")
-    may = trigger is not None and (trigger == "hard" or not _thinks_on(talk))
-    if may and trigger is not None and await _shorten(talk, standing, trigger, config):
+async def shorten_if_due(conversation: Conversation) -> bool:
+    """Compact if a compaction is due, and return whether it was done; one that would not help is reported once."""
+    config, snapshot = conversation.parts.compaction, standing_of(conversation)
+    outlook = outlook_of(snapshot)
+    trigger = due(outlook, conversation.state.compaction, config, by_size_alone=conversation.state.profile == "seed")
+    is_allowed = trigger is not None and (trigger == "hard" or not _is_thinking(conversation))
+    if is_allowed and trigger is not None and await _compact_for(conversation, snapshot, trigger, config):
         return True
     if config.auto and too_large_a_head(outlook, config):
-        await report_ineffective(talk, HEAD_TOO_LARGE)
-    await report_cold(talk, outlook, config)
+        await report_ineffective(conversation, HEAD_TOO_LARGE)
+    await report_cold(conversation, outlook, config)
     return False
 
 
-async def clear_outputs(talk: Conversation) -> str:
-    """Once a prompt did not fit: old outputs of tools give way; says what was done."""
-    return await _after_overflow(talk, propose_clearing(standing_of(talk), talk.parts.compaction, "overflow"))
+async def clear_outputs(conversation: Conversation) -> str:
+    """After an overflow: clear old tool results; returns what was done."""
+    return await _apply_after_overflow(
+        conversation, propose_clearing(standing_of(conversation), conversation.parts.compaction, "overflow")
+    )
 
 
-async def make_checkpoint(talk: Conversation) -> str:
-    """Once a prompt did not fit: a record stands for all but a short tail; says what was done."""
-    return await _keep_tail(talk, SMALL_TAIL_TOKENS)
+async def make_checkpoint(conversation: Conversation) -> str:
+    """After an overflow: replace all but a short tail by a summary; returns what was done."""
+    return await _compact_to_tail(conversation, SMALL_TAIL_TOKENS)
 
 
-async def make_smallest_tail(talk: Conversation) -> str:
-    """Once a prompt still did not fit: nothing but the newest group stays; says what was done."""
-    return await _keep_tail(talk, 1)
+async def make_smallest_tail(conversation: Conversation) -> str:
+    """After a second overflow: keep only the newest group; returns what was done."""
+    return await _compact_to_tail(conversation, 1)
 
 
-async def _keep_tail(talk: Conversation, tokens_max: int) -> str:
-    standing, config = standing_of(talk), talk.parts.compaction
-    found = await asyncio.to_thread(propose, standing, config, "overflow", tail_tokens_max=tokens_max)
-    return await _after_overflow(talk, found)
+async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
+    snapshot, config = standing_of(conversation), conversation.parts.compaction
+    proposal = await asyncio.to_thread(propose, snapshot, config, "overflow", tail_tokens_max=tokens_max)
+    return await _apply_after_overflow(conversation, proposal)
 
 
-async def _after_overflow(talk: Conversation, found: Proposal | Unhelpful) -> str:
-    if isinstance(found, Unhelpful):
-        return found.reason
-    await talk.record("system", *found.payloads)
-    await adopt(talk)
-    return f"{found.event.tokens_before} tokens became {found.event.tokens_after}"
+async def _apply_after_overflow(conversation: Conversation, proposal: Proposal | Unhelpful) -> str:
+    if isinstance(proposal, Unhelpful):
+        return proposal.reason
+    await conversation.record("system", *proposal.payloads)
+    await adopt(conversation)
+    return f"{proposal.event.tokens_before} tokens became {proposal.event.tokens_after}"
 
 
-async def _shorten(talk: Conversation, standing: Standing, trigger: Trigger, config: CompactionConfig) -> bool:
-    found = await asyncio.to_thread(propose, standing, config, trigger)
-    await report_damage(talk)
-    if isinstance(found, Proposal):
-        found = await _explained(talk, standing, found, config)
-        await talk.record("system", *found.payloads)
-        await adopt(talk)
+async def _compact_for(
+    conversation: Conversation, snapshot: Standing, trigger: Trigger, config: CompactionConfig
+) -> bool:
+    proposal = await asyncio.to_thread(propose, snapshot, config, trigger)
+    await report_damage(conversation)
+    if isinstance(proposal, Proposal):
+        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
+        await conversation.record("system", *proposal.payloads)
+        await adopt(conversation)
         return True
-    final = too_large_a_head(outlook_of(standing), config)
-    refused = CompactionRefused(trigger, HEAD_TOO_LARGE if final else found.reason, found.numbers, final)
-    await talk.record("system", refused)
+    is_final = too_large_a_head(outlook_of(snapshot), config)
+    refused = CompactionRefused(trigger, HEAD_TOO_LARGE if is_final else proposal.reason, proposal.numbers, is_final)
+    await conversation.record("system", refused)
     return False
 
 
-def _thinks_on(talk: Conversation) -> bool:
-    """Whether a model is in the middle of a turn whose thinking it could not take back behind another prefix."""
-    turn = talk.state.turn
-    return talk.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0
+def _is_thinking(conversation: Conversation) -> bool:
+    """Whether a turn is in progress whose thinking would become invalid after a prefix change.
+
+    Newer Claude models bind thinking to everything before it (Anthropic, "Preserved thinking").
+    """
+    turn = conversation.state.turn
+    return conversation.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0

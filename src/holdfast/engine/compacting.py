@@ -1,4 +1,4 @@
-"""How a session is made shorter: computed, checked, and only then recorded; a failure leaves the view as it was."""
+"""Compaction of a session: computed, validated, and only then recorded; a failure leaves the view unchanged."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -39,13 +39,13 @@ from holdfast.planning.savings import write_rate
 
 RECALL_TOOL = "recall_history"
 _RULES = TranscriptRules(system_messages="anywhere")
-"""A record may be a message of the system; whether a provider takes one is asked before it is made so."""
+"""A summary may be a system message; `record_role` checks first whether the provider accepts one."""
 
 _TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A session as a compaction looks at it; the draft holds what would be sent now, `said` is what its log tells."""
+    """A snapshot of a session for compaction; the draft holds what would be sent now, `said` the logged messages."""
 
     state: State
     draft: Draft
@@ -59,7 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """What would be recorded, and the view that it makes."""
+    """The event that would be recorded, and the state that results from it."""
 
     event: ContextCompacted
     after: State
@@ -72,26 +72,27 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Unhelpful(msgspec.Struct, frozen=True):
-    """Why nothing would be gained; the numbers are those of the best that was found."""
+    """Why a compaction would gain nothing; the numbers are those of the best candidate."""
 
     reason: str
     numbers: CompactionNumbers
 
 
-def outlook_of(standing: Standing) -> Outlook:
-    """Nothing here looks at the history: this is asked before every call."""
-    state, price = standing.state, standing.price
+def outlook_of(snapshot: Standing) -> Outlook:
+    """Sizes, rates and expectations for the decision; computed before every call, so it does not scan the history."""
+    state, price = snapshot.state, snapshot.price
     memory, watch = state.memory, state.compaction
     ttl = (state.last_call.ttl if state.last_call else None) or "5m"
-    unit = price.input or Decimal(1)
+    input_price = price.input or Decimal(1)
     return Outlook(
-        prompt_tokens=state.calibration.corrected(standing.draft.scroll.tokens_total),
-        head_tokens=state.calibration.corrected(standing.draft.head_tokens),
-        window_tokens=state.limits.window_tokens_max or standing.model.context_tokens_max,
-        output_tokens_max=standing.output_tokens_max,
-        calls_expected=max(standing.learned.calls_expected - memory.calls, memory.calls, 1.0),
-        cold=_is_cold(standing),
-        rates=Rates(price.cache_read / unit, write_rate(ttl, price) / unit),
+        prompt_tokens=state.calibration.corrected(snapshot.draft.scroll.tokens_total),
+        head_tokens=state.calibration.corrected(snapshot.draft.head_tokens),
+        window_tokens=state.limits.window_tokens_max or snapshot.model.context_tokens_max,
+        output_tokens_max=snapshot.output_tokens_max,
+        # As in planning: a session that has outlived the average is taken to be half over.
+        calls_expected=max(snapshot.learned.calls_expected - memory.calls, memory.calls, 1.0),
+        cold=_is_cold(snapshot),
+        rates=Rates(price.cache_read / input_price, write_rate(ttl, price) / input_price),
         unit_usd=price.input / 1_000_000,
         calls=watch.calls,
         sent_tokens=watch.sent_tokens,
@@ -99,29 +100,29 @@ def outlook_of(standing: Standing) -> Outlook:
     )
 
 
-def _is_cold(standing: Standing) -> bool:
-    """Whether nothing of the conversation can still be cached, by the time that has passed."""
-    last, lifetimes = standing.state.last_call, standing.model.cache.ttls_seconds
-    if last is None:
+def _is_cold(snapshot: Standing) -> bool:
+    """Whether the cache of the last call must have expired by now."""
+    last_call, ttls = snapshot.state.last_call, snapshot.model.cache.ttls_seconds
+    if last_call is None:
         return True
-    return standing.at - last.at >= lifetimes.get(last.ttl or "", min(lifetimes.values(), default=0))
+    return snapshot.at - last_call.at >= ttls.get(last_call.ttl or "", min(ttls.values(), default=0))
 
 
 def propose(
-    standing: Standing, config: CompactionConfig, trigger: Trigger, *, tail_tokens_max: int | None = None
+    snapshot: Standing, config: CompactionConfig, trigger: Trigger, *, tail_tokens_max: int | None = None
 ) -> Proposal | Unhelpful:
-    """The lowest step of the ladder that helps: old outputs cleared, else a checkpoint; or why nothing would.
+    """The mildest compaction that helps: clearing old tool results, else a checkpoint; or why neither would.
 
-    Whoever asks gets a checkpoint. Done for money, whichever of the two saves more over the calls that are expected.
+    On request it is always a checkpoint. When done for money, it is the one that saves more over the expected calls.
     """
-    if standing.state.profile == "seed":
-        # By itself it acts on the size of the prompt alone, and the limit for whoever asks does not hold.
+    if snapshot.state.profile == "seed":
+        # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
         seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
-        return propose_seed(standing, seed, trigger)
-    checkpoint = _checkpoint(standing, config, trigger, tail_tokens_max)
+        return propose_seed(snapshot, seed, trigger)
+    checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
     if trigger in ("asked", "overflow") or not config.clear:
         return checkpoint
-    clearing = propose_clearing(standing, config, trigger)
+    clearing = propose_clearing(snapshot, config, trigger)
     if isinstance(clearing, Unhelpful) or _saved_usd(clearing) <= 0:
         return checkpoint
     if isinstance(checkpoint, Unhelpful) or trigger in ("soft", "hard"):
@@ -129,20 +130,20 @@ def propose(
     return clearing if _saved_usd(clearing) >= _saved_usd(checkpoint) else checkpoint
 
 
-def _saved_usd(found: Proposal) -> Decimal:
-    """Over all calls that are expected, less what it costs once."""
-    numbers = found.event.numbers
+def _saved_usd(proposal: Proposal) -> Decimal:
+    """Saving over all expected calls, minus the one-time cost."""
+    numbers = proposal.event.numbers
     return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
 
 
-def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
-    """Old outputs of tools in one batch; or why that would not help."""
-    state, outlook = standing.state, outlook_of(standing)
-    batch = batch_of(state.passages, _passage_tokens(standing), config, unsent=state.sent)
+def propose_clearing(snapshot: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+    """Clear old tool results in one batch; or why that would not help."""
+    state, outlook = snapshot.state, outlook_of(snapshot)
+    batch = batch_of(state.passages, _entry_tokens(snapshot), config, unsent=state.sent)
     if batch is None:
-        return Unhelpful("the outputs that could be cleared are too few", _unchanged(outlook))
-    ids = {one.tool_use_id for one in batch.results}
-    covered = [one for one in state.passages if any(result_id(block) in ids for block in one.content)]
+        return Unhelpful("too few tool results can be cleared", _unchanged_numbers(outlook))
+    ids = {entry.tool_use_id for entry in batch.results}
+    covered = [entry for entry in state.passages if any(result_id(block) in ids for block in entry.content)]
     event = ContextCompacted(
         strategy="clear",
         trigger=trigger,
@@ -152,22 +153,22 @@ def propose_clearing(standing: Standing, config: CompactionConfig, trigger: Trig
         digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
-        numbers=_unchanged(outlook),
+        numbers=_unchanged_numbers(outlook),
         cleared=batch.results,
-        thinking_dropped=standing.model.cache.binds_thinking,
+        thinking_dropped=snapshot.model.cache.binds_thinking,
     )
-    return checked(standing, event)
+    return checked(snapshot, event)
 
 
-def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
-    """The summary of seed 002, with as many of the newest messages as it says; or why there is none."""
-    state, outlook = standing.state, outlook_of(standing)
-    messages = [Message(one.role, one.content) for one in state.passages]
-    found = compact_messages(messages, config)
-    start = len(state.passages) - len(found.messages) + 1
-    covered = [one for one in state.passages[:start] if not is_record(one)]
-    if found.reason or not covered or state.compaction.last_message == state.messages:
-        return Unhelpful(found.reason or "there is nothing new to compact", _unchanged(outlook))
+def propose_seed(snapshot: Standing, config: CompactionConfig, trigger: Trigger) -> Proposal | Unhelpful:
+    """The summary of seed 002, followed by the newest messages that it keeps; or why there is none."""
+    state, outlook = snapshot.state, outlook_of(snapshot)
+    messages = [Message(entry.role, entry.content) for entry in state.passages]
+    summary = compact_messages(messages, config)
+    start = len(state.passages) - len(summary.messages) + 1
+    covered = [entry for entry in state.passages[:start] if not is_record(entry)]
+    if summary.reason or not covered or state.compaction.last_message == state.messages:
+        return Unhelpful(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
     event = ContextCompacted(
         strategy="seed",
         trigger=trigger,
@@ -177,31 +178,31 @@ def propose_seed(standing: Standing, config: CompactionConfig, trigger: Trigger)
         digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
-        numbers=_unchanged(outlook),
-        segments=(RecordSegment("record", text_of(found.messages[0].content)),),
-        role=record_role(standing),
-        thinking_dropped=standing.model.cache.binds_thinking,
+        numbers=_unchanged_numbers(outlook),
+        segments=(RecordSegment("record", text_of(summary.messages[0].content)),),
+        role=record_role(snapshot),
+        thinking_dropped=snapshot.model.cache.binds_thinking,
     )
-    return checked(standing, event)
+    return checked(snapshot, event)
 
 
-def _passage_tokens(standing: Standing) -> list[int]:
-    factor = standing.state.calibration.factor
-    return [round(count * factor) for count in standing.draft.passage_tokens()]
+def _entry_tokens(snapshot: Standing) -> list[int]:
+    factor = snapshot.state.calibration.factor
+    return [round(count * factor) for count in snapshot.draft.passage_tokens()]
 
 
 def _checkpoint(
-    standing: Standing, config: CompactionConfig, trigger: Trigger, tail_tokens_max: int | None
+    snapshot: Standing, config: CompactionConfig, trigger: Trigger, tail_tokens_max: int | None
 ) -> Proposal | Unhelpful:
-    state, outlook = standing.state, outlook_of(standing)
-    tokens = _passage_tokens(standing)
-    record_max, tail_max = budgets(sum(tokens), config)
-    cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_max, unsent=state.sent)
-    # A prompt that does not fit is made smaller even where nothing was said since the last time.
-    at_once = state.compaction.last_message == state.messages and trigger != "overflow"
-    if cut is None or at_once:
-        return Unhelpful("there is nothing new to compact", _unchanged(outlook))
-    record, covered = _record_of(standing, cut, record_max)
+    state, outlook = snapshot.state, outlook_of(snapshot)
+    tokens = _entry_tokens(snapshot)
+    summary_tokens_max, tail_tokens_default = budgets(sum(tokens), config)
+    cut = cut_at(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_tokens_default, unsent=state.sent)
+    # After an overflow the prompt has to shrink even if no message was added since the last compaction.
+    is_unchanged = state.compaction.last_message == state.messages and trigger != "overflow"
+    if cut is None or is_unchanged:
+        return Unhelpful("there is nothing new to compact", _unchanged_numbers(outlook))
+    summary, covered = _summarize(snapshot, cut, summary_tokens_max)
     event = ContextCompacted(
         strategy="checkpoint",
         trigger=trigger,
@@ -211,121 +212,125 @@ def _checkpoint(
         digest=digest_of(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
-        numbers=_unchanged(outlook),
+        numbers=_unchanged_numbers(outlook),
         segments=(
-            RecordSegment("record", record_text(record, recall=_recalls(state))),
+            RecordSegment("record", record_text(summary, recall=_has_recall_tool(state))),
             RecordSegment("note", note_text(recent=cut.stop < len(state.passages))),
         ),
-        role=record_role(standing),
-        thinking_dropped=standing.model.cache.binds_thinking,
+        role=record_role(snapshot),
+        thinking_dropped=snapshot.model.cache.binds_thinking,
     )
-    return checked(standing, event, record)
+    return checked(snapshot, event, summary)
 
 
-def record_role(standing: Standing) -> Role:
-    """The system's, where there is a system prompt and the provider takes a second one; else the user's."""
-    prompted = any(segment.place == "system" for segment in standing.state.head)
-    return "system" if prompted and standing.model.provider in _TAKES_SYSTEM_FIRST else "user"
+def record_role(snapshot: Standing) -> Role:
+    """`system` where there is a system prompt and the provider accepts a second one; else `user`."""
+    has_system_prompt = any(segment.place == "system" for segment in snapshot.state.head)
+    return "system" if has_system_prompt and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
 
 
-def _recalls(state: State) -> bool:
+def _has_recall_tool(state: State) -> bool:
     return any(spec.name == RECALL_TOOL for spec in state.tools)
 
 
-def _record_of(standing: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
-    """Always made from what was really said, never from a record of it."""
-    facts, covered = standing.said.covered(cut.first, cut.last)
-    kept = [one for one in standing.state.passages[cut.stop :] if not one.injected]
-    text = "\n".join(plain_text(one.content) for one in kept)
-    asks = len(facts_of(kept).asks)
-    factor = standing.model.tokens_factor * standing.state.calibration.factor
-    record = build_record(
+def _summarize(snapshot: Standing, cut: Cut, tokens_max: int) -> tuple[Record, list[Passage]]:
+    """The summary, always made from the logged messages, never from an earlier summary."""
+    facts, covered = snapshot.said.covered(cut.first, cut.last)
+    kept_entries = [entry for entry in snapshot.state.passages[cut.stop :] if not entry.injected]
+    text = "\n".join(plain_text(entry.content) for entry in kept_entries)
+    request_count = len(facts_of(kept_entries).asks)
+    factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
+    summary = build_record(
         facts,
         tokens_max=tokens_max,
         count=lambda line: count_tokens(line, factor),
-        kept=Kept(text, asks),
+        kept=Kept(text, request_count),
     )
-    return record, covered
+    return summary, covered
 
 
-def hand_off_text(standing: Standing, config: CompactionConfig) -> str:
-    """What a new session has to be told to go on with this one's work: a record of all of it."""
-    factor = standing.model.tokens_factor * standing.state.calibration.factor
-    record = build_record(
-        facts_of(standing.said.everything()),
+def hand_off_text(snapshot: Standing, config: CompactionConfig) -> str:
+    """A summary of the whole session, for a new session that continues its work."""
+    factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
+    summary = build_record(
+        facts_of(snapshot.said.everything()),
         tokens_max=config.record_tokens_max,
         count=lambda line: count_tokens(line, factor),
     )
-    return f"{record_text(record, recall=False)}\n\n{note_text(recent=False)}"
+    return f"{record_text(summary, recall=False)}\n\n{note_text(recent=False)}"
 
 
-def checked(standing: Standing, event: ContextCompacted, record: Record | None = None) -> Proposal | Unhelpful:
-    """The event with its measured sizes, if the view that it makes is legal and smaller by enough."""
-    state = standing.state
+def checked(snapshot: Standing, event: ContextCompacted, summary: Record | None = None) -> Proposal | Unhelpful:
+    """The event with its measured sizes, if the resulting view is legal and enough smaller."""
+    state = snapshot.state
     after = compact(state, event)
-    # What a provider's own repair has to mend is not ours to refuse; what we would break is.
-    broken = validate(messages_of(state.passages), rules=_RULES)
-    problems = validate(messages_of(after.passages), rules=_RULES) if not broken else ()
-    draft = standing.new_draft()
+    # A transcript that was already illegal is left to transcript repair; only problems that we would add are refused.
+    existing_problems = validate(messages_of(state.passages), rules=_RULES)
+    problems = validate(messages_of(after.passages), rules=_RULES) if not existing_problems else ()
+    draft = snapshot.new_draft()
     draft.update(assemble(sent_view(after)))
-    tokens = state.calibration.corrected(draft.scroll.tokens_total)
-    numbers = _measured(standing, draft, after)
+    tokens_after = state.calibration.corrected(draft.scroll.tokens_total)
+    numbers = _measure(snapshot, draft, after)
     if problems:
         return Unhelpful(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
-    # The seed compacts whatever its own limits let through.
+    # Seed 002 has no minimum gain: it compacts whatever its own limits allow.
     gain_min = 1 if event.strategy == "seed" else least_gain(event.tokens_before, event.trigger)
-    if event.tokens_before - tokens < gain_min:
-        return Unhelpful("too little can be removed: the rest is head, record or newest messages", numbers)
-    blocks = shared_links(state.links, draft.scroll.links)
-    whole: ContextCompacted = msgspec.structs.replace(
+    if event.tokens_before - tokens_after < gain_min:
+        return Unhelpful("too little can be removed: the rest is stable prefix, summary or newest messages", numbers)
+    unchanged_blocks = shared_links(state.links, draft.scroll.links)
+    final_event: ContextCompacted = msgspec.structs.replace(
         event,
-        tokens_after=tokens,
+        tokens_after=tokens_after,
         numbers=numbers,
-        kept_blocks=blocks,
-        kept_tokens=_cached_tokens(standing, draft, blocks),
+        kept_blocks=unchanged_blocks,
+        kept_tokens=_cached_tokens(snapshot, draft, unchanged_blocks),
     )
-    return Proposal(whole, compact(state, whole), _released(state, after), record)
+    return Proposal(final_event, compact(state, final_event), _released_skills(state, after), summary)
 
 
-def _measured(standing: Standing, draft: Draft, after: State) -> CompactionNumbers:
-    """What stays in front unmoved counts as head; the record, and what is written anew behind it, are told apart."""
-    factor = standing.state.calibration.factor
+def _measure(snapshot: Standing, draft: Draft, after: State) -> CompactionNumbers:
+    """The sizes after the compaction. Leading entries that stay unchanged count as stable prefix; the summary and the
+    rewritten messages after it are counted separately."""
+    factor = snapshot.state.calibration.factor
     sizes = draft.passage_tokens()
-    same = next(
-        (at for at, (old, new) in enumerate(zip(standing.state.passages, after.passages, strict=False)) if old != new),
+    unchanged = next(
+        (at for at, (old, new) in enumerate(zip(snapshot.state.passages, after.passages, strict=False)) if old != new),
         0,
     )
-    moved = list(zip(sizes, after.passages, strict=True))[same:]
-    records = sum(size for size, one in moved if is_record(one))
+    changed = list(zip(sizes, after.passages, strict=True))[unchanged:]
+    summary_tokens = sum(size for size, entry in changed if is_record(entry))
     return numbers_of(
-        outlook_of(standing),
-        head_tokens=round((draft.head_tokens + sum(sizes[:same])) * factor),
-        record_tokens=round(records * factor),
-        kept_tokens=round((sum(size for size, _ in moved) - records) * factor),
+        outlook_of(snapshot),
+        head_tokens=round((draft.head_tokens + sum(sizes[:unchanged])) * factor),
+        record_tokens=round(summary_tokens * factor),
+        kept_tokens=round((sum(size for size, _ in changed) - summary_tokens) * factor),
     )
 
 
-def _unchanged(outlook: Outlook) -> CompactionNumbers:
+def _unchanged_numbers(outlook: Outlook) -> CompactionNumbers:
     messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
     return numbers_of(outlook, head_tokens=outlook.head_tokens, record_tokens=0, kept_tokens=messages)
 
 
-def _cached_tokens(standing: Standing, draft: Draft, blocks: int) -> int:
-    """What of the leading blocks has an entry of its own, by the marks of the last request; rather less than more."""
-    request = standing.state.request
-    held = [mark.piece for mark in request.marks if mark.piece < blocks] if request else []
-    if not held:
+def _cached_tokens(snapshot: Standing, draft: Draft, blocks: int) -> int:
+    """How much of the unchanged blocks ends at a breakpoint of the last request, and so has a cache entry of its own.
+
+    Rounded down by `READ_SHARE_MIN`: an overestimate would report an unexpected cache miss.
+    """
+    request = snapshot.state.request
+    cached_blocks = [breakpoint.piece for breakpoint in request.marks if breakpoint.piece < blocks] if request else []
+    if not cached_blocks:
         return 0
-    counted = sum(draft.scroll.tokens[: max(held) + 1])
-    return int(standing.state.calibration.corrected(counted) * READ_SHARE_MIN)
+    estimated_tokens = sum(draft.scroll.tokens[: max(cached_blocks) + 1])
+    return int(snapshot.state.calibration.corrected(estimated_tokens) * READ_SHARE_MIN)
 
 
-def _released(before: State, after: State) -> tuple[SkillReleased, ...]:
-    """Skills whose bodies are no longer in view."""
-    blocks = (block for one in after.passages for block in one.content)
-    left = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
+def _released_skills(before: State, after: State) -> tuple[SkillReleased, ...]:
+    """Skills whose bodies are no longer in the view."""
+    blocks = (block for activation in after.passages for block in activation.content)
+    results_in_view = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
     return tuple(
-        SkillReleased(one.name, one.tool_use_id, one.tokens)
-        for one in before.activations.loaded
-        if one.tool_use_id is not None and one.tool_use_id not in left
+        SkillReleased(activation.name, activation.tool_use_id, activation.tokens)
+        for activation in before.activations.loaded
+        if activation.tool_use_id is not None and activation.tool_use_id not in results_in_view
     )

@@ -1,6 +1,6 @@
-"""Whole replies that are kept for a moment, for requests that are equal to the byte.
+"""A response cache: complete replies stored for a short time, for requests that are byte-identical.
 
-A cache is for one process; sessions in any thread can share it.
+A cache belongs to one process; sessions in any thread can share it.
 """
 
 import threading
@@ -13,17 +13,19 @@ from holdfast.canonical.reply import Reply, StopReason
 from holdfast.errors import UserError
 
 COMPLETION_SECONDS = 30.0
+"""Default storage time: seed 002's completion cache has the same."""
+
 ENTRIES_MAX = 256
 BYTES_MAX = 32_000_000
 
 REPLY_BYTES_MAX = 2_000_000
-"""What is longer is not kept: it is rare, and would drive out everything else."""
+"""Longer replies are not stored: they are rare, and would evict everything else."""
 
-_CHUNK_OVERHEAD_BYTES = 64
+_CHUNK_OVERHEAD_BYTES = 64  # More than CPython adds per bytes object, so that many tiny chunks count.
 _WHOLE: tuple[StopReason, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True):
     at: float
     until: float
     chunks: tuple[bytes, ...]
@@ -31,15 +33,15 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class CompletionCache:
-    """Replies in their provider's own bytes, as they came; the oldest go where there are too many."""
+    """Replies as the raw bytes that the provider sent; the oldest are evicted when the cache is full."""
 
     def __init__(self, *, entries_max: int = ENTRIES_MAX, bytes_max: int = BYTES_MAX) -> None:
         if entries_max < 1 or bytes_max < 1:
-            raise UserError("a cache of replies takes entries_max and bytes_max of at least 1")
+            raise UserError("a response cache needs entries_max and bytes_max of at least 1")
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size_bytes = 0
 
     @property
@@ -47,46 +49,46 @@ class CompletionCache:
         return self._size_bytes
 
     def find(self, key: str, at: float, seconds: float) -> tuple[bytes, ...] | None:
-        """What was kept less than so many seconds ago, and no longer than it was to be kept."""
+        """The reply stored less than `seconds` ago, unless its own storage time has passed."""
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None or at < kept.at:
+            entry = self._entries.get(key)
+            if entry is None or at < entry.at:
                 return None
-            if at >= kept.until:
+            if at >= entry.until:
                 self._drop(key)
                 return None
-            return kept.chunks if at - kept.at < seconds else None
+            return entry.chunks if at - entry.at < seconds else None
 
     def keep(self, key: str, chunks: Sequence[bytes], at: float, seconds: float) -> bool:
-        """Whether the reply is kept now, in place of what was kept for the same request."""
+        """Store a reply, replacing an earlier one to the same request; False if it is too large."""
         size = sum(len(chunk) + _CHUNK_OVERHEAD_BYTES for chunk in chunks)
         if size > min(self._bytes_max, REPLY_BYTES_MAX):
             return False
         with self._lock:
-            if key in self._kept:
+            if key in self._entries:
                 self._drop(key)
-            while self._kept and (self._is_full(size) or next(iter(self._kept.values())).until <= at):
-                self._drop(next(iter(self._kept)))
-            self._kept[key] = _Kept(at, at + seconds, tuple(chunks), size)
+            while self._entries and (self._is_full(size) or next(iter(self._entries.values())).until <= at):
+                self._drop(next(iter(self._entries)))
+            self._entries[key] = _Entry(at, at + seconds, tuple(chunks), size)
             self._size_bytes += size
         return True
 
     def _is_full(self, more_bytes: int) -> bool:
-        return len(self._kept) >= self._entries_max or self._size_bytes + more_bytes > self._bytes_max
+        return len(self._entries) >= self._entries_max or self._size_bytes + more_bytes > self._bytes_max
 
     def _drop(self, key: str) -> None:
-        self._size_bytes -= self._kept.pop(key).size_bytes
+        self._size_bytes -= self._entries.pop(key).size_bytes
 
 
 class Completions(msgspec.Struct, frozen=True):
-    """Where a session finds replies and keeps its own, and for how long."""
+    """The response cache that a session uses, and for how long it stores replies."""
 
     cache: CompletionCache
     seconds: float = COMPLETION_SECONDS
 
 
 class Heard:
-    """What a provider sends in answer to one request, as long as it is not too long to be kept."""
+    """Collects the raw response to one request, until it is too large to be stored."""
 
     def __init__(self, *, listening: bool) -> None:
         self._chunks: list[bytes] = []
@@ -101,10 +103,10 @@ class Heard:
 
     @property
     def chunks(self) -> tuple[bytes, ...]:
-        """All of it, or nothing."""
+        """The whole response, or nothing if it was too large."""
         return tuple(self._chunks)
 
 
 def is_worth_keeping(reply: Reply) -> bool:
-    """Whether the reply is whole and says something; what was refused or broke off may go better next time."""
+    """Whether the reply is complete and not empty; a refused or interrupted one may succeed next time."""
     return bool(reply.content) and reply.stop_reason in _WHOLE

@@ -1,4 +1,4 @@
-"""The steps that look at how large a conversation is, and where; for one that is spoken and for one that is stored."""
+"""Recovery steps that diagnose the size of a conversation's parts, for live and for stored conversations."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,38 +17,45 @@ LARGEST_SHOWN = 3
 
 
 def numbers_in(state: State) -> CompactionNumbers:
-    """How large the parts of a conversation are, about: head, record, and the rest of its messages."""
-    head = sum(tokens for _, tokens in _head(state))
-    sizes = [(is_record(one), count_tokens(plain_text(one.content))) for one in state.passages]
-    record = sum(tokens for recorded, tokens in sizes if recorded)
-    kept = sum(tokens for recorded, tokens in sizes if not recorded)
-    return CompactionNumbers(head + record + kept, head, record, kept, removed_tokens=0, calls_expected=0.0)
+    """Estimated sizes of a conversation: stable prefix, summary, and the other messages."""
+    head_tokens = sum(tokens for _, tokens in _prefix_parts(state))
+    entry_sizes = [(is_record(entry), count_tokens(plain_text(entry.content))) for entry in state.passages]
+    summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
+    message_tokens = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
+    return CompactionNumbers(
+        head_tokens + summary_tokens + message_tokens,
+        head_tokens,
+        summary_tokens,
+        message_tokens,
+        removed_tokens=0,
+        calls_expected=0.0,
+    )
 
 
 def largest_in(state: State) -> list[tuple[str, int]]:
-    """What takes most of a conversation, by name: parts of its head, and outputs by the tool they are of."""
-    found = Counter[str]()
-    for name, tokens in _head(state):
-        found[name] += tokens
-    for passage in state.passages:
-        for block in passage.content:
+    """The largest parts of a conversation by name: layers, tool descriptions, and results by tool."""
+    tokens_by_name = Counter[str]()
+    for name, tokens in _prefix_parts(state):
+        tokens_by_name[name] += tokens
+    for entry in state.passages:
+        for block in entry.content:
             if isinstance(block, ToolResult):
-                found[f"outputs of {block.name or 'tools'}"] += count_tokens(result_text(block))
-    return found.most_common(LARGEST_SHOWN)
+                tokens_by_name[f"results of {block.name or 'tools'}"] += count_tokens(result_text(block))
+    return tokens_by_name.most_common(LARGEST_SHOWN)
 
 
-def _head(state: State) -> Iterator[tuple[str, int]]:
+def _prefix_parts(state: State) -> Iterator[tuple[str, int]]:
     for tool in state.tools:
-        yield "descriptions of tools", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
+        yield "tool descriptions", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
     for segment in state.head:
         yield f"layer {segment.name!r}", sum(count_tokens(part.text) for part in segment.system)
 
 
 class ContextSteps:
-    """What is done about a conversation that no compaction makes shorter."""
+    """Recovery steps for a conversation that no compaction can shorten."""
 
-    def __init__(self, talk: HoldsConversation) -> None:
-        self._talk = talk
+    def __init__(self, conversation: HoldsConversation) -> None:
+        self._conversation = conversation
 
     @property
     def steps(self) -> dict[StepName, StepFunction]:
@@ -60,19 +67,21 @@ class ContextSteps:
 
     async def _diagnose(self, context: StepContext) -> str:
         del context
-        return told_sizes(numbers_in(self._talk.state))
+        return told_sizes(numbers_in(self._conversation.state))
 
     async def _suggest(self, context: StepContext) -> str:
         del context
-        return "largest: " + ", ".join(f"{name} ({tokens} tokens)" for name, tokens in largest_in(self._talk.state))
+        return "largest: " + ", ".join(
+            f"{name} ({tokens} tokens)" for name, tokens in largest_in(self._conversation.state)
+        )
 
     async def _disable(self, context: StepContext) -> str:
-        numbers = numbers_in(self._talk.state)
-        await self._talk.record(
+        numbers = numbers_in(self._conversation.state)
+        await self._conversation.record(
             "system", CompactionRefused("asked", f"switched off by {context.incident}", numbers, final=True)
         )
-        return "nothing is compacted by itself until the user speaks"
+        return "automatic compaction is off until the next user message"
 
 
 def told_sizes(numbers: CompactionNumbers) -> str:
-    return f"head {numbers.head_tokens} tokens, record {numbers.record_tokens}, messages {numbers.kept_tokens}"
+    return f"prefix {numbers.head_tokens} tokens, summary {numbers.record_tokens}, messages {numbers.kept_tokens}"

@@ -1,4 +1,4 @@
-"""One conversation: its state, the parts it speaks through, and the one way anything is recorded."""
+"""One conversation: its state, its dependencies, and the single path by which events are recorded."""
 
 import asyncio
 import math
@@ -36,45 +36,45 @@ from holdfast.providers.wire import Wire
 from holdfast.recovery.scenarios import StepName
 
 VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
-"""What the volatile layers would say now."""
+"""The current text of the volatile layers."""
 
 MakesSmaller = Callable[["Conversation"], Awaitable[str]]
-"""Makes the view of a conversation smaller by events on its log, and says what it did."""
+"""Shrinks a conversation's view by recording events, and returns what it did."""
 
 NewerPins = Callable[[tuple[LayerText, ...]], tuple[LayerText, ...] | None]
-"""What an epoch that begins now would pin in place of these texts; None where it is the same."""
+"""The texts that a new epoch would pin instead of the given ones; None if they are the same."""
 
 LookUpControls = Callable[[str], Awaitable[Controls]]
-"""What people have set for the cache of a session, and for those of all."""
+"""Looks up the cache settings of a session and the global ones."""
 
 STEPS_MAX = 50
+"""Model calls per turn."""
 
 ESTIMATE_MARGIN = 1.2
-"""How much larger than estimated a prompt is taken to be where a limit must hold."""
+"""Token counts are local estimates; a spending limit must hold even if a prompt is this much larger."""
 
 
 class Adopting(msgspec.Struct, frozen=True):
-    """How a session learns that its head would say something else now, and whether it looks before every turn."""
+    """How a session detects that its pinned texts have changed, and whether it checks before every turn."""
 
     newer_pins: NewerPins
     each_turn: bool = False
 
 
 class KeepAlive(msgspec.Struct, frozen=True):
-    """That an idle session may use its cache again, and how much all of that may cost."""
+    """Settings of keep-alive: the budget for all pings of a session, and how to wait."""
 
     usd_max: Decimal
     sleep: Sleep
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Everything that a conversation needs and does not choose itself.
+    """Everything that a conversation is given from outside.
 
-    `asks_for_diagnosis` lets it ask a provider why its cache did not hold.
-
-    `scene` is where it plays, and `learned` what others have learned there. `account` names whose cache it is, for the
-    gate that all requests to it pass and for the replies that are kept in `completions`. `overflow_steps` are what is
-    tried, by the recipe's order, when a prompt does not fit into the window.
+    `asks_for_diagnosis` lets it ask the provider for the reason of a cache miss. `learned` are the parameters that
+    earlier sessions learned in the same `scene` (model, route, workspace). `account` identifies whose provider cache it
+    is, for single flight (`gate`) and the response cache (`completions`). `overflow_steps` are tried in the recipe's
+    order when a prompt does not fit the context window.
     """
 
     log: Log
@@ -105,56 +105,56 @@ class Parts(msgspec.Struct, frozen=True):
     adopting: Adopting | None = None
 
 
-def controlled(parts: Parts, control: CacheControlled) -> Parts:
-    """The parts under what people have set: a model whose caching is off is spoken to as one that cannot cache."""
-    model, keeping = parts.model, parts.keeping
+def controlled(deps: Parts, control: CacheControlled) -> Parts:
+    """The dependencies with the user's cache settings applied; a model with caching off counts as unable to cache."""
+    model, keeping = deps.model, deps.keeping
     if not control.enabled:
         model = msgspec.structs.replace(model, supports_prompt_caching=False)
     if control.kept_seconds is not None:
         keeping = msgspec.structs.replace(keeping, ttl_seconds=control.kept_seconds)
-    return msgspec.structs.replace(parts, model=model, keeping=keeping)
+    return msgspec.structs.replace(deps, model=model, keeping=keeping)
 
 
 class Conversation:
-    """What was recorded is the truth: the state changes by events alone, after they are on the log.
+    """A conversation whose state changes by events alone, after they are on the log.
 
-    `parts` are the given ones under what people have set for the cache.
-    `children` work for this conversation and spend its money; `promised_usd` is what a call under way may cost.
+    `parts` are the dependencies in `given` with the user's cache settings applied. `children` are delegated
+    conversations that spend this one's budget; `promised_usd` is reserved for the call in progress.
     """
 
-    def __init__(self, parts: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
-        self.given = parts
-        self.parts = controlled(parts, state.control)
+    def __init__(self, deps: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
+        self.given = deps
+        self.parts = controlled(deps, state.control)
         self.state = state
         self.parent = parent
         self.children: list[Conversation] = []
         self.promised_usd = Decimal(0)
-        self.opened_at = parts.clock()
+        self.opened_at = deps.clock()
         self._recording = asyncio.Lock()
         self.said = Said(lambda after: self.parts.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
 
     @property
     def parameters(self) -> Parameters:
-        """What was set, and what keeps sessions with one head on one cache."""
-        given, parent = self.parts.parameters, self.state.parent
+        """The request parameters, with the cache key that sessions with the same prefix share."""
+        base, parent = self.parts.parameters, self.state.parent
         owner = self.state.control.cache_key or (parent.head_session_id if parent else self.state.session_id)
         fields = self.parts.adapter.session_fields(self.parts.model, owner)
-        return msgspec.structs.replace(given, extra=(*given.extra, *fields)) if fields else given
+        return msgspec.structs.replace(base, extra=(*base.extra, *fields)) if fields else base
 
-    def speak_through(self, parts: Parts) -> None:
-        """Go on with other parts; what was spelled for the ones before is forgotten."""
-        self.given = parts
-        self.parts = controlled(parts, self.state.control)
+    def speak_through(self, deps: Parts) -> None:
+        """Continue with other dependencies; the encoded draft is discarded."""
+        self.given = deps
+        self.parts = controlled(deps, self.state.control)
         self.draft = self.new_draft()
 
     def new_draft(self) -> Draft:
-        """A request in the making, in the words of the provider that is spoken to now."""
+        """An empty request draft for the current provider."""
         factor = self.parts.model.tokens_factor
         return Draft(self.parts.adapter, lambda data: count_block(data, factor))
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
-        """Put events on the log and apply them; a cancellation waits until log and state agree."""
+        """Append events to the log and apply them; a cancellation is raised only once log and state agree."""
         writing = asyncio.ensure_future(self._write(actor, payloads))
         cancelled: asyncio.CancelledError | None = None
         while not writing.done():
@@ -167,7 +167,7 @@ class Conversation:
             raise cancelled
 
     async def _write(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> None:
-        # Tools record side by side, and each event names the one before it.
+        # Tools record concurrently, and each event refers to the one before it.
         async with self._recording:
             events = self._events(actor, payloads)
             await asyncio.wrap_future(self.parts.log.append(events))
@@ -176,7 +176,7 @@ class Conversation:
                 if isinstance(event.payload, CacheControlled):
                     self.parts = controlled(self.given, event.payload)
                 if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
-                    # From now on it is counted as spent.
+                    # The call is now part of `state.cost_usd`.
                     self.promised_usd = Decimal(0)
             self.parts.bus.publish(events)
 
@@ -198,13 +198,13 @@ class Conversation:
 
     @property
     def committed_usd(self) -> Decimal:
-        """What was spent, and what may be by calls that are under way, those of the children included."""
-        children = (one for one in self.children if one.state.session_id in self.state.delegating)
-        return sum((one.committed_usd for one in children), self.state.cost_usd + self.promised_usd)
+        """What was spent plus what calls in progress may still cost, children included."""
+        children = (child for child in self.children if child.state.session_id in self.state.delegating)
+        return sum((child.committed_usd for child in children), self.state.cost_usd + self.promised_usd)
 
     @property
     def payer(self) -> "Conversation":
-        """Whose limit holds: that of the session which nobody else has started."""
+        """The conversation whose spending limit applies: the root of the delegation tree."""
         return self if self.parent is None else self.parent.payer
 
     def can_spend(self, more_usd: Decimal) -> bool:
@@ -214,30 +214,32 @@ class Conversation:
 
     @contextmanager
     def promise(self, estimated_tokens: int) -> Iterator[None]:
-        """Set money aside for a call; one is refused that could pass the limit if it read nothing from cache."""
-        worst = self.worst_cost_usd(estimated_tokens)
-        if not self.can_spend(worst):
+        """Reserve budget for a call. Raises `BudgetError` if it could exceed the limit with no cache read."""
+        cost_max = self.worst_cost_usd(estimated_tokens)
+        if not self.can_spend(cost_max):
             spent, limit = self.payer.committed_usd, self.payer.parts.spend_max_usd or 0
             raise BudgetError(
                 f"the session has spent ${spent:.4f} of its ${limit:f}; the next call could cost up to "
-                f"${worst:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
+                f"${cost_max:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
                 f"{self.parts.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
             )
-        self.promised_usd = worst
+        self.promised_usd = cost_max
         try:
             yield
         finally:
             self.promised_usd = Decimal(0)
 
     def worst_cost_usd(self, estimated_tokens: int) -> Decimal:
-        """What a call costs that reads nothing from cache and is answered with as much as it allows."""
+        """The cost of a call that reads nothing from cache and produces the maximum output (docs/decisions/0008)."""
         return self.prompt_cost_usd_max(estimated_tokens, output_tokens=self.parts.parameters.output_tokens_max)
 
     def prompt_cost_usd_max(self, estimated_tokens: int, *, output_tokens: int = 0) -> Decimal:
-        """What a prompt costs that reads nothing from cache, and the output with it."""
+        """The cost of a prompt that reads nothing from cache, plus the given output."""
         tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
-        # A prompt just below the size from which all of it costs more may really be above it.
+        # Some models charge a higher rate for the whole prompt above a size; the real prompt may be above it.
         prices = (self.price(estimated_tokens), self.price(tokens_max))
-        dearest = max(max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices)
-        output = max(row.output for row in prices)
-        return (tokens_max * dearest + output_tokens * output) / Decimal(1_000_000)
+        prompt_rate_max = max(
+            max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices
+        )
+        output_rate_max = max(row.output for row in prices)
+        return (tokens_max * prompt_rate_max + output_tokens * output_rate_max) / Decimal(1_000_000)

@@ -1,4 +1,4 @@
-"""What calls, pings and caches under a name have taken, counted into the state of a session."""
+"""Reducers that add the usage and cost of calls, pings and explicit caches to a session's state."""
 
 from decimal import Decimal
 
@@ -16,13 +16,13 @@ from holdfast.planning.memory import after_ping, doubted
 from holdfast.planning.policy import Pinged
 
 
-def keep_cache(state: State, changed: CacheKept) -> State:
-    alive = changed.action in ("created", "extended")
-    kept = KeptPrefix(changed.name, changed.model, changed.digest, changed.tokens, changed.expires_at)
+def keep_cache(state: State, event: CacheKept) -> State:
+    exists = event.action in ("created", "extended")
+    explicit_cache = KeptPrefix(event.name, event.model, event.digest, event.tokens, event.expires_at)
     return msgspec.structs.replace(
-        paid(state, changed.cost_usd + changed.storage_cost_usd, Usage()),
-        kept=kept if alive else None,
-        refused_prefix=changed.digest if changed.action == "refused" else state.refused_prefix,
+        paid(state, event.cost_usd + event.storage_cost_usd, Usage()),
+        kept=explicit_cache if exists else None,
+        refused_prefix=event.digest if event.action == "refused" else state.refused_prefix,
     )
 
 
@@ -38,33 +38,33 @@ def spent(state: State, cost_usd: Decimal, usage: Usage) -> State:
 
 
 def count_ping(state: State, ping: CachePinged) -> State:
-    """What asked for nothing is paid for, and is no call of the conversation: what was sent stays what it was."""
-    pinged = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
-    after = msgspec.structs.replace(spent(state, ping.cost_usd, ping.usage), pinged_usd=pinged)
-    last = state.memory.last_at
-    if ping.piece is None or last is None or ping.sent_at < last or ping.model != state.model:
-        # It put the head there, a call has come since and says more, or it was for the cache of another model.
+    """A ping is paid for, but is no call of the conversation: the last request stays the last request."""
+    pinged_usd = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
+    after = msgspec.structs.replace(spent(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
+    last_call_at = state.memory.last_at
+    if ping.piece is None or last_call_at is None or ping.sent_at < last_call_at or ping.model != state.model:
+        # A prewarm, a ping older than the last call, or one for another model says nothing about the current cache.
         return after
-    seen = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
-    kept = SentCall(ping.sent_at, ping.ttl, ping.usage)
-    return msgspec.structs.replace(after, memory=after_ping(state.memory, seen), last_call=kept)
+    result = Pinged(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
+    last_call = SentCall(ping.sent_at, ping.ttl, ping.usage)
+    return msgspec.structs.replace(after, memory=after_ping(state.memory, result), last_call=last_call)
 
 
 def count_call(state: State, call: LlmCallCompleted) -> State:
     if call.source == "summary":
-        # It belongs to no conversation: what was sent of this one stays what it was.
+        # A summary request is not part of the conversation: the last request stays the last request.
         return paid(state, call.cost_usd, call.usage)
-    # The estimate on the log is corrected already; what is learned is the factor from the plain count.
+    # The logged estimate already includes the calibration factor; dividing by it gives the raw count to learn from.
     corrected = state.call_open.estimated_input_tokens if state.call_open else 0
     estimated = round(corrected / state.calibration.factor)
     after = paid(state, call.cost_usd, call.usage)
     turn = after.turn and msgspec.structs.replace(after.turn, llm_calls=after.turn.llm_calls + 1)
-    counted = msgspec.structs.replace(after, turn=turn, call_open=None)
+    with_call = msgspec.structs.replace(after, turn=turn, call_open=None)
     if call.source == "completion-cache":
-        # No provider has seen it: what is cached there stays what it was.
-        return counted
+        # The provider has not seen this request, so its cache is unchanged.
+        return with_call
     return msgspec.structs.replace(
-        counted,
+        with_call,
         last_call=answered(state.request, call.answering),
         answered_links=len(state.links),
         memory=remembered(state.memory, state.request, call.answering) if state.request else state.memory,
@@ -77,7 +77,7 @@ def count_call(state: State, call: LlmCallCompleted) -> State:
 
 
 def _span(state: State) -> tuple[float, float]:
-    """When uncached calls began, with one more: the newest request."""
+    """Start times of the first and last uncached call, with the newest request added."""
     if state.request is None:
         return state.uncached_span
     first, _ = state.uncached_span if state.uncached_calls else (state.request.at, 0.0)

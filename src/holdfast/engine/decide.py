@@ -1,4 +1,4 @@
-"""What must happen next in a turn; nothing is done here."""
+"""Decides the next step of a turn; a pure function of the state."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.engine.state import State, open_calls
 
 
 class CallModel(msgspec.Struct, frozen=True):
-    """The conversation ends on the user's side: it is the model's turn."""
+    """The last message is the user's or a tool's: the model is next."""
 
 
 class RunTools(msgspec.Struct, frozen=True):
@@ -15,7 +15,7 @@ class RunTools(msgspec.Struct, frozen=True):
 
 
 class RefuseTools(msgspec.Struct, frozen=True):
-    """The model asks for more, but the turn has had its calls: answer, so that the transcript stays legal."""
+    """The turn's call limit is reached: answer the model's tool calls anyway, so that the transcript stays legal."""
 
     calls: tuple[ToolUse, ...]
 
@@ -29,9 +29,9 @@ Step = CallModel | RunTools | RefuseTools | Finish
 
 def next_step(state: State, *, steps_max: int) -> Step:
     calls = open_calls(state)
-    spent = state.turn is not None and state.turn.llm_calls >= steps_max
+    limit_reached = state.turn is not None and state.turn.llm_calls >= steps_max
     if calls:
-        return RefuseTools(calls) if spent else RunTools(calls)
+        return RefuseTools(calls) if limit_reached else RunTools(calls)
     if state.passages and state.passages[-1].role == "assistant":
         return Finish()
-    return Finish() if spent else CallModel()
+    return Finish() if limit_reached else CallModel()

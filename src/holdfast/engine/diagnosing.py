@@ -1,7 +1,7 @@
-"""Whether a request asks its provider why the cache did not hold, and what becomes of the answer.
+"""Asks the provider for the reason of a cache miss, where it supports that.
 
-Such a wish goes with the bytes that are sent and with nothing else: what a session records of its parameters, what it
-claims at the gate and what it keeps alive are the same with it and without.
+The diagnosis parameter is added to the sent bytes only: recorded parameters, single-flight keys and keep-alive requests
+are the same with and without it.
 """
 
 import msgspec
@@ -13,27 +13,27 @@ from holdfast.providers.diagnosing import DiagnosesMisses
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """Parameters as they go out; `asks` where a wish of ours is among them."""
+    """The parameters as sent; `asks` says whether we added a diagnosis request."""
 
     parameters: Parameters
     asks: bool = False
 
 
-def asking(talk: Conversation, parameters: Parameters) -> Sent:
-    """With the wish, where the model can fulfil it and its provider has not refused it before."""
-    parts, compared = talk.parts, talk.state.comparison
-    if not parts.asks_for_diagnosis or parts.model.provider in compared.refused_by:
+def asking(conversation: Conversation, parameters: Parameters) -> Sent:
+    """The parameters with a diagnosis request, if the model supports it and the provider has not refused it before."""
+    deps, comparison = conversation.parts, conversation.state.comparison
+    if not deps.asks_for_diagnosis or deps.model.provider in comparison.refused_by:
         return Sent(parameters)
-    if not parts.model.cache.diagnoses_misses or not isinstance(parts.adapter, DiagnosesMisses):
+    if not deps.model.cache.diagnoses_misses or not isinstance(deps.adapter, DiagnosesMisses):
         return Sent(parameters)
-    if not parts.model.supports_prompt_caching:
-        # Where nothing is cached there is nothing to be diagnosed.
+    if not deps.model.supports_prompt_caching:
+        # Without caching there is no miss to diagnose.
         return Sent(parameters)
-    asked = parts.adapter.asked_to_diagnose(parameters, compared.response_ids.get(parts.model.id))
-    return Sent(asked, asks=asked != parameters)
+    with_diagnosis = deps.adapter.asked_to_diagnose(parameters, comparison.response_ids.get(deps.model.id))
+    return Sent(with_diagnosis, asks=with_diagnosis != parameters)
 
 
-def is_refused(talk: Conversation, sent: Sent, error: ProviderError) -> bool:
-    """Whether the request may be taken without our wish."""
-    adapter = talk.parts.adapter
+def is_refused(conversation: Conversation, sent: Sent, error: ProviderError) -> bool:
+    """Whether the error is about our diagnosis request, so that the call may succeed without it."""
+    adapter = conversation.parts.adapter
     return sent.asks and isinstance(adapter, DiagnosesMisses) and adapter.refuses_diagnosis(error)

@@ -1,4 +1,4 @@
-"""The request in the making: what was spelled for the last call is kept, and only what is new is spelled."""
+"""The next request under construction: blocks encoded for the last call are reused, only new ones are encoded."""
 
 from collections.abc import Callable
 
@@ -11,75 +11,75 @@ from holdfast.providers.adapter import Adapter
 
 
 class Draft:
-    """Bytes of the newest prompt. A prompt that does not extend the one before is spelled anew from there on."""
+    """The encoded bytes of the newest prompt; encoded again only from the block where it differs from the last one."""
 
     def __init__(self, adapter: Adapter, count: Callable[[bytes], int]) -> None:
         self._adapter = adapter
-        self._head: tuple[Segment, ...] = ()
-        self._passages: tuple[Passage, ...] = ()
-        self._starts: list[int] = []  # The piece at which each passage starts.
+        self._stable_prefix: tuple[Segment, ...] = ()
+        self._entries: tuple[Passage, ...] = ()
+        self._starts: list[int] = []  # The block at which each history entry starts.
         self.scroll = Scroll(adapter, count)
         self._dropped: tuple[Piece, ...] = ()
-        self._kept_pieces = 0
+        self._unchanged_blocks = 0
 
     def update(self, prompt: Prompt) -> None:
-        head = tuple(segment for segment in prompt.segments if segment.place != "messages")
-        if head != self._head:
+        stable_prefix = tuple(segment for segment in prompt.segments if segment.place != "messages")
+        if stable_prefix != self._stable_prefix:
             self._cut(0)
-            self._passages, self._starts = (), []
-            for segment in head:
+            self._entries, self._starts = (), []
+            for segment in stable_prefix:
                 self.scroll.extend(self._adapter.spell(segment))
-            self._head = head
-        passages = prompt.passages
-        kept = self._kept(passages)
-        if kept < len(self._passages):
-            self._cut(self._starts[kept])
-            del self._starts[kept:]
-        for passage in passages[kept:]:
+            self._stable_prefix = stable_prefix
+        entries = prompt.passages
+        unchanged = self._unchanged_count(entries)
+        if unchanged < len(self._entries):
+            self._cut(self._starts[unchanged])
+            del self._starts[unchanged:]
+        for entry in entries[unchanged:]:
             self._starts.append(len(self.scroll.pieces))
-            self.scroll.extend(self.spelled(passage))
-        self._passages = passages
+            self.scroll.extend(self.spelled(entry))
+        self._entries = entries
 
     @property
     def head_tokens(self) -> int:
-        """Of what stands in front of the messages."""
+        """Tokens of tools and system prompt, before the messages."""
         return sum(self.scroll.tokens[: self._starts[0]]) if self._starts else self.scroll.tokens_total
 
     def passage_tokens(self) -> list[int]:
-        """Of each passage."""
+        """Tokens of each history entry."""
         ends = [*self._starts[1:], len(self.scroll.tokens)]
         return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
 
     def _cut(self, keep: int) -> None:
-        if keep < self._kept_pieces:
-            self._dropped = (*self.scroll.pieces[keep : self._kept_pieces], *self._dropped)
-            self._kept_pieces = keep
+        if keep < self._unchanged_blocks:
+            self._dropped = (*self.scroll.pieces[keep : self._unchanged_blocks], *self._dropped)
+            self._unchanged_blocks = keep
         self.scroll.cut(keep)
 
     def settle(self) -> None:
-        """The newest prompt is sent: from now on it is the one before."""
-        self._dropped, self._kept_pieces = (), len(self.scroll.pieces)
+        """Mark the newest prompt as sent: later changes are compared with it."""
+        self._dropped, self._unchanged_blocks = (), len(self.scroll.pieces)
 
     def move(self, shared: int) -> Move:
-        """How the newest prompt differs from the last that was settled, behind the `shared` pieces that both have."""
-        before = self._dropped[max(0, shared - self._kept_pieces) :]
-        links = self.scroll.links
-        at = links[shared] if shared < len(links) else links[-1] if links else Link("", 0, 0, "")
-        return move_of(before, self.scroll.pieces[shared:], at)
+        """How the newest prompt differs from the last sent one, after the `shared` blocks that both have."""
+        previous_blocks = self._dropped[max(0, shared - self._unchanged_blocks) :]
+        digests = self.scroll.links
+        position = digests[shared] if shared < len(digests) else digests[-1] if digests else Link("", 0, 0, "")
+        return move_of(previous_blocks, self.scroll.pieces[shared:], position)
 
-    def spelled(self, passage: Passage) -> tuple[Piece, ...]:
-        """A passage in the provider's words; it is not entered."""
-        return self._adapter.spell(_segment_of(passage))
+    def spelled(self, entry: Passage) -> tuple[Piece, ...]:
+        """A history entry encoded for the provider; it is not added to the draft."""
+        return self._adapter.spell(_segment_of(entry))
 
-    def _kept(self, passages: tuple[Passage, ...]) -> int:
-        """How many leading passages are those of the call before."""
-        before = self._passages
-        # Passages are shared between views, so that comparing them is comparing pointers.
-        if passages[: len(before)] == before:
-            return len(before)
-        pairs = enumerate(zip(before, passages, strict=False))
-        return next((index for index, (old, new) in pairs if old != new), min(len(before), len(passages)))
+    def _unchanged_count(self, entries: tuple[Passage, ...]) -> int:
+        """How many leading entries are the same as in the previous prompt."""
+        previous = self._entries
+        # Views share their entries, so that this comparison is mostly by identity.
+        if entries[: len(previous)] == previous:
+            return len(previous)
+        pairs = enumerate(zip(previous, entries, strict=False))
+        return next((index for index, (old, new) in pairs if old != new), min(len(previous), len(entries)))
 
 
-def _segment_of(passage: Passage) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", passages=(passage,))
+def _segment_of(entry: Passage) -> Segment:
+    return Segment("history", Stability.GROWING, "messages", passages=(entry,))

@@ -1,4 +1,7 @@
-"""Requests that ask for nothing: sent for what the provider keeps of them, paid for, recorded, and never missed."""
+"""Ping requests: sent without asking for output, for their effect on the provider's cache.
+
+They are paid for and recorded; a failed one is logged and never raised.
+"""
 
 import logging
 
@@ -17,14 +20,15 @@ from holdfast.providers.registry import adapter_for
 from holdfast.providers.wire import OnRetry, whole_answer
 
 ANSWER_BYTES_MAX = 1_000_000
+"""A ping's response has no content; anything longer than this is not one."""
 
 logger = logging.getLogger(__name__)
 
 
 class Empty(msgspec.Struct, frozen=True):
-    """Why a request is sent that asks for nothing: how long its last mark lives, and the size of its prompt.
+    """The purpose of a ping, the TTL of its last breakpoint, and the size of its prompt.
 
-    `piece` is where that mark stands, among `pieces` of the conversation; behind them it says `closing_tokens`.
+    `piece` is the block of that breakpoint among the conversation's `pieces` blocks; `closing_tokens` follow them.
     """
 
     kind: PingKind
@@ -37,82 +41,84 @@ class Empty(msgspec.Struct, frozen=True):
 
 
 def empty_parameters(parameters: Parameters, model: Model) -> Parameters | str:
-    """The parameters of such a request; or the reason why there can be none."""
+    """The parameters of a ping; or the reason why none can be sent."""
     adapter = adapter_for(model.provider)
     match capabilities_of(model).caching:
         case "none":
             return f"{model.id} is not known to cache"
         case "prefix":
-            return f"{model.id} keeps what it likes, and takes no marks"
+            return f"{model.id} caches automatically, and takes no breakpoints"
         case "marks" if not isinstance(adapter, AsksForNothing):
-            return f"no request to {model.provider} can ask for nothing through us"
+            return f"pings are not supported for {model.provider}"
         case "marks":
             emptied = adapter.emptied(parameters)
             conflict = adapter.conflict_with_empty(emptied)
-            return f"{model.provider} refuses a request for nothing with {conflict}" if conflict else emptied
+            return f"{model.provider} refuses a ping with {conflict}" if conflict else emptied
 
 
 def refusal_of(parameters: Parameters, model: Model) -> str | None:
-    """Why no request that asks for nothing can be sent with these parameters; None where one can.
+    """Why no ping can be sent with these parameters; None where one can.
 
-    Without what is in the way it would be another request, and another part of the cache.
+    Dropping the conflicting parameter is no way out: the ping would then use another cache entry.
     """
-    made = empty_parameters(parameters, model)
-    return made if isinstance(made, str) else None
+    ping_parameters = empty_parameters(parameters, model)
+    return ping_parameters if isinstance(ping_parameters, str) else None
 
 
-def why_not_alive(talk: Conversation) -> str | None:
-    """Why the cache of this session cannot be kept alive, whatever that would save; None where it can."""
-    if talk.state.profile == "seed":
-        # What a ping keeps beyond the head, no later request of the seed would look for.
-        return "the seed profile marks no more than tools and system prompt"
-    if talk.state.limits.marks_max is not None:
-        return "the provider refused marks"
-    return refusal_of(talk.parameters, talk.parts.model)
+def why_not_alive(conversation: Conversation) -> str | None:
+    """Why keep-alive is impossible for this session; None where it is possible."""
+    if conversation.state.profile == "seed":
+        # Requests of the seed profile have no breakpoint in the history, so they would not read what a ping refreshes.
+        return "the seed profile places breakpoints on tools and system prompt only"
+    if conversation.state.limits.marks_max is not None:
+        return "the provider refused breakpoints"
+    return refusal_of(conversation.parameters, conversation.parts.model)
 
 
-async def send_empty(talk: Conversation, body: bytes, wish: Empty) -> CachePinged | str:
-    """What was recorded of the request; or why it came to nothing, which is logged and is nobody's failure.
+async def send_empty(conversation: Conversation, body: bytes, ping: Empty) -> CachePinged | str:
+    """Send a ping; returns the recorded event, or why there was none. Failures are logged, not raised.
 
-    `body` is spelled with `empty_parameters`. It is not sent where it would not leave enough money for a call.
+    `body` must be encoded with `empty_parameters`. It is not sent if too little budget would be left for a call.
     """
-    parts = talk.parts
-    parameters = empty_parameters(talk.parameters, parts.model)
+    deps = conversation.parts
+    parameters = empty_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return parameters
-    needed = talk.prompt_cost_usd_max(wish.estimated_tokens) + talk.worst_cost_usd(wish.estimated_tokens)
-    if not talk.can_spend(needed):
-        return f"with it, too little of the ${parts.spend_max_usd or 0:f} could be left for a call"
-    sent_at = parts.clock()
+    cost_max = conversation.prompt_cost_usd_max(ping.estimated_tokens) + conversation.worst_cost_usd(
+        ping.estimated_tokens
+    )
+    if not conversation.can_spend(cost_max):
+        return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
+    sent_at = deps.clock()
     try:
-        sending = parts.wire.send(parts.adapter.endpoint(parameters), body, on_retry=_in_time(wish))
+        sending = deps.wire.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
         answer = await whole_answer(sending, bytes_max=ANSWER_BYTES_MAX)
-        usage = parts.adapter.read_reply(answer).usage
+        usage = deps.adapter.read_reply(answer).usage
     except ProviderError as error:
-        logger.warning("a request that asks for nothing (%s) failed: %s", wish.kind, error)
+        logger.warning("ping (%s) failed: %s", ping.kind, error)
         return str(error)
-    # Another model may be spoken to by now.
-    price = price_at(parts.model, utc_date(parts.clock()), usage.tokens_sent)
+    # `conversation.price` may be another model's by now: the session can switch while the ping is in progress.
+    price = price_at(deps.model, utc_date(deps.clock()), usage.tokens_sent)
     pinged = CachePinged(
-        kind=wish.kind,
-        model=parts.model.id,
-        ttl=wish.ttl,
+        kind=ping.kind,
+        model=deps.model.id,
+        ttl=ping.ttl,
         usage=usage,
         cost_usd=cost_usd(usage, price),
-        pricing_version=parts.pricing_version,
-        reason=wish.reason,
+        pricing_version=deps.pricing_version,
+        reason=ping.reason,
         sent_at=sent_at,
-        piece=wish.piece,
-        pieces=wish.pieces,
-        marked_tokens=max(0, usage.tokens_sent - wish.closing_tokens),
+        piece=ping.piece,
+        pieces=ping.pieces,
+        marked_tokens=max(0, usage.tokens_sent - ping.closing_tokens),
     )
-    await talk.record("system", pinged)
+    await conversation.record("system", pinged)
     return pinged
 
 
-def _in_time(wish: Empty) -> OnRetry | None:
-    """What keeps a cache alive is not sent again: by then the cache may be gone, and it would pay for all of it."""
-    return None if wish.kind == "warm" else _raise_failure
+def _no_late_retry(ping: Empty) -> OnRetry | None:
+    """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
+    return None if ping.kind == "warm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

@@ -1,7 +1,7 @@
-"""Who goes first: of several requests that would write the same prefix, one; the others wait until they can read it.
+"""Single flight: of several requests that would write the same prefix, one goes first; the others wait to read it.
 
-A provider lets others read what a request writes once its reply begins, and not before. A gate is for one process;
-sessions in any thread and any event loop can share it.
+A cache entry becomes readable only once the response to the writing request begins; parallel identical requests all
+miss (Anthropic, "Prompt caching"). One instance serves one process; sessions in any thread and event loop can share it.
 """
 
 import asyncio
@@ -17,17 +17,20 @@ from holdfast.clock import Clock
 from holdfast.errors import UserError
 
 WAIT_SECONDS_MAX = 20.0
+"""How long a request waits at most: a slow first response must not hold up the others for longer."""
+
 KEYS_MAX = 10_000
+"""How many written prefixes are remembered; bounds the memory of a long-running process."""
 
 SHARED_BYTES_MIN = 2_000
-"""What is less, some 500 tokens, is written twice for less than anybody's time is worth."""
+"""Shorter shared prefixes (about 500 tokens) are not worth waiting for: writing them twice costs less than the time."""
 
 _Key = tuple[str, str]
-_Turn = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 
 class MarkedPrefix(msgspec.Struct, frozen=True):
-    """A prefix that ends with a mark: its digest, its length, and for how long it is kept."""
+    """A prefix that ends at a breakpoint."""
 
     digest: str
     length_bytes: int
@@ -35,7 +38,7 @@ class MarkedPrefix(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The prefixes that a request reads or writes, shortest first; two requests share none unless in one scope."""
+    """The prefixes that a request reads or writes, shortest first; requests of different scopes share none."""
 
     scope: str
     prefixes: tuple[MarkedPrefix, ...] = ()
@@ -46,43 +49,45 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Crossing:
-    """A request that was let through. `writes`: something of it is not known to be cached."""
+    """The slot of a request that may be sent. `writes`: some of its prefixes are not known to be cached."""
 
-    def __init__(self, claim: Claim, started_at: float, on_begun: "Callable[[Crossing], None] | None" = None) -> None:
-        self.claim = claim
+    def __init__(
+        self, flight_key: Claim, started_at: float, on_begun: "Callable[[Crossing], None] | None" = None
+    ) -> None:
+        self.claim = flight_key
         self.started_at = started_at
         self.waited_seconds = 0.0
         self.writes = True
         self._on_begun = on_begun
-        self._turns: list[_Turn] = []
+        self._waiters: list[_Waiter] = []
 
     def begun(self) -> None:
-        """The reply begins: from now on others read what this request has written."""
-        told, self._on_begun = self._on_begun, None
-        if told is not None:
-            told(self)
+        """The response has begun: from now on others can read what this request wrote."""
+        on_begun, self._on_begun = self._on_begun, None
+        if on_begun is not None:
+            on_begun(self)
 
     def wait_for(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._turns.append((loop, turn))
-        return turn
+        waiter = loop.create_future()
+        self._waiters.append((loop, waiter))
+        return waiter
 
-    def take_turns(self) -> list[_Turn]:
-        taken, self._turns = self._turns, []
-        return taken
+    def take_turns(self) -> list[_Waiter]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
 
 
 class Gate:
-    """At most one request at a time writes a prefix that nobody has seen written.
+    """At most one request at a time writes a prefix that is not known to be cached.
 
-    The others wait, `wait_seconds_max` at most and in the order in which they came; where the first one fails, the
-    next takes its place. At most `keys_max` written prefixes are remembered, and those that lapsed are forgotten.
+    The others wait in order of arrival, for at most `wait_seconds_max`; if the first one fails, the next takes its
+    place. At most `keys_max` written prefixes are remembered; expired ones are forgotten.
     """
 
     def __init__(self, *, wait_seconds_max: float = WAIT_SECONDS_MAX, keys_max: int = KEYS_MAX) -> None:
         if not wait_seconds_max >= 0 or keys_max < 1:
-            raise UserError("a gate takes wait_seconds_max of at least 0 and keys_max of at least 1")
+            raise UserError("wait_seconds_max must be at least 0 and keys_max at least 1")
         self._wait_seconds_max = wait_seconds_max
         self._keys_max = keys_max
         self._lock = threading.Lock()
@@ -91,66 +96,66 @@ class Gate:
 
     @property
     def keys_held(self) -> int:
-        """How many prefixes are being written, or remembered as written."""
+        """How many prefixes are being written or remembered as written."""
         return len(self._writing) + len(self._written)
 
     @asynccontextmanager
-    async def crossing(self, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
-        """Held while a request is under way; one that is left before its reply has begun counts as failed."""
-        one = Crossing(claim, clock(), partial(self._settle, written=True))
+    async def crossing(self, flight_key: Claim, clock: Clock) -> AsyncIterator[Crossing]:
+        """A slot, held while the request is in progress; leaving it before the response has begun counts as failure."""
+        slot = Crossing(flight_key, clock(), partial(self._finish, written=True))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds_max
-        while (turn := self._enter(one, clock(), patient=loop.time() < deadline)) is not None:
+        while (waiter := self._enter(slot, clock(), may_wait=loop.time() < deadline)) is not None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await turn
+                    await waiter
             except TimeoutError:
                 pass
             now = clock()
-            one.waited_seconds += max(0.0, now - one.started_at)
-            one.started_at = now
+            slot.waited_seconds += max(0.0, now - slot.started_at)
+            slot.started_at = now
         try:
-            yield one
+            yield slot
         finally:
-            self._settle(one, written=False)
+            self._finish(slot, written=False)
 
-    def _enter(self, one: Crossing, at: float, *, patient: bool) -> asyncio.Future[None] | None:
-        """What to wait for before trying again; None where the request may go."""
+    def _enter(self, slot: Crossing, at: float, *, may_wait: bool) -> asyncio.Future[None] | None:
+        """What to wait for before trying again; None if the request may be sent."""
         with self._lock:
-            keys, prefixes = one.claim.keys, one.claim.prefixes
-            known = self._known(keys, at)
-            start = prefixes[known - 1].length_bytes if known else 0
+            keys, prefixes = slot.claim.keys, slot.claim.prefixes
+            cached_count = self._cached_count(keys, at)
+            cached_bytes = prefixes[cached_count - 1].length_bytes if cached_count else 0
             worthwhile = (
                 key
-                for key, prefix in zip(keys[known:], prefixes[known:], strict=True)
-                if prefix.length_bytes - start >= SHARED_BYTES_MIN
+                for key, prefix in zip(keys[cached_count:], prefixes[cached_count:], strict=True)
+                if prefix.length_bytes - cached_bytes >= SHARED_BYTES_MIN
             )
-            first = next((self._writing[key] for key in worthwhile if key in self._writing), None)
-            if first is not None and patient:
-                return first.wait_for()
-            one.writes = known < len(keys)
-            for key in keys[known:]:
-                self._writing.setdefault(key, one)
+            writer = next((self._writing[key] for key in worthwhile if key in self._writing), None)
+            if writer is not None and may_wait:
+                return writer.wait_for()
+            slot.writes = cached_count < len(keys)
+            for key in keys[cached_count:]:
+                self._writing.setdefault(key, slot)
             return None
 
-    def _known(self, keys: tuple[_Key, ...], at: float) -> int:
-        """How many prefixes there are up to the longest that was written: none of them has to be written again."""
-        written = (count for count in range(len(keys), 0, -1) if at < self._written.get(keys[count - 1], at))
-        return next(written, 0)
+    def _cached_count(self, keys: tuple[_Key, ...], at: float) -> int:
+        """The number of leading prefixes that are cached: all up to the longest one known to be written."""
+        counts = (count for count in range(len(keys), 0, -1) if at < self._written.get(keys[count - 1], at))
+        return next(counts, 0)
 
-    def _settle(self, one: Crossing, *, written: bool) -> None:
-        """Its reply has begun, or nothing came of it: whoever waits for it looks again."""
+    def _finish(self, slot: Crossing, *, written: bool) -> None:
+        """The response has begun (`written`) or the request has failed: wake all waiters to try again."""
         with self._lock:
-            turns = one.take_turns()
-            for key, prefix in zip(one.claim.keys, one.claim.prefixes, strict=True):
+            waiters = slot.take_turns()
+            for key, prefix in zip(slot.claim.keys, slot.claim.prefixes, strict=True):
                 writer = self._writing.get(key)
-                if writer is one:
+                if writer is slot:
                     del self._writing[key]
                 if written:
-                    self._remember(key, one.started_at, prefix.ttl_seconds)
-                    turns += writer.take_turns() if writer is not None else []
-        for loop, turn in turns:
-            _wake(loop, turn)
+                    self._remember(key, slot.started_at, prefix.ttl_seconds)
+                    waiters += writer.take_turns() if writer is not None else []
+        for loop, waiter in waiters:
+            _wake(loop, waiter)
 
     def _remember(self, key: _Key, at: float, ttl_seconds: float) -> None:
         self._written[key] = max(at + ttl_seconds, self._written.pop(key, at))
@@ -159,23 +164,23 @@ class Gate:
 
 
 @asynccontextmanager
-async def cross(gate: Gate | None, claim: Claim, clock: Clock) -> AsyncIterator[Crossing]:
-    """Through the gate, if there is one and the request has something to share."""
-    if gate is None or not claim.prefixes:
-        yield Crossing(claim, clock())
+async def cross(gate: Gate | None, flight_key: Claim, clock: Clock) -> AsyncIterator[Crossing]:
+    """Acquire a slot; at once if there is no gate or the request has no prefix to share."""
+    if gate is None or not flight_key.prefixes:
+        yield Crossing(flight_key, clock())
         return
-    async with gate.crossing(claim, clock) as crossing:
-        yield crossing
+    async with gate.crossing(flight_key, clock) as slot:
+        yield slot
 
 
-def _wake(loop: asyncio.AbstractEventLoop, turn: asyncio.Future[None]) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     try:
-        loop.call_soon_threadsafe(_let_go, turn)
+        loop.call_soon_threadsafe(_resolve, waiter)
     except RuntimeError:
-        # Its loop is closed: nobody waits there any longer.
+        # The event loop is closed, so nothing waits there any longer.
         return
 
 
-def _let_go(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

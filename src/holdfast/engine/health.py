@@ -1,4 +1,4 @@
-"""Whether a session of the seed's profile still works behind a compaction: a harmless tool is called before a turn."""
+"""The health probe of seed 002: after a compaction, a read-only tool is called before the turn."""
 
 from holdfast.canonical.blocks import ToolUse
 from holdfast.compaction.groups import records_in_front
@@ -12,27 +12,27 @@ PROBES = (
     ("glob_search", '{"pattern":"*.health-check-probe-"}'),
     ("list_dir", '{"path":"."}'),
 )
-"""Tools that change nothing, and what they are called with; the first that a session has is the one."""
+"""Read-only tools with their arguments; the first one that the session has is used."""
 
 
-async def probe(talk: Conversation) -> None:
-    """Raises where the tool fails, and then nothing was said yet; a session without messages or such a tool passes."""
-    state = talk.state
+async def probe(conversation: Conversation) -> None:
+    """Raise `UserError` if the probe fails, before anything is recorded; without messages or a probe tool it passes."""
+    state = conversation.state
     compacted = state.profile == "seed" and state.compaction.count
     if not compacted or records_in_front(state.passages) == len(state.passages):
         return
-    known = {spec.name for spec in talk.parts.toolbox.specs}
-    chosen = next(((name, given) for name, given in PROBES if name in known), None)
-    if chosen is None:
+    tool_names = {spec.name for spec in conversation.parts.toolbox.specs}
+    probe_call = next(((name, arguments) for name, arguments in PROBES if name in tool_names), None)
+    if probe_call is None:
         return
 
     async def record(payload: AnyPayload) -> None:
-        await talk.record("tool", payload)
+        await conversation.record("tool", payload)
 
-    call = ToolUse(talk.parts.new_id(talk.parts.clock()), *chosen)
-    (result,) = await talk.parts.toolbox.run((call,), record, active=state.activations)
+    call = ToolUse(conversation.parts.new_id(conversation.parts.clock()), *probe_call)
+    (result,) = await conversation.parts.toolbox.run((call,), record, active=state.activations)
     if failed(result):
         raise UserError(
-            f"the health probe {call.name!r} failed behind a compaction: {one_line(result_text(result))}; "
-            "nothing was sent: mend the tool, or go on in a new session"
+            f"the health probe {call.name!r} failed after a compaction: {one_line(result_text(result))}; "
+            "nothing was sent: fix the tool, or continue in a new session"
         )

@@ -1,4 +1,4 @@
-"""What people have set for a session's cache, looked up before each request and recorded where it is new."""
+"""Applies the cache settings that users made for a session: looked up before each request, recorded when changed."""
 
 import msgspec
 
@@ -12,58 +12,59 @@ from holdfast.events.payloads_controls import CacheControlled
 from holdfast.providers.giving_up import ways_to_give_up
 
 
-async def heed(talk: Conversation) -> bool:
-    """From now on what is set holds; whether it is something else than before.
+async def heed(conversation: Conversation) -> bool:
+    """Apply the current cache settings, and return whether they have changed.
 
-    A cache is given up, and a newer head taken, with a turn's first call: within a turn, a new first text would cost
-    the thinking in it. Who gives up a cache takes the newer head along, for nothing of the old one is read again.
+    A cache invalidation and a prefix refresh take effect with a turn's first call: within a turn, a changed prefix
+    would invalidate the turn's thinking. Invalidating also adopts a pending system-prompt update, because the old
+    prefix will not be read again.
     """
-    if talk.parts.controls is None:
+    if conversation.parts.controls is None:
         return False
-    told = await talk.parts.controls(head_owner(talk.state))
-    wanted = control_of(told, talk.state, talk.given.model)
-    if wanted is None:
+    controls = await conversation.parts.controls(head_owner(conversation.state))
+    event = control_of(controls, conversation.state, conversation.given.model)
+    if event is None:
         return False
-    before = talk.state.control
-    await talk.record("system", wanted)
-    if (wanted.generation, wanted.adoptions) != (before.generation, before.adoptions):
-        await adopt(talk)
+    previous = conversation.state.control
+    await conversation.record("system", event)
+    if (event.generation, event.adoptions) != (previous.generation, previous.adoptions):
+        await adopt(conversation)
     return True
 
 
 def head_owner(state: State) -> str:
-    """The session whose head this one begins with; what is said of its cache holds for both."""
+    """The session whose stable prefix this one shares; its cache settings apply to both."""
     return state.parent.head_session_id if state.parent else state.session_id
 
 
-def control_of(told: Controls, state: State, model: Model) -> CacheControlled | None:
-    """What is set, as an event; None where it is what holds already."""
-    before, settings, session = state.control, told.settings, told.session
+def control_of(controls: Controls, state: State, model: Model) -> CacheControlled | None:
+    """The settings as an event; None if they are already in effect."""
+    previous, settings, session = state.control, controls.settings, controls.session
     within_turn = state.turn is not None and state.turn.llm_calls > 0
-    generation = before.generation if within_turn else session.generation
-    ways = ways_to_give_up(model) if generation else ()
+    generation = previous.generation if within_turn else session.generation
+    methods = ways_to_give_up(model) if generation else ()
     owner = head_owner(state)
     enabled = session.caching_enabled and settings.providers.get(model.provider, True)
-    nonce = nonce_of(owner, generation) if "prefix_nonce" in ways else ""
-    wanted = CacheControlled(
+    nonce = nonce_of(owner, generation) if "prefix_nonce" in methods else ""
+    event = CacheControlled(
         enabled=enabled,
         ttl=settings.ttl,
         kept_seconds=settings.gemini_ttl_seconds,
         generation=generation,
         nonce=nonce,
-        cache_key=f"{owner}.{generation}" if "cache_key" in ways else "",
-        adoptions=before.adoptions if within_turn else session.adoptions,
+        cache_key=f"{owner}.{generation}" if "cache_key" in methods else "",
+        adoptions=previous.adoptions if within_turn else session.adoptions,
     )
     reason = ""
-    if before.enabled and not enabled:
+    if previous.enabled and not enabled:
         reason = "caching was turned off"
-    elif generation != before.generation:
-        reason = "the cache was given up"
-    if wanted == msgspec.structs.replace(before, reason="", new_prefix=False):
+    elif generation != previous.generation:
+        reason = "the cache was invalidated"
+    if event == msgspec.structs.replace(previous, reason="", new_prefix=False):
         return None
-    return msgspec.structs.replace(wanted, reason=reason, new_prefix=nonce != before.nonce)
+    return msgspec.structs.replace(event, reason=reason, new_prefix=nonce != previous.nonce)
 
 
 def nonce_of(owner: str, generation: int) -> str:
-    """Another text for each session and each time: nobody can have had it cached."""
+    """A text that differs per session and generation, so that no cached prefix can match it."""
     return f"[cache generation {generation}: {digest(f'{owner}/{generation}'.encode())[:16]}]"

@@ -1,4 +1,4 @@
-"""What was really said in a session, message by message, whatever its view has become."""
+"""The messages of a session as logged, independent of what compactions made of its view."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,114 +13,114 @@ from holdfast.events.payloads_compaction import ContextCompacted
 from holdfast.extraction.facts import Facts, FactsReader
 
 ReadLog = Callable[[str | None], Iterable[Event]]
-"""A session's events, from the one behind the given one on."""
+"""Reads a session's events after the one with the given id, or all of them."""
 
 
 def logged(events: Iterable[Event]) -> tuple[Passage, ...]:
-    """Every message of the log under its number, less those that were withdrawn."""
-    passages: list[Passage] = []
+    """Every message of the log with its number, except withdrawn ones."""
+    entries: list[Passage] = []
     number = 0
     for event in events:
-        number += _enter(passages, event, number + 1)
-    return tuple(passages)
+        number += _append_entry(entries, event, number + 1)
+    return tuple(entries)
 
 
-def _enter(passages: list[Passage], event: Event, number: int) -> bool:
-    """Whether the event has said something; that is the newest of the passages now, under this number."""
+def _append_entry(entries: list[Passage], event: Event, number: int) -> bool:
+    """Append the event's message, if it has one, under this number; returns whether it had."""
     match event.payload:
         case MessageAppended(message=message):
-            passages.append(Passage(message.role, message.content, number=number))
-        case ContextInjected(place="messages") as it:
-            passages.append(
+            entries.append(Passage(message.role, message.content, number=number))
+        case ContextInjected(place="messages") as injection:
+            entries.append(
                 Passage(
                     "user",
-                    (Text(it.text),),
-                    it.layer,
+                    (Text(injection.text),),
+                    injection.layer,
                     Stability.VOLATILE,
-                    ephemeral=it.ephemeral,
+                    ephemeral=injection.ephemeral,
                     number=number,
                 )
             )
         case MessagesWithdrawn():
-            while passages and passages[-1].role != "assistant":
-                passages.pop()
+            while entries and entries[-1].role != "assistant":
+                entries.pop()
             return False
         case _:
             return False
     return True
 
 
-def digest_of(passages: Sequence[Passage]) -> str:
-    """By which a compaction names what it covers."""
-    return digest(canonical_json([(one.number, one.role, one.content) for one in passages]))
+def digest_of(entries: Sequence[Passage]) -> str:
+    """The digest by which a compaction identifies the messages that it covers."""
+    return digest(canonical_json([(entry.number, entry.role, entry.content) for entry in entries]))
 
 
 class Said:
-    """The messages of one log, each read once however often they are asked for; safe to use from several threads.
+    """The messages of one log, each read only once; safe to use from several threads.
 
-    What is in front of the view is remembered by its facts alone, so that a record takes as long as what is new.
-    `damaged` are compactions whose messages are no longer those that they covered, as far as the log was read.
+    Of messages before the view only the extracted facts are kept, so that a summary costs time for new messages only.
+    `damaged` are compactions whose covered messages no longer match their digest, as far as the log was read.
     """
 
     def __init__(self, read: ReadLog) -> None:
         self._read = read
-        self._one_at_a_time = threading.Lock()
-        self._begin()
+        self._lock = threading.Lock()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.damaged: tuple[ContextCompacted, ...] = ()
-        self._after: str | None = None
+        self._last_event_id: str | None = None
         self._number = 0
         self._facts = FactsReader()
-        self._behind: list[Passage] = []
+        self._recent: list[Passage] = []
         self._first = 1
 
     def covered(self, first: int, last: int) -> tuple[Facts, list[Passage]]:
-        """The facts of everything up to message `last`, and the messages from `first` on that are among it."""
-        with self._one_at_a_time:
+        """The facts of all messages up to `last`, and the messages from `first` to `last`."""
+        with self._lock:
             if first < self._first:
-                self._begin()
+                self._reset()
             self._catch_up()
-            front = next((at for at, one in enumerate(self._behind) if one.number >= first), len(self._behind))
-            for passage in self._behind[:front]:
-                self._facts.read(passage)
-            del self._behind[:front]
+            start = next((at for at, message in enumerate(self._recent) if message.number >= first), len(self._recent))
+            for entry in self._recent[:start]:
+                self._facts.read(entry)
+            del self._recent[:start]
             self._first = first
-            found = [one for one in self._behind if one.number <= last]
+            in_range = [message for message in self._recent if message.number <= last]
             facts = self._facts.copy()
-            for passage in found:
-                facts.read(passage)
-            return facts.facts(), found
+            for entry in in_range:
+                facts.read(entry)
+            return facts.facts(), in_range
 
     def everything(self) -> tuple[Passage, ...]:
         return logged(self._read(None))
 
     def _catch_up(self) -> None:
-        for event in self._read(self._after):
-            self._after = event.id
-            if isinstance(event.payload, MessagesWithdrawn) and self._first > 1 and not self._has_answer():
-                # It reaches behind what is remembered by its facts.
-                self._begin()
+        for event in self._read(self._last_event_id):
+            self._last_event_id = event.id
+            if isinstance(event.payload, MessagesWithdrawn) and self._first > 1 and not self._has_reply():
+                # The withdrawal reaches into messages of which only facts are kept: start over.
+                self._reset()
                 return self._catch_up()
             if isinstance(event.payload, ContextCompacted):
                 self._compare(event.payload)
-            self._number += _enter(self._behind, event, self._number + 1)
+            self._number += _append_entry(self._recent, event, self._number + 1)
         return None
 
-    def _compare(self, it: ContextCompacted) -> None:
-        covered = [one for one in self._behind if it.first <= one.number <= it.last]
-        if it.strategy == "checkpoint" and it.first >= self._first and digest_of(covered) != it.digest:
-            self.damaged = (*self.damaged, it)
+    def _compare(self, event: ContextCompacted) -> None:
+        covered = [entry for entry in self._recent if event.first <= entry.number <= event.last]
+        if event.strategy == "checkpoint" and event.first >= self._first and digest_of(covered) != event.digest:
+            self.damaged = (*self.damaged, event)
 
-    def _has_answer(self) -> bool:
-        return any(one.role == "assistant" for one in self._behind)
+    def _has_reply(self) -> bool:
+        return any(entry.role == "assistant" for entry in self._recent)
 
 
-def groups_behind(passages: Sequence[Passage], first: int, last: int) -> tuple[tuple[Passage, ...], ...]:
-    """The whole groups that messages `first` to `last` stand in, in order."""
-    found = []
-    for group in groups_of(passages):
-        numbers = [passage.number for passage in passages[group.start : group.stop]]
+def groups_behind(entries: Sequence[Passage], first: int, last: int) -> tuple[tuple[Passage, ...], ...]:
+    """The complete groups that contain messages `first` to `last`, in order."""
+    groups = []
+    for group in groups_of(entries):
+        numbers = [entry.number for entry in entries[group.start : group.stop]]
         if numbers[0] <= last and numbers[-1] >= first:
-            found.append(tuple(passages[group.start : group.stop]))
-    return tuple(found)
+            groups.append(tuple(entries[group.start : group.stop]))
+    return tuple(groups)

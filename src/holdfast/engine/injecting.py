@@ -1,4 +1,4 @@
-"""What volatile layers have to say, and when it enters the conversation."""
+"""When the text of volatile layers is added to the conversation."""
 
 from holdfast.canonical.view import LayerText
 from holdfast.engine.conversation import Conversation
@@ -8,26 +8,26 @@ from holdfast.layers.assemble import emissions
 from holdfast.layers.standard import SYSTEM_TAIL, system_tail_text
 
 
-async def inject_news(talk: Conversation) -> None:
-    """What volatile layers have to say in the middle of a turn."""
-    if talk.state.layout == "seed":
-        # A system prompt that changes within a turn would take the thinking of that turn along.
+async def inject_news(conversation: Conversation) -> None:
+    """Record changed volatile text in the middle of a turn."""
+    if conversation.state.layout == "seed":
+        # Changing the system prompt within a turn would invalidate the turn's thinking.
         return
-    early, late = injections(talk, await talk.parts.volatile())
+    early, late = injections(conversation, await conversation.parts.volatile())
     if early or late:
-        await talk.record("system", *early, *late)
+        await conversation.record("system", *early, *late)
 
 
 def injections(
-    talk: Conversation, current: tuple[LayerText, ...]
+    conversation: Conversation, current: tuple[LayerText, ...]
 ) -> tuple[tuple[ContextInjected, ...], tuple[ContextInjected, ...]]:
-    """What the volatile layers have to say before the user's text, and what goes behind it."""
-    if talk.state.layout == "seed":
+    """Changed volatile text as events: what goes before the user's message, and what goes after it."""
+    if conversation.state.layout == "seed":
         text = system_tail_text(current)
-        tail = talk.state.system_tail
+        tail = conversation.state.system_tail
         if not current or text == (tail.text if tail else ""):
             return (), ()
         return (ContextInjected(SYSTEM_TAIL, text, place="system"),), ()
-    said = emissions(view_of(talk.state, current))
-    events = [ContextInjected(one.layer, one.text, one.ephemeral) for one in said]
-    return tuple(one for one in events if not one.ephemeral), tuple(one for one in events if one.ephemeral)
+    emitted = emissions(view_of(conversation.state, current))
+    events = [ContextInjected(event.layer, event.text, event.ephemeral) for event in emitted]
+    return tuple(event for event in events if not event.ephemeral), tuple(event for event in events if event.ephemeral)

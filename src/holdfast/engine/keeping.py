@@ -1,4 +1,4 @@
-"""The named cache of a session: made, used, extended, replaced and deleted, each step recorded."""
+"""The explicit cache of a session (Gemini CachedContent): created, used, extended, replaced and deleted."""
 
 import asyncio
 from contextlib import aclosing
@@ -19,159 +19,180 @@ from holdfast.providers.wire import whole_answer
 
 ANSWER_BYTES_MAX = 1_000_000
 DELETE_SECONDS_MAX = 5.0
+"""How long closing a session waits for the deletion; the cache expires by itself anyway."""
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The request leaves its first `pieces` out and says in its parameters which cache holds them."""
+    """A reference to an explicit cache: the request omits its first `pieces` blocks and names the cache instead."""
 
     parameters: Parameters
     pieces: int
 
 
-async def reference(talk: Conversation) -> Reference | None:
-    """The named cache that the next request refers to; made or extended first, where that pays."""
-    adapter, scroll = talk.parts.adapter, talk.draft.scroll
-    head = scroll.stable_count
-    if not isinstance(adapter, KeepsCaches) or not head:
+async def reference(conversation: Conversation) -> Reference | None:
+    """The explicit cache that the next request uses; created or extended first, if that pays."""
+    adapter, buffer = conversation.parts.adapter, conversation.draft.scroll
+    stable_blocks = buffer.stable_count
+    if not isinstance(adapter, KeepsCaches) or not stable_blocks:
         return None
-    if head < len(scroll.pieces) and scroll.pieces[head].place != "messages":
-        # A cache holds all of the system prompt or nothing.
-        await let_go(talk, "a part of the system prompt changes from turn to turn")
+    if stable_blocks < len(buffer.pieces) and buffer.pieces[stable_blocks].place != "messages":
+        # Gemini refuses a system instruction beside a cache, so the cache must hold the whole system prompt.
+        await let_go(conversation, "a part of the system prompt changes from turn to turn")
         return None
-    kept = await _kept_now(talk, adapter)
-    if kept is None:
+    cache = await _current_cache(conversation, adapter)
+    if cache is None:
         return None
-    return Reference(adapter.refer_to(talk.parameters, kept.name), scroll.stable_count)
+    return Reference(adapter.refer_to(conversation.parameters, cache.name), buffer.stable_count)
 
 
-async def forget(talk: Conversation, reason: str) -> None:
-    """The provider has lost the cache: say so, and go on without."""
-    if (kept := talk.state.kept) is not None:
-        await talk.record("system", _changed(kept, "lost", reason, storage_cost_usd=-_unused(talk, kept)))
+async def forget(conversation: Conversation, reason: str) -> None:
+    """Record that the provider has lost the cache; the session continues without it."""
+    if (cache := conversation.state.kept) is not None:
+        await conversation.record(
+            "system", _cache_event(cache, "lost", reason, storage_cost_usd=-_unused_storage_usd(conversation, cache))
+        )
 
 
-async def let_go(talk: Conversation, reason: str) -> None:
-    """Delete the cache once nothing will refer to it, so that nobody pays for it any longer."""
-    kept, adapter = talk.state.kept, talk.parts.adapter
-    if kept is None or not isinstance(adapter, KeepsCaches) or talk.parts.clock() >= kept.expires_at:
+async def let_go(conversation: Conversation, reason: str) -> None:
+    """Delete a cache that will not be used again, to stop its storage cost."""
+    cache, adapter = conversation.state.kept, conversation.parts.adapter
+    if cache is None or not isinstance(adapter, KeepsCaches) or conversation.parts.clock() >= cache.expires_at:
         return
     try:
         async with asyncio.timeout(DELETE_SECONDS_MAX):
-            await _delete(talk, adapter, kept, reason)
+            await _delete(conversation, adapter, cache, reason)
     except TimeoutError:
-        # It lapses by itself; nobody should have to wait for that.
+        # It expires by itself; closing a session does not wait for the deletion.
         return
 
 
-async def _kept_now(talk: Conversation, adapter: KeepsCaches) -> KeptPrefix | None:
-    parts, state, scroll = talk.parts, talk.state, talk.draft.scroll
-    head = scroll.stable_count
-    tokens = state.calibration.corrected(sum(scroll.tokens[:head]))
-    wanted = WantedPrefix(parts.model.id, scroll.links[head - 1].digest, tokens)
-    wished = parts.keeping if capabilities_of(parts.model).explicit_caches else Keeping(ttl_seconds=0)
+async def _current_cache(conversation: Conversation, adapter: KeepsCaches) -> KeptPrefix | None:
+    deps, state, buffer = conversation.parts, conversation.state, conversation.draft.scroll
+    stable_blocks = buffer.stable_count
+    tokens = state.calibration.corrected(sum(buffer.tokens[:stable_blocks]))
+    wanted = WantedPrefix(deps.model.id, buffer.links[stable_blocks - 1].digest, tokens)
+    settings = deps.keeping if capabilities_of(deps.model).explicit_caches else Keeping(ttl_seconds=0)
     step = plan_keeping(
         state.kept,
         wanted,
-        wished,
-        rules=parts.model.cache,
-        price=talk.price(tokens),
+        settings,
+        rules=deps.model.cache,
+        price=conversation.price(tokens),
         uncached_calls=state.uncached_calls,
-        at=parts.clock(),
+        at=deps.clock(),
         uncached_seconds=state.uncached_span[1] - state.uncached_span[0],
     )
     match step:
-        case Use(kept):
-            return kept
-        case Extend(kept, reason):
-            return await _extend(talk, adapter, kept, reason)
+        case Use(cache):
+            return cache
+        case Extend(cache, reason):
+            return await _extend(conversation, adapter, cache, reason)
         case Create(reason, instead_of):
             if instead_of is not None:
-                await _delete(talk, adapter, instead_of, "the prefix has changed")
-            return await _create(talk, adapter, wanted, reason)
+                await _delete(conversation, adapter, instead_of, "the prefix has changed")
+            return await _create(conversation, adapter, wanted, reason)
         case LeaveOut(reason, delete):
             if delete is not None:
-                await _delete(talk, adapter, delete, reason)
+                await _delete(conversation, adapter, delete, reason)
             return None
 
 
-async def _create(talk: Conversation, adapter: KeepsCaches, wanted: WantedPrefix, reason: str) -> KeptPrefix | None:
-    """None where the provider refuses, which is not tried again for this prefix, or where the money is short."""
-    parts, ttl = talk.parts, talk.parts.keeping.ttl_seconds
-    if talk.state.refused_prefix == wanted.digest or not _affordable(talk, wanted.tokens):
+async def _create(
+    conversation: Conversation, adapter: KeepsCaches, wanted: WantedPrefix, reason: str
+) -> KeptPrefix | None:
+    """None if the provider refuses (not retried for this prefix) or if the budget is too small."""
+    deps, ttl = conversation.parts, conversation.parts.keeping.ttl_seconds
+    if conversation.state.refused_prefix == wanted.digest or not _can_afford(conversation, wanted.tokens):
         return None
-    scroll = talk.draft.scroll
-    head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
+    buffer = conversation.draft.scroll
+    prefix_bytes = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
     try:
-        made = await _ask(talk, adapter, *adapter.create_cache(parts.parameters, head, ttl_seconds=ttl))
+        created_cache = await _request_cache(
+            conversation, adapter, *adapter.create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
+        )
     except ProviderError as error:
         if error.kind not in ("invalid_request", "auth", "context_overflow"):
-            # It may well be made with the next call.
+            # A transient failure; the next call tries again.
             return None
-        refused = KeptPrefix("", wanted.model, wanted.digest, wanted.tokens, parts.clock())
-        await talk.record("system", _changed(refused, "refused", str(error)))
+        refused = KeptPrefix("", wanted.model, wanted.digest, wanted.tokens, deps.clock())
+        await conversation.record("system", _cache_event(refused, "refused", str(error)))
         return None
-    kept = KeptPrefix(made.name, wanted.model, wanted.digest, made.tokens or wanted.tokens, made.expires_at)
-    price = talk.price(kept.tokens)
-    created = _changed(
-        kept,
+    cache = KeptPrefix(
+        created_cache.name, wanted.model, wanted.digest, created_cache.tokens or wanted.tokens, created_cache.expires_at
+    )
+    price = conversation.price(cache.tokens)
+    created = _cache_event(
+        cache,
         "created",
         reason,
-        cost_usd=kept.tokens * price.input / 1_000_000,
-        storage_cost_usd=storage_usd(kept.tokens, max(0.0, kept.expires_at - parts.clock()), price),
+        cost_usd=cache.tokens * price.input / 1_000_000,
+        storage_cost_usd=storage_usd(cache.tokens, max(0.0, cache.expires_at - deps.clock()), price),
     )
-    await talk.record("system", created)
-    return kept
+    await conversation.record("system", created)
+    return cache
 
 
-async def _extend(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> KeptPrefix | None:
+async def _extend(
+    conversation: Conversation, adapter: KeepsCaches, cache: KeptPrefix, reason: str
+) -> KeptPrefix | None:
     try:
-        answer = await _ask(talk, adapter, *adapter.extend_cache(kept.name, ttl_seconds=talk.parts.keeping.ttl_seconds))
+        answer = await _request_cache(
+            conversation, adapter, *adapter.extend_cache(cache.name, ttl_seconds=conversation.parts.keeping.ttl_seconds)
+        )
     except ProviderError as error:
         if not adapter.is_lost(error):
-            # It still lives; what could not be extended now is tried again with the next call.
-            return kept
-        await forget(talk, str(error))
+            # The cache still exists; the next call tries to extend it again.
+            return cache
+        await forget(conversation, str(error))
         return None
-    longer = msgspec.structs.replace(kept, expires_at=answer.expires_at)
-    added = storage_usd(kept.tokens, max(0.0, longer.expires_at - kept.expires_at), talk.price(kept.tokens))
-    await talk.record("system", _changed(longer, "extended", reason, storage_cost_usd=added))
+    longer = msgspec.structs.replace(cache, expires_at=answer.expires_at)
+    added = storage_usd(cache.tokens, max(0.0, longer.expires_at - cache.expires_at), conversation.price(cache.tokens))
+    await conversation.record("system", _cache_event(longer, "extended", reason, storage_cost_usd=added))
     return longer
 
 
-async def _delete(talk: Conversation, adapter: KeepsCaches, kept: KeptPrefix, reason: str) -> None:
-    """Whatever the provider says: a cache that cannot be deleted lapses by itself."""
-    unused = _unused(talk, kept)
-    endpoint, body = adapter.delete_cache(kept.name)
+async def _delete(conversation: Conversation, adapter: KeepsCaches, cache: KeptPrefix, reason: str) -> None:
+    """Delete the cache; a failure is only recorded, because the cache expires by itself."""
+    unused = _unused_storage_usd(conversation, cache)
+    endpoint, body = adapter.delete_cache(cache.name)
     try:
-        async with aclosing(talk.parts.wire.send(endpoint, body)) as chunks:
+        async with aclosing(conversation.parts.wire.send(endpoint, body)) as chunks:
             async for _ in chunks:
                 pass
     except ProviderError as error:
         unused = Decimal(0) if not adapter.is_lost(error) else unused
         reason = f"{reason}; deleting it failed: {error}"
-    await talk.record("system", _changed(kept, "deleted", reason, storage_cost_usd=-unused))
+    await conversation.record("system", _cache_event(cache, "deleted", reason, storage_cost_usd=-unused))
 
 
-async def _ask(talk: Conversation, adapter: KeepsCaches, endpoint: Endpoint, body: bytes) -> NamedCache:
-    answer = await whole_answer(talk.parts.wire.send(endpoint, body), bytes_max=ANSWER_BYTES_MAX)
+async def _request_cache(
+    conversation: Conversation, adapter: KeepsCaches, endpoint: Endpoint, body: bytes
+) -> NamedCache:
+    answer = await whole_answer(conversation.parts.wire.send(endpoint, body), bytes_max=ANSWER_BYTES_MAX)
     return adapter.read_cache(answer)
 
 
-def _affordable(talk: Conversation, tokens: int) -> bool:
-    """Whether the cache leaves enough for the call that is to use it."""
-    price = talk.price(tokens)
-    dear = tokens * price.input / 1_000_000 + storage_usd(tokens, talk.parts.keeping.ttl_seconds, price)
-    call = talk.worst_cost_usd(talk.state.calibration.corrected(talk.draft.scroll.tokens_total))
-    return talk.can_spend(dear + call)
+def _can_afford(conversation: Conversation, tokens: int) -> bool:
+    """Whether the budget covers the cache and the call that will use it."""
+    price = conversation.price(tokens)
+    creation_cost = tokens * price.input / 1_000_000 + storage_usd(
+        tokens, conversation.parts.keeping.ttl_seconds, price
+    )
+    call_cost = conversation.worst_cost_usd(
+        conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
+    )
+    return conversation.can_spend(creation_cost + call_cost)
 
 
-def _unused(talk: Conversation, kept: KeptPrefix) -> Decimal:
-    """What was paid for in advance and is not used."""
-    return storage_usd(kept.tokens, max(0.0, kept.expires_at - talk.parts.clock()), talk.price(kept.tokens))
+def _unused_storage_usd(conversation: Conversation, cache: KeptPrefix) -> Decimal:
+    """The storage cost that was booked in advance for the remaining TTL."""
+    return storage_usd(
+        cache.tokens, max(0.0, cache.expires_at - conversation.parts.clock()), conversation.price(cache.tokens)
+    )
 
 
-def _changed(
-    kept: KeptPrefix,
+def _cache_event(
+    cache: KeptPrefix,
     action: KeepingAction,
     reason: str,
     *,
@@ -180,11 +201,11 @@ def _changed(
 ) -> CacheKept:
     return CacheKept(
         action,
-        kept.name,
-        kept.model,
-        kept.digest,
-        kept.tokens,
-        kept.expires_at,
+        cache.name,
+        cache.model,
+        cache.digest,
+        cache.tokens,
+        cache.expires_at,
         cost_usd=cost_usd,
         storage_cost_usd=storage_cost_usd,
         reason=reason,

@@ -1,4 +1,4 @@
-"""What a provider was found not to take, and the plan that keeps to it."""
+"""Limits that a provider's refusals revealed, and plans that respect them."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from holdfast.events.payloads_recovery import ProviderLimited
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None where nothing was found. `short_lifetimes`: marks live no longer than the shortest lifetime."""
+    """None where no limit is known. `short_lifetimes`: breakpoints use the shortest TTL only."""
 
     marks_max: int | None = None
     short_lifetimes: bool = False
@@ -18,26 +18,29 @@ class Limits(msgspec.Struct, frozen=True):
 UNLIMITED = Limits()
 
 
-def narrowed(limits: Limits, found: ProviderLimited) -> Limits:
-    """Limits only ever become narrower, but for the window: the newest word on it holds."""
-    marks = [most for most in (limits.marks_max, found.marks_max) if most is not None]
+def narrowed(limits: Limits, refusal: ProviderLimited) -> Limits:
+    """Add a refusal. Limits only become narrower, except the window: there the newest value applies."""
+    breakpoints = [count for count in (limits.marks_max, refusal.marks_max) if count is not None]
     return Limits(
-        marks_max=min(marks, default=None),
-        short_lifetimes=limits.short_lifetimes or found.short_lifetimes,
-        window_tokens_max=found.window_tokens_max or limits.window_tokens_max,
+        marks_max=min(breakpoints, default=None),
+        short_lifetimes=limits.short_lifetimes or refusal.short_lifetimes,
+        window_tokens_max=refusal.window_tokens_max or limits.window_tokens_max,
     )
 
 
 def limited(plan: Plan, limits: Limits, rules: CacheRules) -> Plan:
-    """The plan without its deepest marks, where there are too many; what is then read is not foreseen."""
-    marks = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
+    """The plan without its deepest breakpoints, if there are too many; cache reads are then no longer predicted."""
+    breakpoints = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
     if limits.short_lifetimes:
         short = shortest_lifetime(rules)
-        marks = tuple(mark if mark.ttl == short else msgspec.structs.replace(mark, ttl=short) for mark in marks)
-    if marks == plan.marks:
+        breakpoints = tuple(
+            breakpoint if breakpoint.ttl == short else msgspec.structs.replace(breakpoint, ttl=short)
+            for breakpoint in breakpoints
+        )
+    if breakpoints == plan.marks:
         return plan
-    note = f"the provider refused marks as they were planned: {len(marks)} of {len(plan.marks)} are set"
-    return msgspec.structs.replace(plan, marks=marks, notes=(*plan.notes, note), expected_read_tokens=0)
+    note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.marks)} are set"
+    return msgspec.structs.replace(plan, marks=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
 
 
 def shortest_lifetime(rules: CacheRules) -> Ttl:

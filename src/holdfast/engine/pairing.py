@@ -1,4 +1,4 @@
-"""Which calls of a conversation have lost their results, which results their calls, and how that is mended."""
+"""Repairs the pairing of tool calls and results in a conversation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,67 +14,69 @@ from holdfast.engine.carry import call_in
 from holdfast.events.payloads_recovery import Splice
 
 _Run = tuple[int, ...]
-"""Neighbouring passages of one role, by their places."""
+"""The indexes of consecutive entries of one role."""
 
 _PAIRING = ("call_open", "call_unanswered", "result_repeated", "result_without_call")
 
 
-def pairing_faults(passages: Sequence[Passage]) -> tuple[str, ...]:
-    """What is wrong with calls and results, in words that quote no content."""
-    found = validate(messages_of(passages), complete=True)
-    return tuple(finding.text for finding in found if finding.rule in _PAIRING)
+def pairing_faults(entries: Sequence[Passage]) -> tuple[str, ...]:
+    """The pairing problems, described without quoting content."""
+    findings = validate(messages_of(entries), complete=True)
+    return tuple(finding.text for finding in findings if finding.rule in _PAIRING)
 
 
-def paired(passages: Sequence[Passage]) -> tuple[Splice, ...]:
-    """What makes every call answered and every result an answer; nothing else is touched.
+def paired(entries: Sequence[Passage]) -> tuple[Splice, ...]:
+    """The splices after which every call has a result and every result a call; nothing else is touched.
 
-    A result that stands elsewhere is put where it belongs, and a call without one is said to be interrupted. A result
-    without a call leaves the view: as anyone's text it would speak with a voice that is not its own.
+    A misplaced result is moved to its call, and a call without one gets an "interrupted" result. A result without a
+    call is removed from the view: turned into text, it would be attributed to the user or the model.
     """
-    runs = [tuple(run) for _, run in groupby(range(len(passages)), key=lambda at: passages[at].role)]
-    stray = _stray_results(passages, runs)
+    runs = [tuple(run) for _, run in groupby(range(len(entries)), key=lambda at: entries[at].role)]
+    stray = _stray_results(entries, runs)
     lost: dict[str | None, Block] = {}
     for at, position in sorted(stray):
-        block = passages[at].content[position]
+        block = entries[at].content[position]
         lost.setdefault(result_id(block), block)
-    splices = [*_answering(passages, runs, lost), *_without(passages, stray)]
+    splices = [*_add_missing_results(entries, runs, lost), *_remove_stray(entries, stray)]
     return tuple(sorted(splices, key=lambda splice: (splice.at, splice.removed)))
 
 
-def _stray_results(passages: Sequence[Passage], runs: Sequence[_Run]) -> set[tuple[int, int]]:
-    """Where the results stand that answer no call of the message before, or one that is answered already."""
+def _stray_results(entries: Sequence[Passage], runs: Sequence[_Run]) -> set[tuple[int, int]]:
+    """The positions of results that answer no call of the previous message, or one that already has a result."""
     stray: set[tuple[int, int]] = set()
-    waiting: set[str] = set()
+    open_ids: set[str] = set()
     for run in runs:
         for at in run:
-            for position, block in enumerate(passages[at].content):
-                answers = result_id(block)
-                if answers is not None and answers not in waiting:
+            for position, block in enumerate(entries[at].content):
+                call_id = result_id(block)
+                if call_id is not None and call_id not in open_ids:
                     stray.add((at, position))
-                waiting.discard(answers or "")
-        waiting = set(_calls_in(passages, run))
+                open_ids.discard(call_id or "")
+        open_ids = set(_calls_in(entries, run))
     return stray
 
 
-def _answering(passages: Sequence[Passage], runs: Sequence[_Run], lost: Mapping[str | None, Block]) -> Iterator[Splice]:
+def _add_missing_results(
+    entries: Sequence[Passage], runs: Sequence[_Run], lost: Mapping[str | None, Block]
+) -> Iterator[Splice]:
     for index, run in enumerate(runs):
-        following = runs[index + 1] if index + 1 < len(runs) else ()
-        answered = {result_id(block) for at in following for block in passages[at].content}
-        missing = {id: call for id, call in _calls_in(passages, run).items() if id not in answered}
+        next_run = runs[index + 1] if index + 1 < len(runs) else ()
+        answered_ids = {result_id(block) for at in next_run for block in entries[at].content}
+        missing = {id: call for id, call in _calls_in(entries, run).items() if id not in answered_ids}
         if missing:
             results = tuple(lost.get(id) or _interrupted(id, call.name) for id, call in missing.items())
             yield Splice(run[-1] + 1, 0, (Passage("user", results),))
 
 
-def _without(passages: Sequence[Passage], stray: AbstractSet[tuple[int, int]]) -> Iterator[Splice]:
+def _remove_stray(entries: Sequence[Passage], stray: AbstractSet[tuple[int, int]]) -> Iterator[Splice]:
     for at in sorted({at for at, _ in stray}):
-        blocks = enumerate(passages[at].content)
-        left = tuple(block for position, block in blocks if (at, position) not in stray)
-        yield Splice(at, 1, (msgspec.structs.replace(passages[at], content=left),) if left else ())
+        blocks = enumerate(entries[at].content)
+        remaining = tuple(block for position, block in blocks if (at, position) not in stray)
+        yield Splice(at, 1, (msgspec.structs.replace(entries[at], content=remaining),) if remaining else ())
 
 
-def _calls_in(passages: Sequence[Passage], run: _Run) -> dict[str, ToolUse]:
-    spoken = (block for at in run if passages[at].role == "assistant" for block in passages[at].content)
+def _calls_in(entries: Sequence[Passage], run: _Run) -> dict[str, ToolUse]:
+    spoken = (block for at in run if entries[at].role == "assistant" for block in entries[at].content)
     return {call.id: call for block in spoken if (call := call_in(block)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Which marks the next request carries, and which prefixes it reads or writes with them."""
+"""The cache plan of the next request, and the prefixes that it reads or writes."""
 
 import msgspec
 
@@ -17,55 +17,61 @@ from holdfast.planning.policy import Moment
 from holdfast.providers.capabilities import capabilities_of
 
 
-def plan_next(talk: Conversation, scroll: Scroll, shared: int) -> Plan:
-    """Where the marks go, and for how long; nothing where nothing is known to be kept.
+def plan_next(conversation: Conversation, buffer: Scroll, shared: int) -> Plan:
+    """The cache plan of the next call; empty if the model does not cache.
 
-    `shared` blocks are those of the call before.
+    `shared` is the number of leading blocks that equal the previous call's.
     """
-    model, state = talk.parts.model, talk.state
+    model, state = conversation.parts.model, conversation.state
     if not capabilities_of(model).supports_prompt_caching:
         return Plan()
     memory = state.memory if shared >= len(state.links) else moved(state.memory)
-    # Until the provider has told how long this prompt is, its size is a guess.
-    made = plan(
-        moment_of(talk, scroll),
+    # Until the provider has reported this prompt's size it is an estimate, so breakpoints near the floor are kept.
+    next_plan = plan(
+        moment_of(conversation, buffer),
         memory,
-        talk.parts.learned,
+        conversation.parts.learned,
         profile=state.profile,
         keep_small=not memory.pieces,
         ttl=None if state.control.ttl == "auto" else state.control.ttl,
     )
-    made = limited(made, state.limits, model.cache)
-    if talk.parts.keep_alive is not None and (refused := why_not_alive(talk)):
-        return msgspec.structs.replace(made, notes=(*made.notes, f"the cache is not kept alive: {refused}"))
-    return made
+    next_plan = limited(next_plan, state.limits, model.cache)
+    if conversation.parts.keep_alive is not None and (reason := why_not_alive(conversation)):
+        return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
+    return next_plan
 
 
-def moment_of(talk: Conversation, scroll: Scroll) -> Moment:
-    """Now, as a plan has to know it."""
-    state, at = talk.state, talk.parts.clock()
-    idle = None if state.memory.last_at is None else at - state.memory.last_at
-    price = talk.price(state.calibration.corrected(scroll.tokens_total))
-    return Moment(scroll, talk.parts.model.cache, price, at, idle, waited_for(state))
+def moment_of(conversation: Conversation, buffer: Scroll) -> Moment:
+    """The current moment, as the planner needs it."""
+    state, at = conversation.state, conversation.parts.clock()
+    idle_seconds = None if state.memory.last_at is None else at - state.memory.last_at
+    price = conversation.price(state.calibration.corrected(buffer.tokens_total))
+    return Moment(buffer, conversation.parts.model.cache, price, at, idle_seconds, waited_for(state))
 
 
-def claim_of(talk: Conversation, scroll: Scroll, plan: Plan) -> Claim:
-    """The marked prefixes that are long enough to be cached; of the request no more is looked at than its floor."""
-    parts, rules = talk.parts, talk.parts.model.cache
-    first = first_above(scroll.tokens, rules.tokens_min / talk.state.calibration.factor)
+def claim_of(conversation: Conversation, buffer: Scroll, plan: Plan) -> Claim:
+    """The single-flight key: the prefixes that end at a breakpoint and reach the floor. Scans no further than that."""
+    deps, rules = conversation.parts, conversation.parts.model.cache
+    # The floor counts the provider's tokens; dividing by the calibration factor converts it to our estimates.
+    first_block = first_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
     prefixes = tuple(
-        MarkedPrefix(scroll.links[mark.piece].digest, scroll.links[mark.piece].end, rules.ttls_seconds[mark.ttl])
-        for mark in plan.marks
-        if mark.piece >= first
+        MarkedPrefix(
+            buffer.links[breakpoint.piece].digest,
+            buffer.links[breakpoint.piece].end,
+            rules.ttls_seconds[breakpoint.ttl],
+        )
+        for breakpoint in plan.marks
+        if breakpoint.piece >= first_block
     )
-    return Claim(_scope(talk, parts.account), prefixes) if prefixes else Claim("")
+    return Claim(_scope(conversation, deps.account), prefixes) if prefixes else Claim("")
 
 
-def _scope(talk: Conversation, account: str) -> str:
-    """Whose cache it is, and everything that the request says besides its prompt, less what no cache depends on."""
-    parts = talk.parts
-    said = msgspec.structs.replace(
-        talk.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
+def _scope(conversation: Conversation, account: str) -> str:
+    """The account, the model, and all request parameters that a cache entry may depend on."""
+    deps = conversation.parts
+    # Output limit, streaming, stop sequences and temperature are in no provider's list of what invalidates a cache.
+    parameters = msgspec.structs.replace(
+        conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
-    headers = repr(parts.adapter.endpoint(said).headers).encode()
-    return chain(digest(f"{account}\n{parts.model.id}".encode()), parts.adapter.opening(said) + headers)
+    headers = repr(deps.adapter.endpoint(parameters).headers).encode()
+    return chain(digest(f"{account}\n{deps.model.id}".encode()), deps.adapter.opening(parameters) + headers)

@@ -1,4 +1,4 @@
-"""How a model is asked for the reasons that a record lacks: by the request it would get anyway, and one line more."""
+"""An LLM summary for a compaction: the request that would be sent anyway, which is cached, plus one instruction."""
 
 import asyncio
 from contextlib import aclosing
@@ -27,35 +27,41 @@ from holdfast.extraction.calls import plain_text
 from holdfast.recovery.scenarios import FailureScenario, StepName
 
 
-async def with_prose(talk: Conversation, standing: Standing, found: Proposal) -> Proposal:
-    """The proposal with what the model adds to its record; the record alone where that cannot be had."""
-    summary = _Summary(talk, standing)
+async def with_prose(conversation: Conversation, snapshot: Standing, proposal: Proposal) -> Proposal:
+    """The proposal with the model's summary added; unchanged if no usable summary can be had."""
+    summary = _Summary(conversation, snapshot)
     await summary.ask(INSTRUCTION)
     if summary.answered and summary.reason:
-        incident = f"{FailureScenario.SummaryInvalid.value}/epoch {found.event.epoch}"
-        await report_to(talk, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason)
-    prose = summary.prose
-    record, note = found.event.segments
-    dropped = (f"{prose.dropped} lines of the model's were dropped",) if prose.dropped else ()
+        incident = f"{FailureScenario.SummaryInvalid.value}/epoch {proposal.event.epoch}"
+        await report_to(
+            conversation, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason
+        )
+    llm_summary = summary.prose
+    summary_segment, note_segment = proposal.event.segments
+    dropped = (f"{llm_summary.dropped} lines of the model's summary were dropped",) if llm_summary.dropped else ()
     event = msgspec.structs.replace(
-        found.event,
-        segments=(record, RecordSegment("prose", prose.text), note) if prose.text else (record, note),
+        proposal.event,
+        segments=(summary_segment, RecordSegment("prose", llm_summary.text), note_segment)
+        if llm_summary.text
+        else (summary_segment, note_segment),
         usage=summary.usage,
         cost_usd=summary.cost_usd,
         notes=(summary.reason,) if summary.reason else dropped,
     )
-    longer = checked(standing, event, found.record)
-    if isinstance(longer, Unhelpful):
-        return msgspec.structs.replace(found, event=msgspec.structs.replace(event, segments=(record, note)))
-    return longer
+    with_summary = checked(snapshot, event, proposal.record)
+    if isinstance(with_summary, Unhelpful):
+        return msgspec.structs.replace(
+            proposal, event=msgspec.structs.replace(event, segments=(summary_segment, note_segment))
+        )
+    return with_summary
 
 
 class _Summary:
-    """What the model has written so far, what of it holds, why it is of no use if it is not, and what it cost."""
+    """The model's summary so far: its validated text, or the reason why it is unusable, and its cost."""
 
-    def __init__(self, talk: Conversation, standing: Standing) -> None:
-        self._talk = talk
-        self._standing = standing
+    def __init__(self, conversation: Conversation, snapshot: Standing) -> None:
+        self._conversation = conversation
+        self._snapshot = snapshot
         self.prose = CheckedProse()
         self.reason = ""
         self.answered = False
@@ -64,108 +70,110 @@ class _Summary:
 
     @property
     def steps(self) -> dict[StepName, StepFunction]:
-        return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._record_alone}
+        return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._use_deterministic_summary}
 
     async def _remind(self, context: StepContext) -> Healed | str:
         del context
         await self.ask(f"{INSTRUCTION}\n\n{REMINDER}")
         return f"not usable again: {self.reason}" if self.reason else Healed("usable")
 
-    async def _record_alone(self, context: StepContext) -> str:
+    async def _use_deterministic_summary(self, context: StepContext) -> str:
         del context
-        return "the record that was found by rule stands alone"
+        return "the deterministic summary is used alone"
 
     async def ask(self, instruction: str) -> None:
         body, tokens = self._request(instruction)
         self.answered = False
         try:
-            with self._talk.promise(tokens):
+            with self._conversation.promise(tokens):
                 reply = await self._reply(body)
         except (ProviderError, BudgetError) as error:
-            self.reason = f"the model could not be asked: {error}"
+            self.reason = f"the summary request failed: {error}"
             return
         self.answered = True
-        self.prose = await asyncio.to_thread(_held_to_what_was_said, text_of(reply.content), self._standing)
-        self.reason = _refused(reply) or ("" if self.prose.text else "nothing that the model wrote holds")
+        self.prose = await asyncio.to_thread(_checked_against_history, text_of(reply.content), self._snapshot)
+        self.reason = _rejection_reason(reply) or (
+            "" if self.prose.text else "no line of the summary could be verified"
+        )
         if self.reason:
             self.prose = CheckedProse()
 
     def _request(self, instruction: str) -> tuple[bytes, int]:
-        """The bytes that would be sent anyway, with the instruction behind them; and how many tokens that is."""
-        talk, scroll = self._talk, self._talk.draft.scroll
-        keep = len(scroll.pieces)
-        scroll.extend(talk.draft.spelled(Passage("user", (Text(instruction),))))
+        """The next request with the instruction appended, so that its prefix is read from cache; and its tokens."""
+        conversation, buffer = self._conversation, self._conversation.draft.scroll
+        block_count = len(buffer.pieces)
+        buffer.extend(conversation.draft.spelled(Passage("user", (Text(instruction),))))
         try:
-            plan = plan_next(talk, scroll, shared_links(talk.state.links, scroll.links))
-            body = scroll.render(talk.parts.adapter.opening(talk.parameters), plan.marks)
-            return body, talk.state.calibration.corrected(scroll.tokens_total)
+            plan = plan_next(conversation, buffer, shared_links(conversation.state.links, buffer.links))
+            body = buffer.render(conversation.parts.adapter.opening(conversation.parameters), plan.marks)
+            return body, conversation.state.calibration.corrected(buffer.tokens_total)
         finally:
-            scroll.cut(keep)
+            buffer.cut(block_count)
 
     async def _reply(self, body: bytes) -> Reply:
-        """The reply; it is on the log as a call that is none of the conversation's, however it ended."""
-        parts, started_at = self._talk.parts, self._talk.parts.clock()
-        reader, arrived = parts.adapter.stream_reader(), Arrived()
+        """Send the request and return the reply; logged as a call outside the conversation, however it ends."""
+        deps, started_at = self._conversation.parts, self._conversation.parts.clock()
+        reader, arrived = deps.adapter.stream_reader(), Arrived()
         try:
-            async with aclosing(parts.wire.send(parts.adapter.endpoint(self._talk.parameters), body)) as chunks:
+            async with aclosing(deps.wire.send(deps.adapter.endpoint(self._conversation.parameters), body)) as chunks:
                 async for chunk in chunks:
                     for delta in reader.feed(chunk):
                         arrived.take(delta)
                         if isinstance(delta, ReplyFinished):
-                            await self._pay(delta.reply, started_at)
+                            await self._record_completed(delta.reply, started_at)
                             return delta.reply
-            raise ProviderError("network", "the reply ended before it was complete")
+            raise ProviderError("network", "the response ended before it was complete")
         except ProviderError as error:
-            usage, estimated = arrived.taken(reader.partial(), parts.model.tokens_factor)
+            usage, estimated = arrived.taken(reader.partial(), deps.model.tokens_factor)
             failed = LlmCallFailed(
-                model=parts.model.id,
-                provider=parts.model.provider,
+                model=deps.model.id,
+                provider=deps.model.provider,
                 error_class=error.kind,
                 error_message_redacted=str(error),
                 retry_count=0,
                 latency_ms=self._since(started_at),
-                request_id=parts.new_id(started_at),
+                request_id=deps.new_id(started_at),
                 usage=usage,
-                cost_usd=self._take(usage),
+                cost_usd=self._add_cost(usage),
                 output_estimated=estimated,
             )
-            await self._talk.record("agent", failed)
+            await self._conversation.record("agent", failed)
             raise
 
-    async def _pay(self, reply: Reply, started_at: float) -> None:
-        parts = self._talk.parts
+    async def _record_completed(self, reply: Reply, started_at: float) -> None:
+        deps = self._conversation.parts
         completed = LlmCallCompleted(
-            model=parts.model.id,
-            provider=parts.model.provider,
+            model=deps.model.id,
+            provider=deps.model.provider,
             usage=reply.usage,
-            cost_usd=self._take(reply.usage),
-            pricing_version=parts.pricing_version,
+            cost_usd=self._add_cost(reply.usage),
+            pricing_version=deps.pricing_version,
             latency_ms=self._since(started_at),
             stop_reason=reply.stop_reason,
             produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
             produced_thinking_blocks=sum(map(is_thinking, reply.content)),
-            request_id=parts.new_id(started_at),
+            request_id=deps.new_id(started_at),
             response_id=reply.id,
             source="summary",
         )
-        await self._talk.record("agent", completed)
+        await self._conversation.record("agent", completed)
 
-    def _take(self, usage: Usage) -> Decimal:
-        cost = cost_usd(usage, self._talk.price(usage.tokens_sent))
+    def _add_cost(self, usage: Usage) -> Decimal:
+        cost = cost_usd(usage, self._conversation.price(usage.tokens_sent))
         self.usage, self.cost_usd = self.usage + usage, self.cost_usd + cost
         return cost
 
     def _since(self, started_at: float) -> int:
-        return round((self._talk.parts.clock() - started_at) * 1000)
+        return round((self._conversation.parts.clock() - started_at) * 1000)
 
 
-def _held_to_what_was_said(text: str, standing: Standing) -> CheckedProse:
-    said = "\n".join(plain_text(one.content) for one in standing.said.everything())
-    return checked_prose(text, said, count=count_tokens)
+def _checked_against_history(text: str, snapshot: Standing) -> CheckedProse:
+    history_text = "\n".join(plain_text(entry.content) for entry in snapshot.said.everything())
+    return checked_prose(text, history_text, count=count_tokens)
 
 
-def _refused(reply: Reply) -> str:
-    """Why the reply is of no use, whatever it says."""
+def _rejection_reason(reply: Reply) -> str:
+    """Why the reply is unusable, regardless of its text; empty if it is usable."""
     if any(isinstance(block, ToolUse) for block in reply.content):
         return "the model called a tool instead"
     return "" if reply.stop_reason == "end_turn" else f"the model stopped early ({reply.stop_reason})"

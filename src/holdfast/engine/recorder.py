@@ -1,4 +1,4 @@
-"""What a wrapped client's calls took: events of one session, as a session of our own would record them."""
+"""Records the calls of a wrapped client or a forwarded conversation as events, as a session of ours would."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,15 +37,15 @@ from holdfast.events.payloads import (
 from holdfast.ledger.calls import Bill, CallRecord, bill, calls
 
 UNPRICED = "unpriced"
-"""The pricing version of calls whose model has no row: they are recorded as costing nothing."""
+"""The pricing version of calls whose model is not in the catalog: they are recorded with a cost of 0."""
 
 _NOT_RECORDED = "a call is not recorded"
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A request as we spell it; `row` is None where the catalog does not know the model.
+    """A request in our encoding; `row` is None if the model is not in the catalog.
 
-    `compares` where the caller has asked the provider to compare it with an earlier one.
+    `compares`: the caller has asked the provider for a cache diagnosis against an earlier request.
     """
 
     model: str
@@ -62,7 +62,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call under way."""
+    """A call in progress."""
 
     request_id: str
     prepared: Prepared
@@ -70,13 +70,13 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def billed(call: Call, usage: Usage) -> Usage:
-    """What a call took, its writes by the lifetimes that it had asked for."""
+    """The usage of a call, with its cache writes split by the TTLs that it requested."""
     prepared = call.prepared
     return by_lifetime(usage, prepared.provider, prepared.plan.marks, prepared.links)
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """Where a session stands that an earlier process recorded: its last request, and its last event."""
+    """A session that an earlier process recorded: the digests of its last request, and its last event."""
 
     session_id: str
     links: tuple[Link, ...]
@@ -84,7 +84,7 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Safe to use from several threads. Nothing in here raises because of what a client or a store does."""
+    """Thread-safe. No method raises because of a client's or a store's behaviour."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Recorder:
         clock: Clock,
         new_id: NewId,
         warnings: Warnings,
-        opening: Callable[[str], SessionStarted] = SessionStarted,
+        session_started: Callable[[str], SessionStarted] = SessionStarted,
         resumed: Resumed | None = None,
     ) -> None:
         self._log = log
@@ -102,7 +102,7 @@ class Recorder:
         self._clock = clock
         self._new_id = new_id
         self._warnings = warnings
-        self._opening = opening
+        self._session_started = session_started
         self._lock = RLock()
         self._links: tuple[Link, ...] = resumed.links if resumed else ()
         self._last_event_id: str | None = resumed.last_event_id if resumed else None
@@ -114,16 +114,16 @@ class Recorder:
 
     @property
     def log(self) -> Log:
-        """Where the events are: `log.read(recorder.session_id)`."""
+        """The event log; `log.read(recorder.session_id)` has this recorder's events."""
         return self._log
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
-        """The calls that were paid for, oldest first."""
+        """The completed calls, oldest first."""
         return tuple(calls(self._events()))
 
     def bill(self) -> Bill:
-        """What all calls took; those of models without a price count as free."""
+        """Usage and cost of all calls; models without a price count as free."""
         total = Bill(0, Usage(), Decimal(0), Decimal(0))
         for model, records in groupby(self.calls, key=lambda record: record.model):
             part = self._bill_of(model, records)
@@ -139,8 +139,8 @@ class Recorder:
         row = self.row_of(model)
         if row is not None:
             return bill(records, row)
-        kept = list(records)
-        return Bill(len(kept), sum((record.usage for record in kept), Usage()), Decimal(0), Decimal(0))
+        all_records = list(records)
+        return Bill(len(all_records), sum((record.usage for record in all_records), Usage()), Decimal(0), Decimal(0))
 
     def row_of(self, model: str) -> Model | None:
         try:
@@ -148,29 +148,29 @@ class Recorder:
         except UserError:
             return None
 
-    def shared(self, links: Sequence[Link]) -> int:
-        """How many blocks a request begins with that the one before began with too."""
+    def shared(self, digests: Sequence[Link]) -> int:
+        """How many leading blocks a request shares with the previous one."""
         with self._lock:
-            return shared_links(self._links, links)
+            return shared_links(self._links, digests)
 
-    def begin(self, prepared: Prepared, *beside: AnyPayload) -> Call | None:
-        """`beside` is recorded with it."""
+    def begin(self, prepared: Prepared, *also: AnyPayload) -> Call | None:
+        """Record the start of a call, with the events `also` before it; None if recording failed."""
         with self._lock, self._warnings.harmless(_NOT_RECORDED):
-            self._settle()
+            self._flush_dropped()
             at = self._clock()
-            shared = shared_links(self._links, prepared.links)
+            shared_blocks = shared_links(self._links, prepared.links)
             call = Call(self._new_id(at), prepared, at)
             self._write(
-                *beside,
+                *also,
                 RequestPrepared(
                     plan=prepared.plan,
                     encoding=ENCODING,
-                    shared_blocks=shared,
-                    links=prepared.links[shared:],
+                    shared_blocks=shared_blocks,
+                    links=prepared.links[shared_blocks:],
                     parameters_digest=prepared.parameters_digest,
                     body_bytes=prepared.body_bytes,
                     settings=prepared.settings,
-                    moved=prepared.move if shared < len(self._links) else None,
+                    moved=prepared.move if shared_blocks < len(self._links) else None,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
             )
@@ -205,7 +205,7 @@ class Recorder:
             provider=call.prepared.provider,
             error_class=kind,
             error_message_redacted=message,
-            retry_count=0,  # The client tries again by itself and does not say how often.
+            retry_count=0,  # The client retries by itself and does not report how often.
             latency_ms=self._since(call),
             request_id=call.request_id,
             usage=usage,
@@ -213,8 +213,8 @@ class Recorder:
         )
         self._end(call, failed)
 
-    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, piece: int) -> Decimal:
-        """A call was made again, for no answer, so that what it wrote is kept; what that cost."""
+    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
+        """Record a keep-alive ping that repeated a call; returns its cost."""
         prepared, cost = call.prepared, self.cost_of(call, usage)
         pinged = CachePinged(
             kind="refresh",
@@ -223,9 +223,9 @@ class Recorder:
             usage=usage,
             cost_usd=cost,
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
-            reason="kept while the client was silent",
+            reason="keep-alive while the client was idle",
             sent_at=self._clock(),
-            piece=piece,
+            piece=block,
             pieces=len(prepared.links),
             marked_tokens=usage.tokens_sent,
         )
@@ -234,13 +234,13 @@ class Recorder:
         return cost
 
     def drop(self, call: Call, partial: Reply | None) -> None:
-        """The caller let go of a stream without closing it.
+        """The caller dropped a stream without closing it.
 
-        This can come in the middle of anything, also of a store's work, so it is only noted here.
+        This runs in a finalizer, possibly in the middle of a store's work, so it only queues the call.
         """
         self._dropped.append((call, partial))
 
-    def _settle(self) -> None:
+    def _flush_dropped(self) -> None:
         while self._dropped:
             call, partial = self._dropped.popleft()
             self.fail(call, "cancelled", "the stream was not read to its end", partial)
@@ -252,35 +252,35 @@ class Recorder:
                 self._write(payload)
 
     def _write(self, *payloads: AnyPayload) -> None:
-        """Not waited for, so that no loop stands still: a store writes in order, and a read waits."""
+        """Append events without waiting, so that no event loop is blocked: a store writes in order, and reads wait."""
         at = self._clock()
         events: list[Event] = []
         parent = self._last_event_id
         if parent is None:
-            model = next(one.model for one in payloads if isinstance(one, LlmCallStarted))
-            payloads = (self._opening(model), *payloads)
+            model = next(started.model for started in payloads if isinstance(started, LlmCallStarted))
+            payloads = (self._session_started(model), *payloads)
         for payload in payloads:
             event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)
             events.append(event)
             parent = event.id
         self._last_event_id = parent
         self._written = self._log.append(events)
-        self._written.add_done_callback(self._heard)
+        self._written.add_done_callback(self._on_written)
 
-    def _heard(self, written: "Future[None]") -> None:
+    def _on_written(self, written: "Future[None]") -> None:
         with self._warnings.harmless(_NOT_RECORDED):
             written.result()
 
     def _events(self) -> Iterator[Event]:
         with self._lock:
-            self._settle()
+            self._flush_dropped()
             written = self._written
         if written is not None:
             written.exception()
         return self._log.read(self.session_id)
 
     def cost_of(self, call: Call, usage: Usage) -> Decimal:
-        """What a call cost that took this, as `billed`."""
+        """The cost of a call with this usage, as returned by `billed`."""
         row = call.prepared.row
         if row is None or not row.prices:
             return Decimal(0)

@@ -1,4 +1,4 @@
-"""Following a recipe: each step done by what the host gave for it, in time, counted, and put on the log."""
+"""Runs recovery recipes: each step by the host's function for it, with a time limit, counted and recorded."""
 
 import asyncio
 import inspect
@@ -13,7 +13,6 @@ from holdfast.errors import AbortedError, UserError
 from holdfast.events.payloads_recovery import (
     AnyRecoveryPayload,
     FollowUp,
-    Recovery,
     RecoveryAttempted,
     RecoveryEnqueued,
     RecoveryEscalated,
@@ -23,7 +22,7 @@ from holdfast.events.payloads_recovery import (
     Trigger,
 )
 from holdfast.providers.failures import one_line
-from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger, next_attempt, recorded
+from holdfast.recovery.ledger import Ledger, next_attempt
 from holdfast.recovery.recipes import (
     DEFAULT_RULES,
     RECIPES,
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepContext(msgspec.Struct, frozen=True):
-    """What a step is told: which it is, of which incident, what was reported, and whether others follow."""
+    """The input of a step function: the step, its incident, what was reported, and whether it is the last step."""
 
     step: RecoveryStep
     scenario: FailureScenario
@@ -49,14 +48,14 @@ class StepContext(msgspec.Struct, frozen=True):
 
 
 class Healed(msgspec.Struct, frozen=True):
-    """What a step gives back that made all those behind it needless."""
+    """Returned by a step that fixed the failure, so that the remaining steps are skipped."""
 
     detail: str = ""
 
 
 StepAnswer = str | Healed | None
 StepFunction = Callable[[StepContext], Awaitable[StepAnswer] | StepAnswer]
-"""Does a step, and may say what it did; raises where it could not. One that is not a coroutine runs in a thread."""
+"""Performs a step and may return what it did; raises if it could not. A plain function runs in a thread."""
 
 Steps = Mapping[StepName, StepFunction]
 Status = Literal["done", "recovered", "failed"]
@@ -67,9 +66,9 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class PartialRecovery(msgspec.Struct, frozen=True):
-    """The first of the steps that remain is the one that failed; the next attempt starts with it.
+    """The first of the remaining steps is the one that failed; the next attempt starts with it.
 
-    `escalated` says that there is no next one unless a person asks for it.
+    `escalated`: there is no next attempt unless a person requests it.
     """
 
     done: tuple[StepName, ...]
@@ -87,7 +86,7 @@ RecoveryOutcome = Recovered | PartialRecovery | EscalationRequired
 
 
 class PlannedRecovery(msgspec.Struct, frozen=True):
-    """What an attempt would do now. `missing` steps are ones that nobody has given a function for."""
+    """What an attempt would do now. `missing` are steps for which the host has given no function."""
 
     scenario: FailureScenario
     incident: str
@@ -101,7 +100,7 @@ class PlannedRecovery(msgspec.Struct, frozen=True):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """What became of a known failure: which follow-up it got, and what came of it where that was to run."""
+    """The follow-up of a reported failure, and its outcome if the follow-up was to run the recipe."""
 
     incident: str
     follow_up: FollowUp
@@ -109,7 +108,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 class KeepsLedger(Protocol):
-    """Where attempts are recorded; the ledger holds everything that was."""
+    """A store of recovery attempts; the ledger is the fold over everything recorded."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -117,27 +116,12 @@ class KeepsLedger(Protocol):
     async def record(self, *payloads: AnyRecoveryPayload) -> None: ...
 
 
-class LedgerInMemory:
-    """For a host without a session; `payloads` are all that was recorded."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.ledger = NOTHING_HAPPENED
-        self.payloads: list[AnyRecoveryPayload] = []
-
-    async def record(self, *payloads: AnyRecoveryPayload) -> None:
-        for payload in payloads:
-            self.payloads.append(payload)
-            if isinstance(payload, Recovery):
-                self.ledger = recorded(self.ledger, payload, self._clock())
-
-
 class Recoverer:
-    """Follows recipes, one at a time; never more often than they allow."""
+    """Runs recipes, one at a time, never more often than they allow."""
 
     def __init__(
         self,
-        keeps: KeepsLedger,
+        store: KeepsLedger,
         steps: Steps,
         *,
         clock: Clock,
@@ -145,25 +129,25 @@ class Recoverer:
         recipes: Recipes = RECIPES,
         rules: RecoveryRules = DEFAULT_RULES,
     ) -> None:
-        self._keeps = keeps
+        self._store = store
         self._steps = steps
         self._clock = clock
         self._sleep = sleep
         self._recipes = recipes
         self._rules = rules
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def report(self, scenario: FailureScenario, *, incident: str = "", detail: str = "") -> Reported:
-        """Enqueue the recipe of a known failure: it is run, shown to a person, or the work ends by `AbortedError`."""
+        """Report a known failure: its recipe is run, shown to a person, or ends the work with `AbortedError`."""
         recipe = self._recipe(scenario)
         key = incident or scenario.value
         follow_up = follow_up_of(recipe)
-        await self._keeps.record(RecoveryEnqueued(key, scenario.value, follow_up, one_line(detail)))
+        await self._store.record(RecoveryEnqueued(key, scenario.value, follow_up, one_line(detail)))
         match follow_up:
             case "run":
                 return Reported(key, follow_up, await self.attempt(scenario, incident=key, detail=detail))
             case "surface":
-                logger.warning("%s needs a person: `holdfast recovery list` shows what can be done", key)
+                logger.warning("%s needs a person: `holdfast recovery list` shows the manual steps", key)
                 return Reported(key, follow_up)
             case "end":
                 raise AbortedError(f"{key}: the work ends here; {one_line(detail) or 'its recipe says so'}")
@@ -171,11 +155,11 @@ class Recoverer:
     def dry_run(
         self, scenario: FailureScenario, *, incident: str = "", trigger: Trigger = "automatic"
     ) -> PlannedRecovery:
-        """What `attempt` would do now; nothing is done, and nothing recorded."""
+        """What `attempt` would do now; nothing is run or recorded."""
         recipe = self._recipe(scenario)
         key = incident or scenario.value
-        known = self._keeps.ledger.incidents.get(key)
-        planned = next_attempt(known, recipe, self._rules, at=self._clock(), trigger=trigger)
+        incident_record = self._store.ledger.incidents.get(key)
+        planned = next_attempt(incident_record, recipe, self._rules, at=self._clock(), trigger=trigger)
         steps = recipe.steps[planned.first_step :] if planned else ()
         return PlannedRecovery(
             scenario=scenario,
@@ -192,17 +176,17 @@ class Recoverer:
     async def attempt(
         self, scenario: FailureScenario, *, incident: str = "", detail: str = "", trigger: Trigger = "automatic"
     ) -> RecoveryOutcome:
-        """Follow the recipe from its first remaining step; whatever a step does, the outcome is recorded."""
-        async with self._one_at_a_time:
+        """Run the recipe from its first remaining step; the outcome is recorded in every case."""
+        async with self._lock:
             recipe = self._recipe(scenario)
             key = incident or scenario.value
-            known = self._keeps.ledger.incidents.get(key)
-            planned = next_attempt(known, recipe, self._rules, at=self._clock(), trigger=trigger)
+            incident_record = self._store.ledger.incidents.get(key)
+            planned = next_attempt(incident_record, recipe, self._rules, at=self._clock(), trigger=trigger)
             if planned is None:
                 return await self._refuse(recipe, key, trigger)
             if planned.pause_seconds:
                 await self._sleep(planned.pause_seconds)
-            begun = RecoveryAttempted(
+            attempted = RecoveryAttempted(
                 incident=key,
                 scenario=scenario.value,
                 attempt=planned.number,
@@ -211,25 +195,27 @@ class Recoverer:
                 first_step=planned.first_step,
                 trigger=trigger,
             )
-            await self._keeps.record(begun)
-            return await self._follow(recipe, begun, one_line(detail))
+            await self._store.record(attempted)
+            return await self._follow(recipe, attempted, one_line(detail))
 
-    async def _follow(self, recipe: RecoveryRecipe, begun: RecoveryAttempted, detail: str) -> RecoveryOutcome:
+    async def _follow(self, recipe: RecoveryRecipe, attempted: RecoveryAttempted, detail: str) -> RecoveryOutcome:
         results: list[StepResult] = []
-        for index in range(begun.first_step, len(recipe.steps)):
+        for index in range(attempted.first_step, len(recipe.steps)):
             step, is_last = recipe.steps[index], index == len(recipe.steps) - 1
-            context = StepContext(step, recipe.scenario, begun.incident, detail, is_last)
+            context = StepContext(step, recipe.scenario, attempted.incident, detail, is_last)
             try:
                 results.append(await self._perform(context))
             except asyncio.CancelledError:
-                stopped = StepResult(step.name.value, "failed", "cancelled")
-                await self._keeps.record(self._failed(recipe, begun, index, (*results, stopped)))
+                cancelled = StepResult(step.name.value, "failed", "cancelled")
+                await self._store.record(self._failed(recipe, attempted, index, (*results, cancelled)))
                 raise
             if results[-1].status == "failed":
-                return await self._give_up(recipe, begun, index, tuple(results))
+                return await self._give_up(recipe, attempted, index, tuple(results))
             if results[-1].status == "recovered":
                 break
-        await self._keeps.record(RecoverySucceeded(begun.incident, begun.scenario, begun.attempt, tuple(results)))
+        await self._store.record(
+            RecoverySucceeded(attempted.incident, attempted.scenario, attempted.attempt, tuple(results))
+        )
         return Recovered(len(results))
 
     async def _perform(self, context: StepContext) -> StepResult:
@@ -240,61 +226,65 @@ class Recoverer:
             return StepResult(step.name.value, "failed", one_line(reason))
         try:
             async with asyncio.timeout(step.seconds_max) as limit:
-                said = await _called(function, context)
+                answer = await _call_step(function, context)
         except TimeoutError as error:
             reason = f"it took longer than {step.seconds_max:g} s" if limit.expired() else str(error)
             return self._result(step, "failed", reason or "TimeoutError", started_at)
         except Exception as error:  # noqa: BLE001 - whatever a host's function raises, it is the step that failed.
             return self._result(step, "failed", str(error) or type(error).__name__, started_at)
-        if isinstance(said, Healed):
-            return self._result(step, "recovered", said.detail, started_at)
-        return self._result(step, "done", said if isinstance(said, str) else "", started_at)
+        if isinstance(answer, Healed):
+            return self._result(step, "recovered", answer.detail, started_at)
+        return self._result(step, "done", answer if isinstance(answer, str) else "", started_at)
 
     def _result(self, step: RecoveryStep, status: Status, detail: str, started_at: float) -> StepResult:
         return StepResult(step.name.value, status, one_line(detail), max(0.0, self._clock() - started_at))
 
     async def _give_up(
-        self, recipe: RecoveryRecipe, begun: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
+        self, recipe: RecoveryRecipe, attempted: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
     ) -> RecoveryOutcome:
-        failed = self._failed(recipe, begun, index, results)
-        used_up = begun.attempt >= recipe.attempts_max or recipe.steps[index].name is StepName.EscalateToHuman
+        failed = self._failed(recipe, attempted, index, results)
+        is_exhausted = attempted.attempt >= recipe.attempts_max or recipe.steps[index].name is StepName.EscalateToHuman
         at_once = self._rules.escalates_at_once
         reason = f"{failed.reason}{' (failed at first step)' if index == 0 else ''}"
-        escalated = RecoveryEscalated(begun.incident, begun.scenario, recipe.escalation.value, reason, results)
-        escalates = used_up if at_once else index == 0
-        await self._keeps.record(*((failed,) if at_once or not escalates else ()), *((escalated,) if escalates else ()))
+        escalated = RecoveryEscalated(attempted.incident, attempted.scenario, recipe.escalation.value, reason, results)
+        escalates = is_exhausted if at_once else index == 0
+        await self._store.record(*((failed,) if at_once or not escalates else ()), *((escalated,) if escalates else ()))
         if escalates and recipe.escalation is EscalationPolicy.LogAndContinue:
-            # The others are told to a person, or raised.
-            logger.warning("%s is not recovered, and the work goes on: %s", begun.incident, reason)
+            # The other policies show the failure to a person or raise it.
+            logger.warning("%s is not recovered, and the work continues: %s", attempted.incident, reason)
         if escalates and index == 0:
             return EscalationRequired(reason, recipe.escalation)
         names = tuple(step.name for step in recipe.steps)
         return PartialRecovery(names[:index], names[index:], failed.reason, escalates)
 
     def _failed(
-        self, recipe: RecoveryRecipe, begun: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
+        self, recipe: RecoveryRecipe, attempted: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
     ) -> RecoveryFailed:
         last = results[-1]
-        reason = f"{begun.scenario}: step {last.step!r} failed: {last.detail}"
-        return RecoveryFailed(begun.incident, begun.scenario, begun.attempt, results, begun.steps[index:], reason)
+        reason = f"{attempted.scenario}: step {last.step!r} failed: {last.detail}"
+        return RecoveryFailed(
+            attempted.incident, attempted.scenario, attempted.attempt, results, attempted.steps[index:], reason
+        )
 
     async def _refuse(self, recipe: RecoveryRecipe, key: str, trigger: Trigger) -> EscalationRequired:
         scenario, limit = recipe.scenario.value, recipe.attempts_max
         reason = f"max recovery attempts ({limit}) exceeded for {scenario}"
         escalated = RecoveryEscalated(key, scenario, recipe.escalation.value, reason)
-        known = self._keeps.ledger.incidents[key]
-        asked = RecoveryAttempted(key, scenario, known.attempts, limit, known.steps, known.first_step, trigger)
-        await self._keeps.record(*(() if self._rules.escalates_at_once else (asked,)), escalated)
+        incident_record = self._store.ledger.incidents[key]
+        attempted = RecoveryAttempted(
+            key, scenario, incident_record.attempts, limit, incident_record.steps, incident_record.first_step, trigger
+        )
+        await self._store.record(*(() if self._rules.escalates_at_once else (attempted,)), escalated)
         return EscalationRequired(reason, recipe.escalation)
 
     def _recipe(self, scenario: FailureScenario) -> RecoveryRecipe:
         recipe = self._recipes.get(scenario)
         if recipe is None:
-            known = ", ".join(one.value for one in self._recipes)
-            raise UserError(f"there is no recipe for {scenario.value!r}; there are {known}")
+            known = ", ".join(scenario.value for scenario in self._recipes)
+            raise UserError(f"no recipe for {scenario.value!r}; known scenarios: {known}")
         return recipe
 
 
-async def _called(function: StepFunction, context: StepContext) -> StepAnswer:
-    made = function(context) if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function, context)
-    return await made if inspect.isawaitable(made) else made
+async def _call_step(function: StepFunction, context: StepContext) -> StepAnswer:
+    result = function(context) if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function, context)
+    return await result if inspect.isawaitable(result) else result

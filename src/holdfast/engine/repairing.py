@@ -1,4 +1,4 @@
-"""The steps that change what a conversation sends, for one that is spoken and for one that is stored."""
+"""Recovery steps that change what a conversation sends, for live and for stored conversations."""
 
 import asyncio
 from typing import Protocol
@@ -19,7 +19,7 @@ from holdfast.recovery.scenarios import StepName
 
 
 class HoldsConversation(Protocol):
-    """A state, and the one way to change it."""
+    """A state, and the only way to change it."""
 
     state: State
 
@@ -27,7 +27,7 @@ class HoldsConversation(Protocol):
 
 
 class StoredConversation:
-    """A conversation that nobody speaks just now: its log, and the state that the log makes."""
+    """A conversation that no session has open: its log, and the state folded from it."""
 
     def __init__(self, log: Log, state: State, *, clock: Clock, new_id: NewId) -> None:
         self._log = log
@@ -38,31 +38,31 @@ class StoredConversation:
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         for payload in payloads:
             at = self._clock()
-            before, session_id = self.state.last_event_id, self.state.session_id
-            event = Event(self._new_id(at), at, session_id, actor, payload, parent_event_id=before)
+            parent_id, session_id = self.state.last_event_id, self.state.session_id
+            event = Event(self._new_id(at), at, session_id, actor, payload, parent_event_id=parent_id)
             await asyncio.wrap_future(self._log.append((event,)))
             self.state = apply(self.state, event)
 
 
 class ConversationLedger:
-    """Attempts are events of the conversation."""
+    """Records recovery attempts as events of the conversation."""
 
-    def __init__(self, talk: HoldsConversation) -> None:
-        self._talk = talk
+    def __init__(self, conversation: HoldsConversation) -> None:
+        self._conversation = conversation
 
     @property
     def ledger(self) -> Ledger:
-        return self._talk.state.incidents
+        return self._conversation.state.incidents
 
     async def record(self, *payloads: AnyRecoveryPayload) -> None:
-        await self._talk.record("system", *payloads)
+        await self._conversation.record("system", *payloads)
 
 
 class ViewSteps:
-    """What is mended by events alone. `changed` says whether anything is other than when it was last set to False."""
+    """Repairs that need events only. `changed` says whether the view or its limits changed since it was last reset."""
 
-    def __init__(self, talk: HoldsConversation, *, binds_thinking: bool) -> None:
-        self._talk = talk
+    def __init__(self, conversation: HoldsConversation, *, binds_thinking: bool) -> None:
+        self._conversation = conversation
         self._binds_thinking = binds_thinking
         self.changed = False
 
@@ -77,38 +77,38 @@ class ViewSteps:
         }
 
     async def change(self, payload: PassagesMended | ThinkingDropped | ProviderLimited) -> None:
-        before = self._talk.state
-        await self._talk.record("system", payload)
-        after = self._talk.state
+        before = self._conversation.state
+        await self._conversation.record("system", payload)
+        after = self._conversation.state
         self.changed = self.changed or (after.passages, after.limits) != (before.passages, before.limits)
 
     async def _repair_view(self, context: StepContext) -> str:
-        splices = paired(self._talk.state.passages)
+        splices = paired(self._conversation.state.passages)
         if not splices:
             raise UserError("every call has its result, and every result its call")
         await self.change(PassagesMended(context.scenario.value, splices))
-        return f"mended in {len(splices)} places"
+        return f"repaired in {len(splices)} places"
 
     async def _revalidate_view(self, context: StepContext) -> None:
         del context
-        if found := pairing_faults(self._talk.state.passages):
-            raise UserError(found[0])
+        if faults := pairing_faults(self._conversation.state.passages):
+            raise UserError(faults[0])
 
     async def _drop_old_thinking(self, context: StepContext) -> str:
-        """Where thinking is bound to all that is in front of it, none can stay behind what goes."""
-        passages = self._talk.state.passages
-        return await self._drop_thinking(context, len(passages) if self._binds_thinking else newest_question(passages))
+        """Where thinking is bound to everything before it, removing one block invalidates all later ones."""
+        entries = self._conversation.state.passages
+        return await self._drop_thinking(context, len(entries) if self._binds_thinking else newest_question(entries))
 
     async def _drop_all_thinking(self, context: StepContext) -> str:
-        return await self._drop_thinking(context, len(self._talk.state.passages))
+        return await self._drop_thinking(context, len(self._conversation.state.passages))
 
-    async def _drop_thinking(self, context: StepContext, passages: int) -> str:
-        thought = (block for one in self._talk.state.passages[:passages] for block in one.content)
-        blocks = sum(map(is_thinking, thought))
-        if blocks:
-            await self.change(ThinkingDropped(context.scenario.value, passages, blocks))
-        return f"blocks of thinking that are sent no more: {blocks}"
+    async def _drop_thinking(self, context: StepContext, entries: int) -> str:
+        all_blocks = (block for entry in self._conversation.state.passages[:entries] for block in entry.content)
+        thinking_blocks = sum(map(is_thinking, all_blocks))
+        if thinking_blocks:
+            await self.change(ThinkingDropped(context.scenario.value, entries, thinking_blocks))
+        return f"dropped thinking blocks: {thinking_blocks}"
 
     async def _drop_all_markers(self, context: StepContext) -> str:
         await self.change(ProviderLimited(context.scenario.value, marks_max=0))
-        return "no marks are set from now on"
+        return "no breakpoints are set from now on"

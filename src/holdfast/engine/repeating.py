@@ -1,4 +1,4 @@
-"""A request that was answered a moment ago, word for word: its reply once more, without the provider."""
+"""Answers a byte-identical request from the response cache, without calling the provider."""
 
 import msgspec
 
@@ -10,41 +10,47 @@ from holdfast.engine.completions import Heard, is_worth_keeping
 from holdfast.engine.conversation import Conversation
 
 
-def completion_key(talk: Conversation, parameters: Parameters, plan: Plan, *, start: int) -> str:
-    """The same for requests of which every byte is the same, headers too, to one model of one account.
+def completion_key(conversation: Conversation, parameters: Parameters, plan: Plan, *, start: int) -> str:
+    """A key that is equal for byte-identical requests, headers included, to the same model and account.
 
-    What asks for a diagnosis is left out of `parameters`: it changes no answer. Pieces before `start` are not sent.
-    Empty where no replies are kept.
+    `parameters` must not contain the diagnosis request, which does not change the reply. Blocks before `start` are not
+    sent. Empty if no replies are stored.
     """
-    parts, links = talk.parts, talk.draft.scroll.links
-    if parts.completions is None:
+    deps, digests = conversation.parts, conversation.draft.scroll.links
+    if deps.completions is None:
         return ""
-    marks = tuple((mark.piece, mark.ttl) for mark in plan.marks)
-    scope = canonical_json((parts.account, parts.model.id, parts.adapter.endpoint(parameters), marks, start))
-    return chain(chain(digest(scope), parts.adapter.opening(parameters)), links[-1].digest.encode() if links else b"")
+    breakpoints = tuple((breakpoint.piece, breakpoint.ttl) for breakpoint in plan.marks)
+    scope = canonical_json((deps.account, deps.model.id, deps.adapter.endpoint(parameters), breakpoints, start))
+    return chain(
+        chain(digest(scope), deps.adapter.opening(parameters)), digests[-1].digest.encode() if digests else b""
+    )
 
 
-def kept_deltas(talk: Conversation, key: str) -> tuple[Delta, ...]:
-    """The reply as it came, to its end, having taken nothing; none where none is kept."""
-    kept = talk.parts.completions
-    chunks = kept.cache.find(key, talk.parts.clock(), kept.seconds) if kept is not None else None
-    reader = talk.parts.adapter.stream_reader()
-    return tuple(_free(delta) for chunk in chunks or () for delta in reader.feed(chunk))
+def kept_deltas(conversation: Conversation, key: str) -> tuple[Delta, ...]:
+    """The stored reply's deltas with zero usage; empty if none is stored."""
+    completions = conversation.parts.completions
+    chunks = (
+        completions.cache.find(key, conversation.parts.clock(), completions.seconds)
+        if completions is not None
+        else None
+    )
+    reader = conversation.parts.adapter.stream_reader()
+    return tuple(_without_usage(delta) for chunk in chunks or () for delta in reader.feed(chunk))
 
 
 def finished(deltas: tuple[Delta, ...]) -> Reply | None:
     return next((delta.reply for delta in deltas if isinstance(delta, ReplyFinished)), None)
 
 
-def keep_reply(talk: Conversation, key: str, heard: Heard, reply: Reply) -> bool:
-    """Whether the reply is kept for requests that are equal to the one it answers."""
-    kept = talk.parts.completions
-    if kept is None or not heard.chunks or not is_worth_keeping(reply):
+def keep_reply(conversation: Conversation, key: str, received: Heard, reply: Reply) -> bool:
+    """Store the reply for identical requests, if it is worth it; returns whether it was stored."""
+    completions = conversation.parts.completions
+    if completions is None or not received.chunks or not is_worth_keeping(reply):
         return False
-    return kept.cache.keep(key, heard.chunks, talk.parts.clock(), kept.seconds)
+    return completions.cache.keep(key, received.chunks, conversation.parts.clock(), completions.seconds)
 
 
-def _free(delta: Delta) -> Delta:
+def _without_usage(delta: Delta) -> Delta:
     match delta:
         case ReplyStarted():
             return msgspec.structs.replace(delta, usage=Usage())

@@ -1,4 +1,4 @@
-"""Known failures that a conversation meets by itself: reported under their names, and what can be done is done."""
+"""Reports the known failures that a conversation detects itself as recovery incidents."""
 
 from decimal import Decimal
 
@@ -17,55 +17,69 @@ from holdfast.ledger.verdicts import DROP_TOKENS_MIN
 from holdfast.recovery.recipes import rules_of
 from holdfast.recovery.scenarios import FailureScenario, StepName
 
-_FAILED = ("server_error", "network", "rate_limit")
-"""Failures that are the provider's own, and not of what it was sent; a call was tried again and again by then."""
+_PROVIDER_FAULTS = ("server_error", "network", "rate_limit")
+"""Failures of the provider itself, not of the request; by then the call has been retried."""
 
 
-async def report_to(talk: Conversation, scenario: FailureScenario, steps: Steps, *, incident: str, detail: str) -> None:
-    """The failure is on the log, and so is what was done about it: run, or shown to a person."""
-    recoverer = Recoverer(ConversationLedger(talk), steps, clock=talk.parts.clock, rules=rules_of(talk.state.profile))
+async def report_to(
+    conversation: Conversation, scenario: FailureScenario, steps: Steps, *, incident: str, detail: str
+) -> None:
+    """Record the failure and its follow-up: the recipe is run, or shown to a person."""
+    recoverer = Recoverer(
+        ConversationLedger(conversation),
+        steps,
+        clock=conversation.parts.clock,
+        rules=rules_of(conversation.state.profile),
+    )
     await recoverer.report(scenario, incident=incident, detail=detail)
 
 
-async def report_ineffective(talk: Conversation, reason: str) -> None:
-    """No compaction helps: told once, until somebody has seen to it."""
+async def report_ineffective(conversation: Conversation, reason: str) -> None:
+    """Report that no compaction helps; once, until the incident is resolved."""
     key = FailureScenario.CompactionIneffective.value
-    known = talk.state.incidents.incidents.get(key)
-    if known is None or known.state == "succeeded":
-        detail = f"{reason}: {told_sizes(numbers_in(talk.state))}"
-        await report_to(talk, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
+    incident_record = conversation.state.incidents.incidents.get(key)
+    if incident_record is None or incident_record.state == "succeeded":
+        detail = f"{reason}: {told_sizes(numbers_in(conversation.state))}"
+        await report_to(conversation, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
 
 
-async def report_cold(talk: Conversation, outlook: Outlook, config: CompactionConfig) -> None:
-    """A large prompt is in no cache any more, and nothing was found that could have made it smaller first."""
-    model, state = talk.parts.model, talk.state
+async def report_cold(conversation: Conversation, outlook: Outlook, config: CompactionConfig) -> None:
+    """Report a large prompt whose cache has expired and that no compaction could shrink first."""
+    model, state = conversation.parts.model, conversation.state
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
     if not (outlook.cold and large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
+    # Rates are relative to the input price, `unit_usd` per token.
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
-    detail = f"{outlook.prompt_tokens} tokens are cached no longer; to write them again costs about ${usd:.2f}"
+    detail = f"the cache of {outlook.prompt_tokens} tokens has expired; writing them again costs about ${usd:.2f}"
     await report_to(
-        talk, FailureScenario.CacheColdLarge, {}, incident=_of_turn(talk, FailureScenario.CacheColdLarge), detail=detail
+        conversation,
+        FailureScenario.CacheColdLarge,
+        {},
+        incident=_turn_incident(conversation, FailureScenario.CacheColdLarge),
+        detail=detail,
     )
 
 
-async def report_damage(talk: Conversation) -> None:
-    """Messages that were covered are not what they were: their record was made before, and is told of no more."""
-    for it in talk.said.damaged:
-        key = f"{FailureScenario.DigestInvalid.value}/epoch {it.epoch}"
-        if key in talk.state.incidents.incidents:
+async def report_damage(conversation: Conversation) -> None:
+    """Report compactions whose covered messages have changed on the log since; their summary was made before that."""
+    for compaction in conversation.said.damaged:
+        key = f"{FailureScenario.DigestInvalid.value}/epoch {compaction.epoch}"
+        if key in conversation.state.incidents.incidents:
             continue
-        where = f"messages {it.first} to {it.last}"
+        where = f"messages {compaction.first} to {compaction.last}"
         steps = {
-            StepName.LastGoodCopy: _saying(f"the record of epoch {it.epoch}, made before, stands on the log"),
-            StepName.RebuildFromFiles: _saying("records are made of what the log holds now"),
-            StepName.Quarantine: _saying(f"{where} are not vouched for"),
+            StepName.LastGoodCopy: _report_step(
+                f"the summary of epoch {compaction.epoch}, made before the change, is on the log"
+            ),
+            StepName.RebuildFromFiles: _report_step("new summaries use what the log holds now"),
+            StepName.Quarantine: _report_step(f"{where} are not trusted"),
         }
-        detail = f"{where} are not those that epoch {it.epoch} has covered"
-        await report_to(talk, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
+        detail = f"{where} differ from those that epoch {compaction.epoch} covered"
+        await report_to(conversation, FailureScenario.DigestInvalid, steps, incident=key, detail=detail)
 
 
-def _saying(text: str) -> StepFunction:
+def _report_step(text: str) -> StepFunction:
     async def step(context: StepContext) -> str:
         del context
         return text
@@ -73,40 +87,42 @@ def _saying(text: str) -> StepFunction:
     return step
 
 
-async def report_failure(talk: Conversation, error: ProviderError) -> None:
-    """What a provider fails with although it was asked again."""
-    if error.kind in _FAILED:
-        key = _of_turn(talk, FailureScenario.ProviderFailure)
-        await report_to(talk, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
+async def report_failure(conversation: Conversation, error: ProviderError) -> None:
+    """Report a provider failure that retries did not fix."""
+    if error.kind in _PROVIDER_FAULTS:
+        key = _turn_incident(conversation, FailureScenario.ProviderFailure)
+        await report_to(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
-async def report_call(talk: Conversation, before: State, prepared: RequestPrepared, usage: Usage) -> None:
-    """Behind a call that was answered: did the last compaction help, and was there what had to be?"""
-    if before.compaction.strikes < STRIKES_MAX <= talk.state.compaction.strikes:
-        await report_ineffective(talk, f"{STRIKES_MAX} compactions did not help")
-    missing = prepared.plan.expected_read_tokens - usage.cache_read
-    if missing < DROP_TOKENS_MIN or _is_another_process(talk, before):
+async def report_call(conversation: Conversation, before: State, prepared: RequestPrepared, usage: Usage) -> None:
+    """After a completed call: report an ineffective compaction, and cached tokens that should have been read."""
+    if before.compaction.strikes < STRIKES_MAX <= conversation.state.compaction.strikes:
+        await report_ineffective(conversation, f"{STRIKES_MAX} compactions did not help")
+    missing_tokens = prepared.plan.expected_read_tokens - usage.cache_read
+    if missing_tokens < DROP_TOKENS_MIN or _is_another_process(conversation, before):
         return
     scenario = FailureScenario.UnexpectedCacheBreak
-    detail = f"{usage.cache_read} tokens were read of {prepared.plan.expected_read_tokens} that were there"
-    steps = _BreakSteps(talk, before, prepared).steps
-    await report_to(talk, scenario, steps, incident=_of_turn(talk, scenario), detail=detail)
+    detail = f"only {usage.cache_read} of {prepared.plan.expected_read_tokens} cached tokens were read"
+    steps = _BreakSteps(conversation, before, prepared).steps
+    await report_to(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
 
 
-def _is_another_process(talk: Conversation, before: State) -> bool:
-    """A simulated cache ends with its process."""
-    return talk.parts.simulated and (before.last_call is None or before.last_call.at < talk.opened_at)
+def _is_another_process(conversation: Conversation, before: State) -> bool:
+    """Whether the last call was made by an earlier process: a simulated cache ends with its process."""
+    return conversation.parts.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
 
 
-def _of_turn(talk: Conversation, scenario: FailureScenario) -> str:
-    return f"{scenario.value}/{talk.state.turn.id if talk.state.turn else talk.state.session_id}"
+def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
+    return (
+        f"{scenario.value}/{conversation.state.turn.id if conversation.state.turn else conversation.state.session_id}"
+    )
 
 
 class _BreakSteps:
-    """What is looked at when a cache did not hold: whose doing it was, and what is sent from now on."""
+    """Steps for an unexpected cache miss: find the cause, and state what is sent from now on."""
 
-    def __init__(self, talk: Conversation, before: State, prepared: RequestPrepared) -> None:
-        self._talk = talk
+    def __init__(self, conversation: Conversation, before: State, prepared: RequestPrepared) -> None:
+        self._conversation = conversation
         self._before = before
         self._prepared = prepared
 
@@ -120,21 +136,21 @@ class _BreakSteps:
 
     async def _diff(self, context: StepContext) -> str:
         del context
-        shared, moved = self._prepared.shared_blocks, self._prepared.moved
-        if moved is None or shared >= self._before.answered_links:
-            return f"all {shared} blocks are what they were: the provider has not kept them"
-        layer = self._before.links[shared].layer
-        return f"block {shared}, layer {layer!r}, differs from byte {moved.byte} on ({moved.cause})"
+        shared_blocks, change = self._prepared.shared_blocks, self._prepared.moved
+        if change is None or shared_blocks >= self._before.answered_links:
+            return f"all {shared_blocks} blocks are unchanged: the provider has lost them"
+        layer = self._before.links[shared_blocks].layer
+        return f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
 
     async def _freeze(self, context: StepContext) -> str:
-        """The head belongs to its epoch: nothing but an event can change it."""
+        """Tools and system prompt belong to their epoch: only an event can change them."""
         del context
-        moved = self._prepared.moved
-        if moved is not None and moved.place in ("tools", "system"):
-            raise UserError(f"{moved.place} changed within epoch {self._talk.state.epoch}")
-        return f"tools and system are those of epoch {self._talk.state.epoch}"
+        change = self._prepared.moved
+        if change is not None and change.place in ("tools", "system"):
+            raise UserError(f"{change.place} changed within epoch {self._conversation.state.epoch}")
+        return f"tools and system are those of epoch {self._conversation.state.epoch}"
 
     async def _repin(self, context: StepContext) -> str:
         del context
         written = len(self._prepared.plan.marks)
-        return f"written again under {written} marks" if written else "the provider keeps what it keeps by itself"
+        return f"written again at {written} breakpoints" if written else "the provider caches automatically"

@@ -1,4 +1,4 @@
-"""The turn that is under way, and the newest call that was answered."""
+"""The turn in progress, and the newest completed call."""
 
 from decimal import Decimal
 
@@ -9,7 +9,7 @@ from holdfast.canonical.usage import Usage
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The turn that is under way."""
+    """The turn in progress."""
 
     id: str
     started_at: float
@@ -20,7 +20,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class SentCall(msgspec.Struct, frozen=True):
-    """A call: when it began, the lifetime of its last mark, if it had one, and what it took once it was answered."""
+    """A completed call: start time, TTL of its last breakpoint (None without one), and usage."""
 
     at: float
     ttl: Ttl | None

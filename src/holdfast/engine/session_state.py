@@ -1,4 +1,4 @@
-"""What a session is at one moment."""
+"""The state of a session at one moment."""
 
 from decimal import Decimal
 from typing import Literal
@@ -28,12 +28,12 @@ from holdfast.recovery.ledger import NOTHING_HAPPENED, Ledger
 
 
 class State(msgspec.Struct, frozen=True):
-    """`sent` leading passages were in the last request or in its reply; `links` is that request's digest chain.
+    """The first `sent` entries were in the last request or its reply; `links` is that request's digest chain.
 
-    `uncached_calls` read nothing from any cache; `uncached_span` is when the first and the last of them began.
-    `padding` is why there is padding, or none. `request` is the newest one, `last_call` the newest one that was
-    answered. Sessions in `delegating` work for this one; what they cost is not counted here yet. So many `messages` are
-    on the log, those included that are no longer in view.
+    `uncached_calls` counts calls that read nothing from any cache; `uncached_span` holds the start times of the first
+    and the last of them. `padding` is the reason for the padding decision. `request` is the newest request, `last_call`
+    the newest completed one. `delegating` are sessions that work for this one; their cost is not included yet.
+    `messages` counts all messages on the log, including those no longer in the view.
     """
 
     session_id: str

@@ -1,4 +1,4 @@
-"""How tool results that do not fit into a model's window are cut: those that no model has taken yet, largest first."""
+"""Truncates tool results that do not fit the context window: only those not yet sent successfully, largest first."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,46 +9,46 @@ from holdfast.canonical.prompt import Passage
 from holdfast.events.payloads_recovery import Splice
 
 RESULT_CHARS_KEPT_MIN = 2_000
-"""What is left of a result at the least; half of it from its beginning, half from its end."""
+"""The minimum that is left of a result; half from its beginning, half from its end."""
 
 CountTokens = Callable[[str], int]
 
-_Place = tuple[int, int]
+_Position = tuple[int, int]
 
 
 def shortened(
-    passages: Sequence[Passage], first: int, *, tokens_excess: int, count: CountTokens
+    entries: Sequence[Passage], first: int, *, tokens_excess: int, count: CountTokens
 ) -> tuple[Splice, ...] | None:
-    """Results from passage `first` on, cut so that so many tokens are saved; None where they do not hold as many."""
-    sizes: dict[_Place, int] = {
+    """Splices that truncate results from entry `first` on to save `tokens_excess`; None if they are too small."""
+    sizes: dict[_Position, int] = {
         (at, index): count(_text_of(block))
-        for at in range(first, len(passages))
-        for index, block in enumerate(passages[at].content)
+        for at in range(first, len(entries))
+        for index, block in enumerate(entries[at].content)
         if isinstance(block, ToolResult) and len(_text_of(block)) > RESULT_CHARS_KEPT_MIN
     }
-    cuts: dict[_Place, ToolResult] = {}
-    left = tokens_excess
-    for place in sorted(sizes, key=lambda place: -sizes[place]):
-        if left <= 0:
+    cuts: dict[_Position, ToolResult] = {}
+    excess_left = tokens_excess
+    for position in sorted(sizes, key=lambda position: -sizes[position]):
+        if excess_left <= 0:
             break
-        result = passages[place[0]].content[place[1]]
+        result = entries[position[0]].content[position[1]]
         assert isinstance(result, ToolResult)
-        cuts[place], saved = _cut_by(result, left, tokens=sizes[place], count=count)
-        left -= saved
-    return _splices(passages, cuts) if left <= 0 and cuts else None
+        cuts[position], saved = _cut_by(result, excess_left, tokens=sizes[position], count=count)
+        excess_left -= saved
+    return _splices(entries, cuts) if excess_left <= 0 and cuts else None
 
 
 def _cut_by(result: ToolResult, tokens_wanted: int, *, tokens: int, count: CountTokens) -> tuple[ToolResult, int]:
-    """The result with so many tokens less, or as short as it may become; and how many tokens that saved."""
-    kept = int(len(_text_of(result)) * max(0, tokens - tokens_wanted) / max(1, tokens))
+    """The result truncated by `tokens_wanted`, or to the minimum; and how many tokens that saved."""
+    chars_kept = int(len(_text_of(result)) * max(0, tokens - tokens_wanted) / max(1, tokens))
     while True:
-        kept = max(RESULT_CHARS_KEPT_MIN, kept)
-        cut = _cut(result, kept)
+        chars_kept = max(RESULT_CHARS_KEPT_MIN, chars_kept)
+        cut = _cut(result, chars_kept)
         saved = tokens - count(_text_of(cut))
-        if saved >= tokens_wanted or kept == RESULT_CHARS_KEPT_MIN:
+        if saved >= tokens_wanted or chars_kept == RESULT_CHARS_KEPT_MIN:
             return cut, saved
-        # Text is not equally dense everywhere, and the note takes tokens too.
-        kept = int(kept * 0.8)
+        # Tokens per character vary within a text and the note takes tokens too, so shrink until enough is saved.
+        chars_kept = int(chars_kept * 0.8)
 
 
 def _text_of(block: ToolResult) -> str:
@@ -56,7 +56,7 @@ def _text_of(block: ToolResult) -> str:
 
 
 def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
-    """Its text in one block, less its middle; pictures and what else it holds stay."""
+    """The result's text in one block without its middle; images and other parts stay."""
     text = _text_of(result)
     half = chars_kept // 2
     note = f"\n[... {len(text) - 2 * half} characters are left out here: the whole did not fit into the window ...]\n"
@@ -64,11 +64,11 @@ def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
     return msgspec.structs.replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
 
 
-def _splices(passages: Sequence[Passage], cuts: dict[_Place, ToolResult]) -> tuple[Splice, ...]:
+def _splices(entries: Sequence[Passage], cuts: dict[_Position, ToolResult]) -> tuple[Splice, ...]:
     splices = []
     for at in sorted({at for at, _ in cuts}):
         content: tuple[Block, ...] = tuple(
-            cuts.get((at, index), block) for index, block in enumerate(passages[at].content)
+            cuts.get((at, index), block) for index, block in enumerate(entries[at].content)
         )
-        splices.append(Splice(at, 1, (msgspec.structs.replace(passages[at], content=content),)))
+        splices.append(Splice(at, 1, (msgspec.structs.replace(entries[at], content=content),)))
     return tuple(splices)

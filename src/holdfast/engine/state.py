@@ -1,4 +1,4 @@
-"""What a session is, as a fold over its events."""
+"""The session reducer: a session's state as a fold over its events."""
 
 from collections.abc import Iterable
 from itertools import takewhile
@@ -62,7 +62,7 @@ from holdfast.planning.truths import Belief
 from holdfast.recovery.ledger import recorded
 from holdfast.recovery.passages import chosen, mended, without_ephemeral
 
-# What is on record for readers of the log alone: no call depends on it.
+# Recorded for readers of the log only: the state does not depend on these.
 ToldOnly = (
     ToolCompleted
     | ToolFailed
@@ -93,52 +93,54 @@ def _apply(state: State, event: Event) -> State:
     if isinstance(event.payload, ToldOnly):
         return state
     match event.payload:
-        case SessionStarted() as it:
-            return _begin_session(state, it, event.at)
-        case EpochOpened() as it:
-            return _open_epoch(state, it)
+        case SessionStarted() as payload:
+            return _begin_session(state, payload, event.at)
+        case EpochOpened() as payload:
+            return _open_epoch(state, payload)
         case TurnStarted():
             return _begin_turn(state, event)
-        case MessageAppended() as it:
-            return _append(state, it)
+        case MessageAppended() as payload:
+            return _append(state, payload)
         case MessagesWithdrawn():
             return _withdraw(state)
-        case ContextInjected() as it:
-            return _inject(state, it)
-        case RequestPrepared() as it:
-            return _prepare(state, it, event.at)
-        case ModelSwitched() as it:
-            return _switch_model(state, it)
-        case CacheKept() as it:
-            return keep_cache(state, it)
-        case CachePinged() as it:
-            return count_ping(state, it)
-        case CacheLearned() as it:
-            return change(state, taught=it)
-        case CacheControlled() as it:
-            return _control(state, it)
-        case LlmCallStarted() as it:
-            return change(state, call_open=it)
-        case LlmCallCompleted() as it:
-            return count_call(state, it)
-        case LlmCallFailed() as it:
-            return count_failure(state, it)
-        case DelegationStarted() as it:
-            return change(state, delegating=state.delegating | {it.child_session_id})
-        case DelegationCompleted() as it:
-            return change(paid(state, it.cost_usd, it.usage), delegating=state.delegating - {it.child_session_id})
+        case ContextInjected() as payload:
+            return _inject(state, payload)
+        case RequestPrepared() as payload:
+            return _prepare(state, payload, event.at)
+        case ModelSwitched() as payload:
+            return _switch_model(state, payload)
+        case CacheKept() as payload:
+            return keep_cache(state, payload)
+        case CachePinged() as payload:
+            return count_ping(state, payload)
+        case CacheLearned() as payload:
+            return change(state, taught=payload)
+        case CacheControlled() as payload:
+            return _control(state, payload)
+        case LlmCallStarted() as payload:
+            return change(state, call_open=payload)
+        case LlmCallCompleted() as payload:
+            return count_call(state, payload)
+        case LlmCallFailed() as payload:
+            return count_failure(state, payload)
+        case DelegationStarted() as payload:
+            return change(state, delegating=state.delegating | {payload.child_session_id})
+        case DelegationCompleted() as payload:
+            return change(
+                paid(state, payload.cost_usd, payload.usage), delegating=state.delegating - {payload.child_session_id}
+            )
         case ToolCalled():
             return count_tool(state)
         case TurnCompleted() | TurnCancelled():
             return change(state, turn=None, turn_count=state.turn_count + 1)
-        case SkillLoaded() as it:
-            return change(state, activations=activated(state.activations, it))
-        case ContextCompacted() | CompactionRefused() | SkillReleased() as it:
-            return _shorten(state, it)
+        case SkillLoaded() as payload:
+            return change(state, activations=activated(state.activations, payload))
+        case ContextCompacted() | CompactionRefused() | SkillReleased() as payload:
+            return _apply_compaction(state, payload)
         case SessionEnded():
             return change(state, ended=True)
-        case Recovery() | ProviderLimited() | Mending() as it:
-            return _recover(state, it, event.at)
+        case Recovery() | ProviderLimited() | Mending() as payload:
+            return _recover(state, payload, event.at)
 
 
 def _begin_session(state: State, started: SessionStarted, at: float) -> State:
@@ -160,7 +162,7 @@ def _begin_session(state: State, started: SessionStarted, at: float) -> State:
 
 
 def open_calls(state: State) -> tuple[ToolUse, ...]:
-    """Calls of the last message that nobody has answered yet; also those with fields that we do not know."""
+    """Tool calls of the last message without results, including calls with fields that we do not know."""
     if not state.passages or state.passages[-1].role != "assistant":
         return ()
     calls = (call_in(block) for block in state.passages[-1].content)
@@ -168,67 +170,71 @@ def open_calls(state: State) -> tuple[ToolUse, ...]:
 
 
 def _open_epoch(state: State, opened: EpochOpened) -> State:
-    # Thinking is bound to the text in front of it.
-    passages, sent = chosen(state.passages, state.sent, without_thinking)
-    head = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
-    same = [one.name for one, other in zip(head, state.head, strict=False) if one == other]
-    links = tuple(takewhile(lambda link: link.layer in same, state.links))
+    # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
+    entries, sent = chosen(state.passages, state.sent, without_thinking)
+    stable_prefix = with_nonce(head_of(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
+    unchanged_layers = [
+        segment.name for segment, other in zip(stable_prefix, state.head, strict=False) if segment == other
+    ]
+    digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.links))
     return msgspec.structs.replace(
         state,
-        passages=passages,
+        passages=entries,
         sent=sent,
-        links=links,
-        answered_links=min(state.answered_links, len(links)),
+        links=digests,
+        answered_links=min(state.answered_links, len(digests)),
         memory=moved(state.memory) if state.epoch else state.memory,
         epoch=opened.epoch,
         pinned=opened.system,
         tools=opened.tools,
-        head=head,
+        head=stable_prefix,
         skills=opened.skills,
         padding=opened.padding,
     )
 
 
 def _prepare(state: State, prepared: RequestPrepared, at: float) -> State:
-    links = (*state.links[: prepared.shared_blocks], *prepared.links)
-    request = Sent(at, prepared.plan.marks, len(links), waited_for(state), prepared.plan.floor_tokens)
-    return msgspec.structs.replace(state, links=links, sent=len(state.passages), request=request)
+    digests = (*state.links[: prepared.shared_blocks], *prepared.links)
+    request = Sent(at, prepared.plan.marks, len(digests), waited_for(state), prepared.plan.floor_tokens)
+    return msgspec.structs.replace(state, links=digests, sent=len(state.passages), request=request)
 
 
-def _control(state: State, it: CacheControlled) -> State:
-    kept = not it.reason and it.enabled == state.control.enabled
-    changed = msgspec.structs.replace(state, control=it, memory=state.memory if kept else moved(state.memory))
-    if not it.new_prefix:
+def _control(state: State, control: CacheControlled) -> State:
+    is_cache_kept = not control.reason and control.enabled == state.control.enabled
+    changed = msgspec.structs.replace(
+        state, control=control, memory=state.memory if is_cache_kept else moved(state.memory)
+    )
+    if not control.new_prefix:
         return changed
-    # Thinking is bound to the text in front of it.
-    head = with_nonce(state.head, it.nonce)
-    passages, sent = chosen(state.passages, state.sent, without_thinking)
-    return msgspec.structs.replace(changed, head=head, passages=passages, sent=sent, links=(), answered_links=0)
+    # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
+    stable_prefix = with_nonce(state.head, control.nonce)
+    entries, sent = chosen(state.passages, state.sent, without_thinking)
+    return msgspec.structs.replace(changed, head=stable_prefix, passages=entries, sent=sent, links=(), answered_links=0)
 
 
 def waited_for(state: State) -> WaitedFor:
-    """What has been waited for since the call before, if a call is made now."""
+    """What the session has waited for since the previous call, if a call is made now."""
     if state.memory.last_at is None:
         return "start"
     return "tool" if state.turn is not None and state.turn.llm_calls else "person"
 
 
 def _switch_model(state: State, switched: ModelSwitched) -> State:
-    """Another model has another cache: nothing of what was sent is there, and our estimates start anew."""
+    """Another model has another cache: nothing sent so far is in it, and token estimates start over."""
     same_provider = provider_of(switched.before) == provider_of(switched.after)
-    told = state.passages if same_provider else told_by_the_user(state.passages)
-    sent = carry(told[: state.sent], same_provider=same_provider).passages
-    newer = carry(told[state.sent :], same_provider=same_provider).passages
+    readable = state.passages if same_provider else told_by_the_user(state.passages)
+    sent = carry(readable[: state.sent], same_provider=same_provider).passages
+    unsent = carry(readable[state.sent :], same_provider=same_provider).passages
     return msgspec.structs.replace(
         state,
         model=switched.after,
         parameters=switched.parameters,
-        passages=sent + newer,
+        passages=sent + unsent,
         sent=len(sent),
-        first_ephemeral=next((at for at, passage in enumerate(sent + newer) if passage.ephemeral), None),
+        first_ephemeral=next((at for at, entry in enumerate(sent + unsent) if entry.ephemeral), None),
         links=(),
         answered_links=0,
-        # Another model's cache knows nothing of this one's entries; how long people think stays what it was.
+        # Idle times stay valid; observations about the other model's cache do not.
         memory=msgspec.structs.replace(moved(state.memory), belief=Belief(), floor=Floor()),
         calibration=Calibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
@@ -240,107 +246,107 @@ def _switch_model(state: State, switched: ModelSwitched) -> State:
 
 
 def _withdraw(state: State) -> State:
-    """Everything behind the model's last words goes; volatile layers have then said only what is left."""
-    spoken = [at for at, passage in enumerate(state.passages) if passage.role == "assistant"]
-    kept = state.passages[: spoken[-1] + 1 if spoken else records_in_front(state.passages)]
+    """Remove everything after the model's last message; volatile layers count as emitted only where still present."""
+    assistant_indexes = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
+    remaining = state.passages[: assistant_indexes[-1] + 1 if assistant_indexes else records_in_front(state.passages)]
     ephemeral = state.first_ephemeral
-    left = msgspec.structs.replace(
+    withdrawn = msgspec.structs.replace(
         state,
-        passages=kept,
-        sent=len(kept),
-        emitted=_said_in(kept),
-        first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(kept) else None,
+        passages=remaining,
+        sent=len(remaining),
+        emitted=_emitted_in(remaining),
+        first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(remaining) else None,
         links=state.links[: state.answered_links],
     )
-    unanswered = {call.id for call in open_calls(left)}
-    return msgspec.structs.replace(left, activations=without_results(state.activations, unanswered))
+    unanswered = {call.id for call in open_calls(withdrawn)}
+    return msgspec.structs.replace(withdrawn, activations=without_results(state.activations, unanswered))
 
 
-def _recover(state: State, it: Recovery | ProviderLimited | Mending, at: float) -> State:
-    if isinstance(it, Recovery):
-        return msgspec.structs.replace(state, incidents=recorded(state.incidents, it, at))
-    if isinstance(it, ProviderLimited):
-        return msgspec.structs.replace(state, limits=narrowed(state.limits, it))
-    # What was refused was not taken; where more than that changes, what was taken is of no use any more.
-    after = mended(state.passages, state.sent, it)
+def _recover(state: State, payload: Recovery | ProviderLimited | Mending, at: float) -> State:
+    if isinstance(payload, Recovery):
+        return msgspec.structs.replace(state, incidents=recorded(state.incidents, payload, at))
+    if isinstance(payload, ProviderLimited):
+        return msgspec.structs.replace(state, limits=narrowed(state.limits, payload))
+    # The refused request was never cached. If the repair also changes earlier blocks, their cache is useless too.
+    repaired = mended(state.passages, state.sent, payload)
     return msgspec.structs.replace(
         state,
-        passages=after.passages,
-        sent=after.sent,
-        first_ephemeral=next((at for at, passage in enumerate(after.passages) if passage.ephemeral), None),
+        passages=repaired.passages,
+        sent=repaired.sent,
+        first_ephemeral=next((at for at, entry in enumerate(repaired.passages) if entry.ephemeral), None),
         links=state.links[: state.answered_links],
-        answered_links=0 if after.moved else state.answered_links,
-        memory=moved(state.memory) if after.moved else state.memory,
+        answered_links=0 if repaired.moved else state.answered_links,
+        memory=moved(state.memory) if repaired.moved else state.memory,
     )
 
 
-def _said_in(passages: tuple[Passage, ...]) -> tuple[LayerText, ...]:
-    """What volatile layers have last said, as far as it is still there."""
-    said = {passage.layer: passage for passage in passages if passage.injected and not is_record(passage)}
-    return tuple(LayerText(layer, text_of(passage.content), passage.ephemeral) for layer, passage in said.items())
+def _emitted_in(entries: tuple[Passage, ...]) -> tuple[LayerText, ...]:
+    """The last emitted text of each volatile layer that is still in the view."""
+    newest = {entry.layer: entry for entry in entries if entry.injected and not is_record(entry)}
+    return tuple(LayerText(layer, text_of(entry.content), entry.ephemeral) for layer, entry in newest.items())
 
 
-def _append(state: State, it: MessageAppended) -> State:
+def _append(state: State, event: MessageAppended) -> State:
     number = state.messages + 1
-    passages = (*state.passages, Passage(it.message.role, it.message.content, number=number))
-    # What the model said is in no request yet, but nothing will ever stand between it and what was sent.
-    sent = len(passages) if it.message.role == "assistant" else state.sent
-    return msgspec.structs.replace(state, passages=passages, sent=sent, messages=number)
+    entries = (*state.passages, Passage(event.message.role, event.message.content, number=number))
+    # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
+    sent = len(entries) if event.message.role == "assistant" else state.sent
+    return msgspec.structs.replace(state, passages=entries, sent=sent, messages=number)
 
 
-def _shorten(state: State, it: ContextCompacted | CompactionRefused | SkillReleased) -> State:
-    match it:
+def _apply_compaction(state: State, event: ContextCompacted | CompactionRefused | SkillReleased) -> State:
+    match event:
         case ContextCompacted():
-            return compact(state, it)
+            return compact(state, event)
         case CompactionRefused():
-            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, it))
+            return msgspec.structs.replace(state, compaction=after_refusal(state.compaction, event))
         case SkillReleased():
-            active = without_results(state.activations, {it.tool_use_id or ""})
+            active = without_results(state.activations, {event.tool_use_id or ""})
             return msgspec.structs.replace(state, activations=active)
 
 
-def compact(state: State, it: ContextCompacted) -> State:
-    """Another view of the same log; what stands in front of it is cached as it was."""
-    sent = compacted(state.passages[: state.sent], it)
-    passages = sent + compacted_newest(state.passages[state.sent :], it)
+def compact(state: State, event: ContextCompacted) -> State:
+    """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
+    sent = compacted(state.passages[: state.sent], event)
+    entries = sent + compacted_newest(state.passages[state.sent :], event)
     return msgspec.structs.replace(
         state,
-        epoch=it.epoch,
-        passages=passages,
+        epoch=event.epoch,
+        passages=entries,
         sent=len(sent),
-        emitted=_said_in(passages),
-        first_ephemeral=next((at for at, passage in enumerate(passages) if passage.ephemeral), None),
-        links=state.links[: it.kept_blocks],
-        answered_links=min(state.answered_links, it.kept_blocks),
-        memory=cut_back(state.memory, state.request, blocks=it.kept_blocks, tokens=it.kept_tokens),
-        compaction=after_compaction(state.compaction, it, messages=state.messages),
+        emitted=_emitted_in(entries),
+        first_ephemeral=next((at for at, entry in enumerate(entries) if entry.ephemeral), None),
+        links=state.links[: event.kept_blocks],
+        answered_links=min(state.answered_links, event.kept_blocks),
+        memory=cut_back(state.memory, state.request, blocks=event.kept_blocks, tokens=event.kept_tokens),
+        compaction=after_compaction(state.compaction, event, messages=state.messages),
     )
 
 
 def _begin_turn(state: State, event: Event) -> State:
-    """A new turn drops the ephemeral text of the one before, and the thinking that was bound to it."""
+    """A new turn drops the previous turn's ephemeral text, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
-        passages, sent = without_ephemeral(state.passages, state.sent, state.first_ephemeral)
-        state = msgspec.structs.replace(state, passages=passages, sent=sent)
+        entries, sent = without_ephemeral(state.passages, state.sent, state.first_ephemeral)
+        state = msgspec.structs.replace(state, passages=entries, sent=sent)
     return msgspec.structs.replace(
         state,
         turn=Turn(event.turn_id or event.id, event.at),
         compaction=after_ask(state.compaction),
         first_ephemeral=None,
-        emitted=tuple(said for said in state.emitted if not said.ephemeral),
+        emitted=tuple(layer_text for layer_text in state.emitted if not layer_text.ephemeral),
     )
 
 
 def _inject(state: State, injected: ContextInjected) -> State:
-    said = LayerText(injected.layer, injected.text, injected.ephemeral)
+    layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
     if injected.place == "system":
-        # Thinking is bound to the text in front of it; once that text changes, none of it may be sent again.
+        # Thinking is bound to the text before it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
-        passages, sent = state.passages, state.sent
-        if before != said.text:
-            passages, sent = chosen(passages, sent, without_thinking)
-        return msgspec.structs.replace(state, system_tail=said, passages=passages, sent=sent)
-    passage = Passage(
+        entries, sent = state.passages, state.sent
+        if before != layer_text.text:
+            entries, sent = chosen(entries, sent, without_thinking)
+        return msgspec.structs.replace(state, system_tail=layer_text, passages=entries, sent=sent)
+    entry = Passage(
         "user",
         (Text(injected.text),),
         layer=injected.layer,
@@ -348,14 +354,14 @@ def _inject(state: State, injected: ContextInjected) -> State:
         ephemeral=injected.ephemeral,
         number=state.messages + 1,
     )
-    others = tuple(one for one in state.emitted if one.layer != said.layer)
-    first = state.first_ephemeral
-    if said.ephemeral and first is None:
-        first = len(state.passages)
+    other_layers = tuple(earlier for earlier in state.emitted if earlier.layer != layer_text.layer)
+    first_ephemeral = state.first_ephemeral
+    if layer_text.ephemeral and first_ephemeral is None:
+        first_ephemeral = len(state.passages)
     return msgspec.structs.replace(
         state,
-        passages=(*state.passages, passage),
-        emitted=(*others, said),
-        first_ephemeral=first,
-        messages=passage.number,
+        passages=(*state.passages, entry),
+        emitted=(*other_layers, layer_text),
+        first_ephemeral=first_ephemeral,
+        messages=entry.number,
     )

@@ -1,4 +1,4 @@
-"""What it would cost to go on with another model, told before it is done."""
+"""A cost quote for continuing with another model, before the switch is made."""
 
 from decimal import Decimal
 
@@ -21,11 +21,11 @@ _MILLION = Decimal(1_000_000)
 
 
 class SwitchQuote(msgspec.Struct, frozen=True):
-    """The next prompt's price with another model, whose cache is cold, beside its price where the cache is warm.
+    """The next prompt's cost with the other model, whose cache is cold, and with the current one, whose cache is warm.
 
-    `dropped` are the blocks that cannot go along, by kind; `reworded` passages are told in other words because the
-    provider has none for a part of them. `below_floor_tokens` is what the stable part of the prompt lacks to be cached
-    by that model. Token counts are estimates.
+    `dropped` counts the blocks that cannot be transferred, by kind; `reworded` the entries that the other provider can
+    only accept in a changed form. `below_floor_tokens` is what the stable prefix lacks to be cached by that model.
+    Token counts are estimates.
     """
 
     model_before: str
@@ -50,31 +50,32 @@ class SwitchQuote(msgspec.Struct, frozen=True):
         )
 
 
-def quote_switch(talk: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
-    state, before = talk.state, talk.parts.model
-    carried = carry(state.passages, same_provider=provider_of(before.id) == model.provider)
-    scroll = _scroll(talk, model, adapter, carried)
-    tokens, stable_tokens = scroll.tokens_total, sum(scroll.tokens[: scroll.stable_count])
-    caches = capabilities_of(model).supports_prompt_caching
-    today = utc_date(talk.parts.clock())
-    warm_tokens = state.calibration.corrected(talk.draft.scroll.tokens_total) or tokens
-    warm = price_at(before, today, warm_tokens)
-    caches_now = capabilities_of(before).supports_prompt_caching
+def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
+    state, current_model = conversation.state, conversation.parts.model
+    carried = carry(state.passages, same_provider=provider_of(current_model.id) == model.provider)
+    buffer = _request_buffer(conversation, model, adapter, carried)
+    tokens, stable_tokens = buffer.tokens_total, sum(buffer.tokens[: buffer.stable_count])
+    target_caches = capabilities_of(model).supports_prompt_caching
+    today = utc_date(conversation.parts.clock())
+    # Cold: the other model sees every token for the first time. Warm: the current model reads the whole prompt.
+    warm_tokens = state.calibration.corrected(conversation.draft.scroll.tokens_total) or tokens
+    warm = price_at(current_model, today, warm_tokens)
+    current_caches = capabilities_of(current_model).supports_prompt_caching
     return SwitchQuote(
-        model_before=before.id,
+        model_before=current_model.id,
         model_after=model.id,
         prompt_tokens=tokens,
         cold_usd=tokens * first_rate(model, price_at(model, today, tokens)) / _MILLION,
-        warm_usd=warm_tokens * (warm.cache_read if caches_now else warm.input) / _MILLION,
-        supports_prompt_caching=caches,
+        warm_usd=warm_tokens * (warm.cache_read if current_caches else warm.input) / _MILLION,
+        supports_prompt_caching=target_caches,
         dropped=carried.dropped,
-        reworded=sum(adapter.lower(passage) != passage for passage in carried.passages),
-        below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if caches else 0,
+        reworded=sum(adapter.lower(entry) != entry for entry in carried.passages),
+        below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if target_caches else 0,
     )
 
 
 def first_rate(model: Model, price: Price) -> Decimal:
-    """What a token costs that the provider has not seen before: written to the cache, where there is one."""
+    """The price of a token that the provider has not seen before: a cache write, if the model has one."""
     if not capabilities_of(model).supports_prompt_caching:
         return price.input
     match model.cache.kind:
@@ -86,9 +87,9 @@ def first_rate(model: Model, price: Price) -> Decimal:
             return price.input
 
 
-def _scroll(talk: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
+def _request_buffer(conversation: Conversation, model: Model, adapter: Adapter, carried: Carried) -> Scroll:
     count = len(carried.passages)
-    view = view_of(msgspec.structs.replace(talk.state, passages=carried.passages, sent=count))
+    view = view_of(msgspec.structs.replace(conversation.state, passages=carried.passages, sent=count))
     draft = Draft(adapter, lambda data: count_block(data, model.tokens_factor))
     prompt: Prompt = assemble(view)
     draft.update(prompt)

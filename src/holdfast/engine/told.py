@@ -1,4 +1,4 @@
-"""Messages of a session as text for a reader: every block, under the number of its message."""
+"""Renders messages as plain text, every block under its message's number. The recall tool returns this text."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,14 @@ from holdfast.canonical.prompt import Passage
 from holdfast.extraction.calls import result_text
 
 
-def told(passages: Iterable[Passage]) -> str:
-    """What was said, word for word; what the model thought for itself is told by its length."""
-    return "\n\n".join(_message(passage) for passage in passages)
+def told(entries: Iterable[Passage]) -> str:
+    """The messages verbatim; thinking is represented by its length."""
+    return "\n\n".join(_message(entry) for entry in entries)
 
 
-def _message(passage: Passage) -> str:
-    speaker = f"{passage.layer} layer" if passage.injected else passage.role
-    return f"[m{passage.number}] {speaker}\n" + "\n".join(_block(block) for block in passage.content)
+def _message(entry: Passage) -> str:
+    speaker = f"{entry.layer} layer" if entry.injected else entry.role
+    return f"[m{entry.number}] {speaker}\n" + "\n".join(_block(block) for block in entry.content)
 
 
 def _block(block: Block) -> str:

@@ -1,4 +1,4 @@
-"""One turn: the user speaks, the model answers, tools run in between; each step decided, done, recorded."""
+"""The turn loop: a user message, model calls, and tool runs in between; each step is decided, performed, recorded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ from holdfast.events.payloads import (
     TurnStarted,
 )
 
-_REFUSED = ("invalid_request", "context_overflow")
+_REQUEST_REFUSED = ("invalid_request", "context_overflow")
 
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
 EndReason = StopReason | Literal["step_limit"]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How a turn ended: the model's last words, and what the whole turn took."""
+    """The result of a turn: the model's last reply, and the usage and cost of the whole turn."""
 
     content: tuple[Block, ...]
     stop_reason: EndReason
@@ -62,129 +62,135 @@ class Answer(msgspec.Struct, frozen=True):
         return text_of(self.content)
 
 
-async def run_turn(talk: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
-    """Say something and see the turn through; whatever happens, the transcript stays legal."""
-    last: Reply | None = None
-    await probe(talk)
+async def run_turn(conversation: Conversation, content: Sequence[Block], emit: Emit) -> Answer:
+    """Run one turn to its end; the transcript stays legal whatever happens."""
+    last_reply: Reply | None = None
+    await probe(conversation)
     try:
-        await _open_turn(talk, _checked(content))
+        await _open_turn(conversation, _checked(content))
         while True:
-            match next_step(talk.state, steps_max=talk.parts.steps_max):
+            match next_step(conversation.state, steps_max=conversation.parts.steps_max):
                 case CallModel():
-                    last = await call_model(talk, emit)
-                    if not last.content:
+                    last_reply = await call_model(conversation, emit)
+                    if not last_reply.content:
                         break
                 case RunTools(calls):
-                    await _run_tools(talk, calls)
+                    await _run_tools(conversation, calls)
                 case RefuseTools(calls):
-                    await _answer(talk, calls, "The limit of model calls for one turn is reached; nothing was run.")
-                    return await _stop_short(talk, last)
+                    await _answer(
+                        conversation, calls, "The limit of model calls for one turn is reached; nothing was run."
+                    )
+                    return await _close_at_step_limit(conversation, last_reply)
                 case Finish():
                     break
     except asyncio.CancelledError:
-        await _abandon(talk, "user_cancel")
+        await _abandon(conversation, "user_cancel")
         raise
     except BudgetError:
-        await _abandon(talk, "budget")
+        await _abandon(conversation, "budget")
         raise
     except ProviderError as error:
-        if error.kind in _REFUSED:
-            # The same request would be refused again and again: what was new in it leaves the conversation.
-            await talk.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
-        await report_failure(talk, error)
-        await _abandon(talk, "error")
+        if error.kind in _REQUEST_REFUSED:
+            # The same request would be refused every time, so its new messages are withdrawn.
+            await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+        await report_failure(conversation, error)
+        await _abandon(conversation, "error")
         raise
     except Exception:
-        await _abandon(talk, "error")
+        await _abandon(conversation, "error")
         raise
-    return await _close_turn(talk, last)
+    return await _close_turn(conversation, last_reply)
 
 
-async def _open_turn(talk: Conversation, content: tuple[Block, ...]) -> None:
-    # What a crash left behind is closed first: the log only ever grows.
-    if talk.state.call_open is not None:
+async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
+    # Close what a crash left open; the log is append-only, so that needs events.
+    if conversation.state.call_open is not None:
         interrupted = ProviderError("cancelled", "interrupted")
-        await talk.record("system", failed_call(talk, interrupted, retries=0, started_at=talk.parts.clock()))
-    if talk.state.turn is not None:
-        await _abandon(talk, "error")
-    if calls := open_calls(talk.state):
-        await _answer(talk, calls, "The call was interrupted.")
-    await take_over_interrupted(talk)
-    if talk.parts.adopting is not None and talk.parts.adopting.each_turn:
-        await adopt(talk)
+        await conversation.record(
+            "system", failed_call(conversation, interrupted, retries=0, started_at=conversation.parts.clock())
+        )
+    if conversation.state.turn is not None:
+        await _abandon(conversation, "error")
+    if calls := open_calls(conversation.state):
+        await _answer(conversation, calls, "The call was interrupted.")
+    await take_over_interrupted(conversation)
+    if conversation.parts.adopting is not None and conversation.parts.adopting.each_turn:
+        await adopt(conversation)
     started = TurnStarted(
         user_message_hash=digest(canonical_json(content)),
-        estimated_input_tokens=talk.state.calibration.corrected(talk.draft.scroll.tokens_total),
+        estimated_input_tokens=conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total),
         has_images=any(isinstance(block, Image) for block in content),
-        has_tool_calls_in_history=talk.state.called_tools,
+        has_tool_calls_in_history=conversation.state.called_tools,
     )
-    await talk.record("user", started)
-    current = await talk.parts.volatile()
-    early, late = injections(talk, current)
-    await talk.record("user", *early, MessageAppended(Message("user", content)), *late)
+    await conversation.record("user", started)
+    current = await conversation.parts.volatile()
+    early, late = injections(conversation, current)
+    await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
 
 
-async def _run_tools(talk: Conversation, calls: tuple[ToolUse, ...]) -> None:
+async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
     async def record(payload: AnyPayload) -> None:
-        await talk.record("tool", payload)
+        await conversation.record("tool", payload)
 
     try:
-        turn_id = talk.state.turn.id if talk.state.turn else None
-        results = await talk.parts.toolbox.run(calls, record, turn_id=turn_id, active=talk.state.activations)
+        turn_id = conversation.state.turn.id if conversation.state.turn else None
+        results = await conversation.parts.toolbox.run(
+            calls, record, turn_id=turn_id, active=conversation.state.activations
+        )
     except ToolsCancelledError as stopped:
-        await _append_results(talk, stopped.results)
+        await _append_results(conversation, stopped.results)
         raise asyncio.CancelledError from None
-    await _append_results(talk, results)
-    await inject_news(talk)
+    await _append_results(conversation, results)
+    await inject_news(conversation)
 
 
-async def _answer(talk: Conversation, calls: Sequence[ToolUse], message: str) -> None:
-    await _append_results(talk, tuple(refusal(call, message) for call in calls))
+async def _answer(conversation: Conversation, calls: Sequence[ToolUse], message: str) -> None:
+    await _append_results(conversation, tuple(refusal(call, message) for call in calls))
 
 
-async def _append_results(talk: Conversation, results: tuple[ToolResult, ...]) -> None:
-    await talk.record("tool", MessageAppended(Message("user", results)))
+async def _append_results(conversation: Conversation, results: tuple[ToolResult, ...]) -> None:
+    await conversation.record("tool", MessageAppended(Message("user", results)))
 
 
-async def _abandon(talk: Conversation, reason: CancelReason) -> None:
-    """Leave a legal transcript and a closed turn behind, whatever happened."""
-    if calls := open_calls(talk.state):
-        await _answer(talk, calls, "The call was not run.")
-    turn = talk.state.turn
+async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
+    """Close the turn and answer open tool calls, so that the transcript is legal."""
+    if calls := open_calls(conversation.state):
+        await _answer(conversation, calls, "The call was not run.")
+    turn = conversation.state.turn
     if turn is not None:
-        await talk.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
+        await conversation.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
 
 
-async def _stop_short(talk: Conversation, last: Reply | None) -> Answer:
-    """The turn has had its calls: say so, instead of looking like one that ended by itself."""
-    turn = talk.state.turn or Turn("", talk.parts.clock())
-    await _abandon(talk, "step_limit")
-    content = last.content if last else ()
+async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> Answer:
+    """End the turn at its call limit with its own stop reason, distinct from a normal end."""
+    turn = conversation.state.turn or Turn("", conversation.parts.clock())
+    await _abandon(conversation, "step_limit")
+    content = last_reply.content if last_reply else ()
     return Answer(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
-async def _close_turn(talk: Conversation, last: Reply | None) -> Answer:
-    turn = talk.state.turn or Turn("", talk.parts.clock())
-    stop_reason = last.stop_reason if last else "error"
+async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> Answer:
+    turn = conversation.state.turn or Turn("", conversation.parts.clock())
+    stop_reason = last_reply.stop_reason if last_reply else "error"
     completed = TurnCompleted(
         stop_reason=stop_reason,
         llm_call_count=turn.llm_calls,
         tool_call_count=turn.tool_calls,
         usage=turn.usage,
         total_cost_usd=turn.cost_usd,
-        wall_time_seconds=talk.parts.clock() - turn.started_at,
+        wall_time_seconds=conversation.parts.clock() - turn.started_at,
     )
-    await talk.record("system", completed)
-    content = last.content if last else ()
+    await conversation.record("system", completed)
+    content = last_reply.content if last_reply else ()
     return Answer(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
 def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
-    """A user's words as they can be sent: no lone surrogates, no empty text."""
-    if strange := [one for one in content if not isinstance(one, Text | Image)]:
-        raise UserError(f"a user's message takes text and images, not {type(strange[0]).__name__}")
-    mended = tuple(Text(mend_surrogates(one.text)) if isinstance(one, Text) else one for one in content)
-    kept = tuple(one for one in mended if not (isinstance(one, Text) and not one.text.strip()))
-    if not kept:
-        raise UserError("there is nothing to send: the message is empty")
-    return kept
+    """A user's message in a form that can be sent: no lone surrogates, no empty text."""
+    if unsupported := [block for block in content if not isinstance(block, Text | Image)]:
+        raise UserError(f"a user message can hold text and images, not {type(unsupported[0]).__name__}")
+    cleaned = tuple(Text(mend_surrogates(block.text)) if isinstance(block, Text) else block for block in content)
+    non_empty = tuple(block for block in cleaned if not (isinstance(block, Text) and not block.text.strip()))
+    if not non_empty:
+        raise UserError("nothing to send: the message is empty")
+    return non_empty

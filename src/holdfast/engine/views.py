@@ -1,11 +1,11 @@
-"""What a session's state looks like to the layers."""
+"""The view of a session's state that the prompt layers get."""
 
 from holdfast.canonical.view import LayerText, View
 from holdfast.engine.state import State
 
 
 def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
-    """The conversation as the layers see it; the log itself is never changed."""
+    """The conversation as the layers see it."""
     return View(
         tools=state.tools,
         pinned=state.pinned,
@@ -19,6 +19,6 @@ def view_of(state: State, current: tuple[LayerText, ...] = ()) -> View:
 
 
 def sent_view(state: State) -> View:
-    """What is sent next: in the seed layout the recorded text, so that a request is a function of the log alone."""
+    """The view to send next. The seed layout uses the recorded volatile text: a request depends on the log alone."""
     tail = state.system_tail
     return view_of(state, (tail,) if state.layout == "seed" and tail else ())

@@ -1,4 +1,4 @@
-"""Putting the head of the prompt into the cache before anybody waits for it."""
+"""Prewarming: writing the stable prefix to the cache before the first call."""
 
 from decimal import Decimal
 
@@ -18,7 +18,7 @@ from holdfast.planning.closing import closing_behind
 
 
 class Prewarming(msgspec.Struct, frozen=True):
-    """What became of it. `reason` says why the head was not sent, where it was not."""
+    """The result of a prewarm; `reason` says why nothing was sent."""
 
     sent: bool
     reason: str = ""
@@ -26,44 +26,49 @@ class Prewarming(msgspec.Struct, frozen=True):
     cost_usd: Decimal = Decimal(0)
 
 
-async def prewarm(talk: Conversation) -> Prewarming:
-    """Send tools and stable system prompt, marked, and ask for nothing; no failure of that is raised.
+async def prewarm(conversation: Conversation) -> Prewarming:
+    """Send tools and stable system prompt with a breakpoint and `max_tokens: 0`; a failure is not raised.
 
-    Nothing is sent where the head is known to be cached, be it because another session is just putting it there.
+    Nothing is sent if the prefix is known to be cached, also by another session that is just writing it.
     """
-    await heed(talk)
-    parts = talk.parts
-    parameters = empty_parameters(talk.parameters, parts.model)
+    await heed(conversation)
+    deps = conversation.parts
+    parameters = empty_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return Prewarming(False, parameters)
-    scroll = _head(talk)
-    marks = tuple(mark for mark in plan_next(talk, scroll, 0).marks if mark.piece < scroll.stable_count)
-    claim = claim_of(talk, scroll, Plan(marks))
-    if not claim.prefixes:
+    buffer = _prefix_request(conversation)
+    breakpoints = tuple(
+        breakpoint for breakpoint in plan_next(conversation, buffer, 0).marks if breakpoint.piece < buffer.stable_count
+    )
+    flight_key = claim_of(conversation, buffer, Plan(breakpoints))
+    if not flight_key.prefixes:
         return Prewarming(
             False,
-            f"tools and system prompt have about {_tokens(talk, scroll)} tokens, and {parts.model.id} caches nothing "
-            f"below {parts.model.cache.tokens_min}",
+            f"tools and system prompt have about {_prefix_tokens(conversation, buffer)} tokens, "
+            f"and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}",
         )
-    body = scroll.render(parts.adapter.opening(parameters), marks)
-    wish = Empty(
-        "warm", marks[-1].ttl, talk.state.calibration.corrected(scroll.tokens_total), "the caller asked for it"
+    body = buffer.render(deps.adapter.opening(parameters), breakpoints)
+    ping_request = Empty(
+        "warm",
+        breakpoints[-1].ttl,
+        conversation.state.calibration.corrected(buffer.tokens_total),
+        "the caller asked for it",
     )
-    async with cross(parts.gate, claim, parts.clock) as crossing:
-        if not crossing.writes:
-            return Prewarming(False, "the head is in the cache already")
-        told = await send_empty(talk, body, wish)
-        if isinstance(told, str):
-            return Prewarming(False, told)
-        crossing.begun()
-    return Prewarming(True, usage=told.usage, cost_usd=told.cost_usd)
+    async with cross(deps.gate, flight_key, deps.clock) as slot:
+        if not slot.writes:
+            return Prewarming(False, "the prefix is already cached")
+        ping = await send_empty(conversation, body, ping_request)
+        if isinstance(ping, str):
+            return Prewarming(False, ping)
+        slot.begun()
+    return Prewarming(True, usage=ping.usage, cost_usd=ping.cost_usd)
 
 
-def _head(talk: Conversation) -> Scroll:
-    draft = talk.new_draft()
-    draft.update(assemble(View(head=talk.state.head, newest=(closing_behind(None),))))
+def _prefix_request(conversation: Conversation) -> Scroll:
+    draft = conversation.new_draft()
+    draft.update(assemble(View(head=conversation.state.head, newest=(closing_behind(None),))))
     return draft.scroll
 
 
-def _tokens(talk: Conversation, scroll: Scroll) -> int:
-    return talk.state.calibration.corrected(sum(scroll.tokens[: scroll.stable_count]))
+def _prefix_tokens(conversation: Conversation, buffer: Scroll) -> int:
+    return conversation.state.calibration.corrected(sum(buffer.tokens[: buffer.stable_count]))

@@ -1,4 +1,4 @@
-"""What is recorded of requests that others wrote: spelled by us, and compared with the one before."""
+"""Observes requests written by other clients: encodes them and compares each with the previous one."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -19,11 +19,11 @@ from holdfast.providers.diagnosing import compares
 from holdfast.providers.tier_parameters import settings_of
 
 Rewrite = Callable[[Scroll, Model], WireRequest]
-"""The request that is sent in the place of another: the same prompt, with other marks."""
+"""Rewrites a request: the same prompt with other breakpoints."""
 
 
 class Witness:
-    """Follows the requests of one conversation; what was spelled for the one before is not spelled again."""
+    """Follows the requests of one conversation; blocks encoded for the previous request are reused."""
 
     def __init__(self, recorder: Recorder, warnings: Warnings) -> None:
         self.recorder = recorder
@@ -32,58 +32,60 @@ class Witness:
         self._drafts: dict[tuple[str, float], Draft] = {}
         self._tails: dict[str, tuple[int, str]] = {}
         self.newest: Scroll | None = None
-        """The request that was prepared last, as we spell it; it changes with the next one."""
+        """The last prepared request in our encoding; the next request changes it in place."""
 
     def prepared(self, adapter: Adapter, wire: WireRequest, rewrite: Rewrite | None = None) -> Prepared:
-        """What to record of a request; without `rewrite` it is sent as it is."""
+        """The record of a request; without `rewrite` it is sent unchanged."""
         model = f"{adapter.name}:{wire.parameters.model}"
         row = self.recorder.row_of(model)
         if row is None:
-            self.warnings.once(f"model {model[:120]!r} is not in the catalog: nothing is changed, and it has no price")
+            self.warnings.once(
+                f"model {model[:120]!r} is not in the catalog: its requests are not rewritten, and it has no price"
+            )
         with self._lock:
-            scroll, move = self._scroll(adapter, wire, 1.0 if row is None else row.tokens_factor)
-            sent = wire if row is None or rewrite is None else rewrite(scroll, row)
-            # What the provider cannot be told was left out of our spelling, and a mark on it too.
-            marks = tuple(mark for mark in sent.plan.marks if mark.piece < len(scroll.pieces))
-            automatic = () if row is None else automatic_mark(sent.parameters, scroll.pieces, marks, row.cache)
-            planned = (*marks, *automatic)
-            if marks:
-                self._tails[adapter.name] = marks[-1].piece, scroll.links[marks[-1].piece].digest
-            opening = adapter.opening(sent.parameters)
+            buffer, move = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            sent = wire if row is None or rewrite is None else rewrite(buffer, row)
+            # Our encoding omits what the provider would not accept, and any breakpoint on it.
+            breakpoints = tuple(breakpoint for breakpoint in sent.plan.marks if breakpoint.piece < len(buffer.pieces))
+            automatic = () if row is None else automatic_mark(sent.parameters, buffer.pieces, breakpoints, row.cache)
+            all_breakpoints = (*breakpoints, *automatic)
+            if breakpoints:
+                self._tails[adapter.name] = breakpoints[-1].piece, buffer.links[breakpoints[-1].piece].digest
+            request_head = adapter.opening(sent.parameters)
             return Prepared(
                 model=model,
                 provider=adapter.name,
                 row=row,
-                plan=Plan(planned),
-                links=tuple(scroll.links),
-                parameters_digest=digest(opening),
-                body_bytes=len(scroll.render(opening, marks)),
-                tokens=scroll.tokens_total,
+                plan=Plan(all_breakpoints),
+                links=tuple(buffer.links),
+                parameters_digest=digest(request_head),
+                body_bytes=len(buffer.render(request_head, breakpoints)),
+                tokens=buffer.tokens_total,
                 compares=compares(adapter, sent.parameters),
                 settings=() if row is None else settings_of(row.provider, row.cache, sent.parameters),
                 move=move,
             )
 
-    def tail(self, adapter: Adapter, scroll: Scroll) -> int | None:
-        """The last piece that the request before had marked, where this one says the same up to it."""
-        piece, known = self._tails.get(adapter.name, (-1, ""))
-        return piece if 0 <= piece < len(scroll.links) and scroll.links[piece].digest == known else None
+    def tail(self, adapter: Adapter, buffer: Scroll) -> int | None:
+        """The last breakpoint's block in the previous request, if this request is unchanged up to it."""
+        block, digest_before = self._tails.get(adapter.name, (-1, ""))
+        return block if 0 <= block < len(buffer.links) and buffer.links[block].digest == digest_before else None
 
-    def _scroll(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
-        """The request spelled, and how it left the one before, if it did."""
+    def _update_draft(self, adapter: Adapter, wire: WireRequest, factor: float) -> tuple[Scroll, Move | None]:
+        """The encoded request, and how its prefix changed from the previous one, if it did."""
         key = (adapter.name, factor)
         if key not in self._drafts:
-            self._drafts[key] = Draft(adapter, lambda spelled: count_block(spelled, factor))
+            self._drafts[key] = Draft(adapter, lambda encoded: count_block(encoded, factor))
         draft = self._drafts[key]
-        before = tuple(draft.scroll.links)
+        previous_digests = tuple(draft.scroll.links)
         try:
             draft.update(wire.prompt)
         except BaseException:
-            # Half of an update would be taken for the whole of it by the next call.
+            # A partial update would be taken for a complete one by the next call.
             del self._drafts[key]
             raise
-        shared = shared_links(before, draft.scroll.links)
-        move = draft.move(shared) if shared < len(before) else None
+        shared_blocks = shared_links(previous_digests, draft.scroll.links)
+        move = draft.move(shared_blocks) if shared_blocks < len(previous_digests) else None
         draft.settle()
         self.newest = draft.scroll
         return draft.scroll, move

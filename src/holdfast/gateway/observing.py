@@ -190,7 +190,7 @@ class Observer:
             clock=lambda: self._now,
             new_id=self._new_id,
             warnings=self._warnings,
-            opening=opening,
+            session_started=opening,
             resumed=resumed,
         )
 
@@ -211,7 +211,7 @@ class Observer:
         if isinstance(under_way, _UnderWay):
             self._now = at
             usage = under_way.adapter.read_reply(answer).usage
-            cost = under_way.recorder.ping(under_way.call, usage, ttl=letter.ttl, piece=letter.piece)
+            cost = under_way.recorder.ping(under_way.call, usage, ttl=letter.ttl, block=letter.piece)
             if exchange.caller.key_id is not None:
                 self._spent(exchange.caller.key_id, at, float(cost))
 

@@ -1,1 +1,1 @@
-"""Where the cache marks go, and why there."""
+"""Where cache breakpoints go, with which TTL, and when an idle cache is pinged."""

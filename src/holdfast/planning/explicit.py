@@ -1,4 +1,4 @@
-"""Whether a prefix is worth keeping under a name, for how long, and when to let it go."""
+"""Whether a prefix is worth an explicit cache (Gemini CachedContent), for how long, and when to delete it."""
 
 from decimal import Decimal
 
@@ -9,11 +9,11 @@ from holdfast.economics.breakeven import named_cache_pays
 from holdfast.economics.cost import storage_usd
 
 EXTENDED_BELOW_SHARE = 4
-"""A cache is extended once less than this part of its lifetime, one in so many, is left."""
+"""A cache is extended once less than one part in this many of its TTL is left; extending earlier buys idle storage."""
 
 
 class KeptPrefix(msgspec.Struct, frozen=True):
-    """A prefix that the provider keeps under a name until `expires_at`; `digest` says which prefix it is."""
+    """An explicit cache at the provider, valid until `expires_at`; `digest` identifies the cached prefix."""
 
     name: str
     model: str
@@ -31,14 +31,14 @@ class WantedPrefix(msgspec.Struct, frozen=True):
 
 
 class Keeping(msgspec.Struct, frozen=True):
-    """How caches are to be kept: for how long, where 0 is not at all, and whatever it costs if `always`."""
+    """The user's settings: TTL of explicit caches (0 turns them off), and whether to create them at any cost."""
 
     ttl_seconds: int = 3600
     always: bool = False
 
 
 class LeaveOut(msgspec.Struct, frozen=True):
-    """No cache is named in the request. One that there is shall be deleted: it is paid for and of no use."""
+    """Send the request without an explicit cache; `delete` is one that still costs storage and is no longer useful."""
 
     reason: str
     delete: KeptPrefix | None = None
@@ -62,7 +62,7 @@ CacheStep = LeaveOut | Create | Extend | Use
 
 
 def plan_keeping(
-    kept: KeptPrefix | None,
+    cache: KeptPrefix | None,
     wanted: WantedPrefix,
     keeping: Keeping,
     *,
@@ -72,47 +72,49 @@ def plan_keeping(
     at: float,
     uncached_seconds: float = 0.0,
 ) -> CacheStep:
-    """What to do with the named cache before the next call.
+    """What to do with the explicit cache before the next call.
 
-    Calls that read the prefix from the cache that the provider keeps of itself would save nothing. A session that has
-    made so many others is taken to make as many of them again, as fast as it did: that is all anyone knows of it.
-    `uncached_seconds` lie between the first and the last of them.
+    `uncached_calls` are those that read nothing from the provider's implicit cache, `uncached_seconds` the time between
+    the first and the last of them. Only they would get cheaper (docs/decisions/0012): the session is assumed to make as
+    many of them again, at the same rate.
     """
-    alive = kept if kept is not None and at < kept.expires_at else None
+    alive = cache if cache is not None and at < cache.expires_at else None
     fits = alive is not None and (alive.model, alive.digest) == (wanted.model, wanted.digest)
     if keeping.ttl_seconds <= 0:
-        return LeaveOut("keeping caches is turned off", delete=alive)
+        return LeaveOut("explicit caches are turned off", delete=alive)
     if not rules.explicit_tokens_min:
-        return LeaveOut("the model takes no named caches", delete=alive)
+        return LeaveOut("the model has no explicit caches", delete=alive)
     if wanted.tokens < rules.explicit_tokens_min:
         return LeaveOut(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
     hours = Decimal(keeping.ttl_seconds) / 3600
     reads = reads_expected(uncached_calls, uncached_seconds, keeping.ttl_seconds)
     if alive is None or not fits:
         if named_cache_pays(price, reads_expected=reads, hours=hours) or keeping.always:
-            return Create(_why_created(wanted, keeping, price, uncached_calls), instead_of=alive)
-        return LeaveOut(
-            f"{uncached_calls} uncached calls so far do not promise enough reads to pay for it", delete=alive
-        )
-    lapses_soon = alive.expires_at - at < keeping.ttl_seconds / EXTENDED_BELOW_SHARE
+            return Create(_creation_reason(wanted, keeping, price, uncached_calls), instead_of=alive)
+        return LeaveOut(f"too few reads expected to pay for it: {uncached_calls} uncached calls so far", delete=alive)
+    expires_soon = alive.expires_at - at < keeping.ttl_seconds / EXTENDED_BELOW_SHARE
     extending_pays = named_cache_pays(price, reads_expected=reads, hours=hours, made=True)
-    if lapses_soon and (extending_pays or keeping.always):
+    if expires_soon and (extending_pays or keeping.always):
         return Extend(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
     return Use(alive)
 
 
 def reads_expected(calls: int, seconds: float, ttl_seconds: int) -> Decimal:
-    """How many calls will come while a cache is kept: as many as came, but no more than their rhythm has room for."""
+    """Expected reads within the TTL: as many as the calls so far, but no more than their rate allows.
+
+    Storage is paid by the hour, and one read an hour does not pay for it.
+    """
     if calls < 2 or seconds <= 0:
         return Decimal(calls)
+    # n calls span n - 1 intervals, so the rate is (n - 1) / seconds.
     return min(Decimal(calls), (calls - 1) * ttl_seconds / Decimal(seconds))
 
 
-def _why_created(wanted: WantedPrefix, keeping: Keeping, price: Price, uncached_calls: int) -> str:
-    stored = storage_usd(wanted.tokens, keeping.ttl_seconds, price)
-    made = wanted.tokens * price.input / 1_000_000
-    saved = wanted.tokens * (price.input - price.cache_read) / 1_000_000
+def _creation_reason(wanted: WantedPrefix, keeping: Keeping, price: Price, uncached_calls: int) -> str:
+    storage = storage_usd(wanted.tokens, keeping.ttl_seconds, price)
+    creation = wanted.tokens * price.input / 1_000_000
+    saved_per_read = wanted.tokens * (price.input - price.cache_read) / 1_000_000
     return (
-        f"{wanted.tokens} tokens for ${made:.6f} and ${stored:.6f} of storage; each read saves ${saved:.6f}, and "
-        f"{uncached_calls} uncached calls so far promise as many reads"
+        f"{wanted.tokens} tokens for ${creation:.6f} and ${storage:.6f} of storage; each read saves "
+        f"${saved_per_read:.6f}, and as many reads are expected as there were uncached calls ({uncached_calls})"
     )

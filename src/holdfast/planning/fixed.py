@@ -1,4 +1,4 @@
-"""Schedules that never look at the session: the same marks and lifetimes whatever happens."""
+"""Fixed policies for comparison: the same breakpoints and TTLs whatever the session does."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,77 +11,85 @@ from holdfast.planning.marks import last_markable
 from holdfast.planning.policy import Moment, Ping, Pinged
 
 UPGRADE_AFTER_SECONDS = 285.0
+"""15 seconds before a 5-minute entry expires, the margin that our own pings keep."""
+
 ANCHOR_EVERY_CALLS = 3
+"""The spacing that docs/decisions/0017 compares with the adaptive policy."""
+
 TEXT_STARTS = b'{"type":"text"'
 
 Placed = Iterable[tuple[int | None, Ttl]]
-"""Pieces wanted, the most wanted first; None where there is no such piece."""
+"""Blocks to put a breakpoint on, most important first; None where there is no such block."""
 
 Placing = Callable[[Moment, int], Placed]
-"""Where the marks go in a request, given how many calls the session made before it."""
+"""Places the breakpoints of a request, given how many calls the session made before it."""
 
 Pinging = Callable[[Moment, int], Ping | None]
 
 
 class FixedPolicy:
-    """Places by a rule; the first of the pieces wanted win, as far as there are marks."""
+    """Places breakpoints by a rule; the first candidates win if there are more than the provider allows."""
 
-    def __init__(self, name: str, placing: Placing, pinging: Pinging | None = None) -> None:
+    def __init__(self, name: str, place: Placing, ping: Pinging | None = None) -> None:
         self.name = name
-        self._placing = placing
-        self._pinging = pinging
+        self._placement_rule = place
+        self._ping_rule = ping
         self._calls = 0
 
     def marks(self, moment: Moment) -> tuple[Mark, ...]:
-        placed = self._placing(moment, self._calls)
+        placed = self._placement_rule(moment, self._calls)
         self._calls += 1
         return legal(placed, moment.rules)
 
     def heard(self, moment: Moment, usage: Usage) -> None:
-        """Nothing that is heard changes a fixed schedule."""
+        """Reported usage does not change a fixed schedule."""
 
     def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
-        return self._pinging(moment, pings_so_far) if self._pinging else None
+        return self._ping_rule(moment, pings_so_far) if self._ping_rule else None
 
     def pinged(self, ping: Pinged) -> None:
-        """Nor does what came of a ping."""
+        """Neither does the result of a ping."""
 
 
-def legal(placed: Placed, rules: CacheRules) -> tuple[Mark, ...]:
-    """At most as many marks as the model takes, in wire order, no lifetime longer than one in front of it."""
+def legal(candidates: Placed, rules: CacheRules) -> tuple[Mark, ...]:
+    """At most as many breakpoints as the model allows, in wire order, and no TTL longer than one before it.
+
+    Anthropic refuses a 1-hour breakpoint after a 5-minute one ("Prompt caching"), so a 1-hour breakpoint raises all
+    those before it.
+    """
     chosen: dict[int, Ttl] = {}
-    for piece, ttl in placed:
-        if piece is not None and piece not in chosen and len(chosen) < rules.marks_max:
-            chosen[piece] = ttl
-    marks: list[Mark] = []
-    longest: Ttl = "5m"
-    for piece in sorted(chosen, reverse=True):
-        if chosen[piece] == "1h":
-            longest = "1h"
-        marks.append(Mark(piece, longest))
-    return tuple(reversed(marks))
+    for block, ttl in candidates:
+        if block is not None and block not in chosen and len(chosen) < rules.marks_max:
+            chosen[block] = ttl
+    breakpoints: list[Mark] = []
+    ttl_so_far: Ttl = "5m"
+    for block in sorted(chosen, reverse=True):
+        if chosen[block] == "1h":
+            ttl_so_far = "1h"
+        breakpoints.append(Mark(block, ttl_so_far))
+    return tuple(reversed(breakpoints))
 
 
-def last_of(scroll: Scroll, place: Place) -> int | None:
-    """The last piece of the stable tools or system prompt that takes a mark."""
-    return last_markable(scroll.pieces, 0, scroll.stable_count, place=place)
+def last_of(buffer: Scroll, place: Place) -> int | None:
+    """The last block of the stable tools or system prompt that can carry a breakpoint."""
+    return last_markable(buffer.pieces, 0, buffer.stable_count, place=place)
 
 
-def tail_of(scroll: Scroll) -> int | None:
-    """The last block of the conversation that takes a mark."""
-    return last_markable(scroll.pieces, 0, len(scroll.pieces), place="messages")
+def tail_of(buffer: Scroll) -> int | None:
+    """The last block of the conversation that can carry a breakpoint."""
+    return last_markable(buffer.pieces, 0, len(buffer.pieces), place="messages")
 
 
 def head_and_tail(head: Ttl, tail: Ttl) -> Placing:
     def placing(moment: Moment, calls: int) -> Placed:
-        scroll = moment.scroll
-        return ((tail_of(scroll), tail), (last_of(scroll, "system"), head), (last_of(scroll, "tools"), head))
+        buffer = moment.scroll
+        return ((tail_of(buffer), tail), (last_of(buffer, "system"), head), (last_of(buffer, "tools"), head))
 
     return placing
 
 
 def sparse_anchors(moment: Moment, calls: int) -> Placed:
-    """Every third call's tail for an hour, the second call's first: in front of it stands what the first call wrote."""
+    """One hour on the end of every third call, from the second call on: its prefix is what the first call wrote."""
     anchored = calls % ANCHOR_EVERY_CALLS == 1
     yield tail_of(moment.scroll), "1h" if anchored else "5m"
     if not anchored:
@@ -95,25 +103,25 @@ def upgrade_once(moment: Moment, pings_so_far: int) -> Ping | None:
 
 
 def frozen_in_the_loop(moment: Moment, calls: int) -> Placed:
-    """Marks that stay on what the person said last, however far the tools have gone since."""
-    scroll = moment.scroll
-    return ((last_said_by_person(scroll), "5m"), (last_of(scroll, "system"), "5m"), (last_of(scroll, "tools"), "5m"))
+    """Breakpoints that stay on the last user message, however many tool calls have followed."""
+    buffer = moment.scroll
+    return ((last_said_by_person(buffer), "5m"), (last_of(buffer, "system"), "5m"), (last_of(buffer, "tools"), "5m"))
 
 
-def last_said_by_person(scroll: Scroll) -> int | None:
-    """The last text of the newest message that a person wrote; results of tools are nobody's words."""
-    pieces = scroll.pieces
-    for index in range(len(pieces) - 1, -1, -1):
-        piece = pieces[index]
-        if piece.place != "messages":
+def last_said_by_person(buffer: Scroll) -> int | None:
+    """The last text block that a person wrote; tool results, which also have the user role, do not count."""
+    blocks = buffer.pieces
+    for index in range(len(blocks) - 1, -1, -1):
+        block = blocks[index]
+        if block.place != "messages":
             return None
-        if piece.role == "user" and piece.markable and piece.data.startswith(TEXT_STARTS):
+        if block.role == "user" and block.markable and block.data.startswith(TEXT_STARTS):
             return index
     return None
 
 
 def fixed_schedules() -> tuple[FixedPolicy, ...]:
-    """Fresh ones, for one session."""
+    """New instances, for one session."""
     return (
         FixedPolicy("tail-5m", head_and_tail("5m", "5m")),
         FixedPolicy("system-1h-tail-5m", head_and_tail("1h", "5m")),

@@ -1,4 +1,4 @@
-"""How long a session is silent between two calls: counted in steps of the logarithm, from few examples."""
+"""Idle times between two calls of a session, as a histogram that works from few samples."""
 
 import bisect
 import functools
@@ -15,22 +15,25 @@ EDGES_SECONDS = (
     *(285.0, 300.0, 450.0, 600.0, 900.0, 1200.0, 1800.0, 2400.0, 3300.0, 3600.0),
     *(5400.0, 7200.0, 14400.0, 28800.0, 86400.0),
 )
-"""Where one count ends and the next begins. Whatever is shorter than the first is of no interest to a cache."""
+"""Bucket edges, about evenly spaced on a logarithmic scale. The TTLs (300 s, 3,600 s) are edges, and so is the time of
+the first short ping (285 s): the questions asked most need no interpolation. Shorter idle times share one bucket,
+because every cache survives them."""
 
+# The last bucket has no end; for interpolation it is taken to end after four days.
 _SPANS = tuple(itertools.pairwise((0.0, *EDGES_SECONDS, EDGES_SECONDS[-1] * 4)))
 
 PRIOR_CALLS = 20.0
-"""How many calls of other sessions weigh as much as everything that is known before any."""
+"""How many calls of other sessions weigh as much as the prior."""
 
 PRIOR_LONG_SHARE = 0.03
-"""How many gaps are long, before anything is known: one in thirty-three."""
+"""Prior share of idle times over 285 s: one in thirty-three, not fitted to any recording (docs/decisions/0017)."""
 
 SEED_CALLS_MAX = 200.0
-"""How many calls of earlier sessions the past counts for, at most, beside the session's own."""
+"""How many calls the history of earlier sessions may count for, so that a session's own idle times can outweigh it."""
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """How many gaps fell between two edges; `counts[0]` are the short ones. Numbers need not be whole: they fade."""
+    """A histogram of idle times; `counts[0]` is the bucket below the first edge. Scaling makes counts fractional."""
 
     counts: tuple[float, ...] = (0.0,) * (len(EDGES_SECONDS) + 1)
 
@@ -39,11 +42,11 @@ class Gaps(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def add(self, seconds: float) -> "Gaps":
-        place = bisect.bisect_right(EDGES_SECONDS, seconds)
-        return Gaps((*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :]))
+        bucket = bisect.bisect_right(EDGES_SECONDS, seconds)
+        return Gaps((*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :]))
 
     def scaled(self, total_max: float) -> "Gaps":
-        """The same shares, but no more in all than so many."""
+        """The same distribution, scaled down to at most `total_max` samples."""
         if self.total <= total_max:
             return self
         return Gaps(tuple(count * total_max / self.total for count in self.counts))
@@ -52,11 +55,13 @@ class Gaps(msgspec.Struct, frozen=True):
         return Gaps(tuple(map(operator.add, self.counts, other.counts)))
 
     def chance(self, above_seconds: float, upto_seconds: float, *, given_seconds: float = 0.0) -> float:
-        """How likely a gap is to end in (above, upto], if it has lasted for `given_seconds` already."""
-        left = self._weight(given_seconds, float("inf")) if given_seconds > 0 else self.total
-        return self._weight(max(above_seconds, given_seconds), upto_seconds) / left if left > 0 else 0.0
+        """Probability that an idle time ends in (above, upto], given that it has lasted `given_seconds` already."""
+        # P(a < G <= b | G > c) = weight(max(a, c), b) / weight(c, inf).
+        remaining = self._weight(given_seconds, float("inf")) if given_seconds > 0 else self.total
+        return self._weight(max(above_seconds, given_seconds), upto_seconds) / remaining if remaining > 0 else 0.0
 
     def _weight(self, above: float, upto: float) -> float:
+        """The number of samples in (above, upto]; within a bucket they are assumed to be spread evenly."""
         weight = 0.0
         for count, (start, end) in zip(self.counts, _SPANS, strict=True):
             if start < upto and end > above:
@@ -67,25 +72,25 @@ class Gaps(msgspec.Struct, frozen=True):
 
 @functools.cache
 def prior() -> Gaps:
-    """What is taken to hold of a session of which nothing is known: long gaps are rare, of any length alike, and one
-    more is its end."""
+    """The assumption for an unknown session: long idle times are rare and equally likely in every bucket, and one in
+    `PRIOR_CALLS` + 1 is infinite because the session ends."""
     long = PRIOR_CALLS * PRIOR_LONG_SHARE / len(EDGES_SECONDS)
     return Gaps((PRIOR_CALLS * (1 - PRIOR_LONG_SHARE), *(long,) * len(EDGES_SECONDS))).add(float("inf"))
 
 
 def expected(own: Gaps, others: Gaps) -> Gaps:
-    """The gaps to expect of a session: its own, those of sessions before it, and a little of everything."""
+    """The distribution to plan with: the session's own idle times, those of earlier sessions, and the prior."""
     return own + _seed(others)
 
 
 @functools.lru_cache(maxsize=64)
 def _seed(others: Gaps) -> Gaps:
-    """What a session starts with; the same for all its calls."""
+    """What a session starts with; cached because it is the same for all of the session's calls."""
     return others.scaled(SEED_CALLS_MAX) + prior()
 
 
 class Rhythm(msgspec.Struct, frozen=True):
-    """The gaps of a session, apart by what was waited for: a tool returns soon, a person when it suits."""
+    """A session's idle times, split by what it waited for: tools return soon, people return when it suits them."""
 
     tool: Gaps = Gaps()
     person: Gaps = Gaps()
@@ -103,18 +108,20 @@ class Rhythm(msgspec.Struct, frozen=True):
         return Rhythm(self.tool, self.person.add(seconds))
 
     def scaled(self, total_max: float) -> "Rhythm":
-        """The same shares, but no more in all than so many."""
+        """The same distributions, scaled down to at most `total_max` samples in both together."""
         total = self.tool.total + self.person.total
         if total <= total_max:
             return self
-        return Rhythm(*(gaps.scaled(gaps.total * total_max / total) for gaps in (self.tool, self.person)))
+        return Rhythm(
+            *(idle_times.scaled(idle_times.total * total_max / total) for idle_times in (self.tool, self.person))
+        )
 
     def __add__(self, other: "Rhythm") -> "Rhythm":
         return Rhythm(self.tool + other.tool, self.person + other.person)
 
 
-def counted(gaps: Iterable[float]) -> Gaps:
-    found = Gaps()
-    for seconds in gaps:
-        found = found.add(seconds)
-    return found
+def counted(idle_times: Iterable[float]) -> Gaps:
+    histogram = Gaps()
+    for seconds in idle_times:
+        histogram = histogram.add(seconds)
+    return histogram

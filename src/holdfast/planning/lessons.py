@@ -1,4 +1,4 @@
-"""What earlier sessions have taught: kept with each session as it was seen, put together when another begins."""
+"""Parameters learned by earlier sessions: each session records its own, and a new session combines them."""
 
 from collections.abc import Iterable
 
@@ -12,11 +12,11 @@ from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory, taught
 from holdfast.planning.truths import Belief
 
 LESSONS_MAX = 500
-"""How many lessons are looked at when a session begins; older ones are forgotten."""
+"""How many records are read when a session starts; older ones are ignored."""
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """Where a session plays: which model, how it is reached, and in which workspace."""
+    """What learned parameters depend on: the model, the route to it, and the workspace."""
 
     model: str
     route: str
@@ -40,44 +40,48 @@ def lesson_of(memory: Memory, scene: Scene) -> CacheLearned:
     )
 
 
-def learn(lessons: Iterable[Event], scene: Scene, *, session_id: str = "") -> Learned:
-    """What a session starts with in this scene, from the events of others, oldest first.
+def learn(events: Iterable[Event], scene: Scene, *, session_id: str = "") -> Learned:
+    """The parameters that a session starts with, from the events of other sessions, oldest first.
 
-    How long is waited is a matter of the workspace; what a cache does, of the model and the route. Of each session the
-    newest lesson counts, and for each model that it spoke to.
+    Idle times depend on the workspace; cache behaviour depends on the model and the route. Only the newest record of
+    each session, model and route counts.
     """
     newest: dict[tuple[str, str, str], CacheLearned] = {}
-    for event in lessons:
-        it = event.payload
-        if isinstance(it, CacheLearned) and event.session_id != session_id:
-            # Put at the end: what was seen last is believed most.
-            newest.pop(key := (event.session_id, it.model, it.route), None)
-            newest[key] = it
-    rhythm = {session: it for (session, _, _), it in newest.items() if it.workspace_hash == scene.workspace_hash}
+    for event in events:
+        record = event.payload
+        if isinstance(record, CacheLearned) and event.session_id != session_id:
+            # Reinserted at the end: later evidence overrides earlier evidence where they disagree.
+            newest.pop(key := (event.session_id, record.model, record.route), None)
+            newest[key] = record
+    # One record per session for idle times, or a session that used two models would count twice.
+    idle_times = {
+        session: record for (session, _, _), record in newest.items() if record.workspace_hash == scene.workspace_hash
+    }
     learned = NOTHING_LEARNED
-    for (session, model, route), it in newest.items():
-        if rhythm.get(session) is it:
-            learned = taught(learned, Memory(calls=it.calls, gaps=_rhythm(it)))
+    for (session, model, route), record in newest.items():
+        if idle_times.get(session) is record:
+            learned = taught(learned, Memory(calls=record.calls, gaps=_rhythm(record)))
         if (model, route) == (scene.model, scene.route):
             learned = msgspec.structs.replace(
-                learned, belief=learned.belief + _belief(it), floor=learned.floor + _floor(it)
+                learned, belief=learned.belief + _belief(record), floor=learned.floor + _floor(record)
             )
     return learned
 
 
-def _rhythm(lesson: CacheLearned) -> Rhythm:
-    return Rhythm(_gaps(lesson.tool_gaps), _gaps(lesson.person_gaps))
+def _rhythm(record: CacheLearned) -> Rhythm:
+    return Rhythm(_gaps(record.tool_gaps), _gaps(record.person_gaps))
 
 
 def _gaps(counts: tuple[float, ...]) -> Gaps:
-    """Nothing, where they were counted by another scale."""
+    """Empty where the record was counted with other bucket edges."""
     fits = len(counts) == len(EDGES_SECONDS) + 1 and all(count >= 0 for count in counts)
     return Gaps(counts) if fits else Gaps()
 
 
-def _belief(lesson: CacheLearned) -> Belief:
-    return Belief() + Belief(lesson.upgrade_log_odds, lesson.anchors_read, lesson.anchors_lost)
+def _belief(record: CacheLearned) -> Belief:
+    # Adding to an empty belief applies the bound on the log odds, which a stored record may exceed.
+    return Belief() + Belief(record.upgrade_log_odds, record.anchors_read, record.anchors_lost)
 
 
-def _floor(lesson: CacheLearned) -> Floor:
-    return Floor(lesson.floor_above_tokens, lesson.floor_misses, lesson.floor_upto_tokens)
+def _floor(record: CacheLearned) -> Floor:
+    return Floor(record.floor_above_tokens, record.floor_misses, record.floor_upto_tokens)

@@ -1,4 +1,4 @@
-"""How long the newest entry shall live: five minutes, or the hour that a pause would need."""
+"""Which TTL the newest cache entry gets: five minutes, or the hour that a pause would need."""
 
 from typing import Literal
 
@@ -9,11 +9,11 @@ from holdfast.economics.breakeven import GapShares, anchor_pays, hours_pay
 from holdfast.economics.cost import Multipliers
 
 Reach = Literal["short", "anchor", "hour"]
-"""`short`: the short lifetime. `anchor`: the long one, once, on what is new. `hour`: the long one from the start on."""
+"""`short`: 5 minutes. `anchor`: one hour, once, on the new tokens only. `hour`: one hour from the first token on."""
 
 
 class Stakes(msgspec.Struct, frozen=True):
-    """Tokens: the whole prompt, those of it that this call writes, and those that no long-lived entry holds yet."""
+    """Token counts: the whole prompt, what this call writes, and what no 1-hour entry holds yet."""
 
     prompt: int
     written: int
@@ -21,7 +21,7 @@ class Stakes(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """`gain_units` is what it saves, expected, over the short lifetime, in uncached input tokens."""
+    """`gain_units` is the expected saving over the 5-minute TTL, in uncached input tokens."""
 
     reach: Reach
     gain_units: float
@@ -29,20 +29,33 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(stakes: Stakes, odds: Odds, times: Multipliers, *, hour_chain: bool) -> Choice:
-    """The lifetime of the tail, by what each costs more now and saves after the next pauses.
+    """The TTL of the last breakpoint, by its extra cost now and its expected saving after the next pauses.
 
-    An anchor is worth what the very next gap can bring. The hour from the start on is worth all pauses to come, but
-    only for a prompt that was written so from its first token (`hour_chain`), or is written as a whole now.
+    An anchor is valued by the very next idle time. One hour from the start is valued by all pauses to come, but only
+    for a prompt that was written that way from its first token (`hour_chain`) or is written as a whole now.
     """
+    # Idle times over an hour lose the cache under either TTL: they cancel out, so they are counted as short.
     next_gap = GapShares(1 - odds.pause, odds.pause, 0)
-    anchor = float(
-        anchor_pays(stakes.unanchored, stakes.written, next_gap, upgrade_belief=odds.upgrade, times=times).saved_units
+    anchor_gain = float(
+        anchor_pays(
+            stakes.unanchored, stakes.written, next_gap, upgrade_probability=odds.upgrade, times=times
+        ).saved_units
     )
-    held = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
-    dearer = stakes.written if hour_chain else held
-    hour = float(hours_pay(held, dearer, odds.pauses_left, upgrade_belief=odds.upgrade, times=times).saved_units)
-    if hour > max(anchor, 0.0):
-        return Choice("hour", hour, f"{odds.pauses_left:.1f} pauses of up to an hour are expected")
-    if anchor > 0:
-        return Choice("anchor", anchor, f"a pause is next with {odds.pause:.1%}, and {stakes.written} tokens are new")
-    return Choice("short", 0.0, f"a pause is next with {odds.pause:.1%}, which does not pay for the hour")
+    held_tokens = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
+    written_tokens = stakes.written if hour_chain else held_tokens
+    hour_gain = float(
+        hours_pay(
+            held_tokens, written_tokens, odds.pauses_left, upgrade_probability=odds.upgrade, times=times
+        ).saved_units
+    )
+    if hour_gain > max(anchor_gain, 0.0):
+        return Choice("hour", hour_gain, f"{odds.pauses_left:.1f} pauses of up to an hour are expected")
+    if anchor_gain > 0:
+        return Choice(
+            "anchor",
+            anchor_gain,
+            f"a pause of 5 to 60 minutes follows with probability {odds.pause:.1%}, {stakes.written} tokens are new",
+        )
+    return Choice(
+        "short", 0.0, f"a pause of 5 to 60 minutes follows with probability {odds.pause:.1%}: too low for a 1-hour TTL"
+    )

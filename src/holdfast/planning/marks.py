@@ -1,4 +1,4 @@
-"""Which pieces carry a cache mark: the tools, the stable system prompt, and the newest message."""
+"""Which blocks carry a cache breakpoint: the last tool, the stable system prompt's end, and the newest message."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,61 +9,62 @@ from holdfast.canonical.scroll import Scroll
 from holdfast.catalog.rows import CacheRules
 
 Profile = Literal["default", "seed"]
-"""`seed` marks only the tools and the stable system prompt, and leaves the history unmarked."""
+"""`seed` places breakpoints on the tools and the stable system prompt only; the history gets none."""
 
 
-def plan_marks(scroll: Scroll, rules: CacheRules, *, profile: Profile = "default") -> Plan:
-    """At most as many marks as the model takes; never on thinking, empty, volatile or ephemeral blocks.
+def plan_marks(buffer: Scroll, rules: CacheRules, *, profile: Profile = "default") -> Plan:
+    """At most as many breakpoints as the model allows; never on thinking, empty, volatile or ephemeral blocks.
 
-    Looks at the stable head and at the end of the prompt, not at the history between.
+    Looks at the stable prefix and at the end of the prompt, not at the history in between.
     """
     match rules.kind:
         case "marks":
-            return _chosen(_wanted(scroll, profile, rolling=True), rules, ttl="5m")
+            return _plan_of(_candidates(buffer, profile, rolling=True), rules, ttl="5m")
         case "breakpoints":
-            # The provider itself keeps the end of each message that it answers, and looks back from there.
-            return _chosen(_wanted(scroll, profile, rolling=False), rules, ttl="30m")
+            # GPT-5.6 and later write the end of the latest message themselves and look back over 20 earlier endings
+            # (OpenAI, "Prompt caching"), so no rolling breakpoint is needed (docs/decisions/0015).
+            return _plan_of(_candidates(buffer, profile, rolling=False), rules, ttl="30m")
         case "implicit" | "none":
             return Plan()
 
 
-def _wanted(scroll: Scroll, profile: Profile, *, rolling: bool) -> list[tuple[int | None, str]]:
-    pieces, stable = scroll.pieces, scroll.stable_count
-    wanted: list[tuple[int | None, str]] = [
-        (last_markable(pieces, 0, stable, place="tools"), "end of the tools"),
-        (last_markable(pieces, 0, stable, place="system"), "end of the stable system prompt"),
+def _candidates(buffer: Scroll, profile: Profile, *, rolling: bool) -> list[tuple[int | None, str]]:
+    blocks, stable = buffer.pieces, buffer.stable_count
+    candidates: list[tuple[int | None, str]] = [
+        (last_markable(blocks, 0, stable, place="tools"), "end of the tools"),
+        (last_markable(blocks, 0, stable, place="system"), "end of the stable system prompt"),
     ]
     if profile == "default":
-        if scroll.first_ephemeral is not None:
-            in_front = last_markable(pieces, stable, scroll.first_ephemeral, place="messages")
-            wanted.append((in_front, "in front of ephemeral text"))
+        if buffer.first_ephemeral is not None:
+            before_ephemeral = last_markable(blocks, stable, buffer.first_ephemeral, place="messages")
+            candidates.append((before_ephemeral, "before ephemeral text"))
         if rolling:
-            wanted.append(
-                (last_markable(pieces, stable, len(pieces), place="messages"), "end of the conversation so far")
+            candidates.append(
+                (last_markable(blocks, stable, len(blocks), place="messages"), "end of the conversation so far")
             )
-    return wanted
+    return candidates
 
 
-def _chosen(wanted: Sequence[tuple[int | None, str]], rules: CacheRules, *, ttl: Ttl) -> Plan:
-    marks: dict[int, Mark] = {}
-    for piece, reason in wanted:
-        if piece is not None and piece not in marks:
-            marks[piece] = Mark(piece, ttl, reason)
-    chosen = sorted(marks.values(), key=lambda mark: mark.piece)
-    return Plan(tuple(chosen[-rules.marks_max :]))
+def _plan_of(candidates: Sequence[tuple[int | None, str]], rules: CacheRules, *, ttl: Ttl) -> Plan:
+    breakpoints: dict[int, Mark] = {}
+    for block, reason in candidates:
+        if block is not None and block not in breakpoints:
+            breakpoints[block] = Mark(block, ttl, reason)
+    in_order = sorted(breakpoints.values(), key=lambda breakpoint: breakpoint.piece)
+    return Plan(tuple(in_order[-rules.marks_max :]))
 
 
-def last_markable(pieces: Sequence[Piece], start: int, stop: int, *, place: Place) -> int | None:
-    """The last piece in [start, stop) of that place that may carry a mark."""
+def last_markable(blocks: Sequence[Piece], start: int, stop: int, *, place: Place) -> int | None:
+    """The last block in [start, stop) of that section that may carry a breakpoint."""
     for index in range(stop - 1, start - 1, -1):
-        if pieces[index].place == place and takes_mark(pieces, index):
+        if blocks[index].place == place and takes_mark(blocks, index):
             return index
     return None
 
 
-def takes_mark(pieces: Sequence[Piece], index: int) -> bool:
-    """Whether there is such a piece, the provider takes a mark on it, and it will still be there in the next call."""
-    if not 0 <= index < len(pieces):
+def takes_mark(blocks: Sequence[Piece], index: int) -> bool:
+    """Whether the block exists, the provider accepts a breakpoint on it, and the next call will send it again."""
+    if not 0 <= index < len(blocks):
         return False
-    piece = pieces[index]
-    return piece.markable and piece.stability < Stability.VOLATILE and not piece.ephemeral
+    block = blocks[index]
+    return block.markable and block.stability < Stability.VOLATILE and not block.ephemeral

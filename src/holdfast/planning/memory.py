@@ -1,4 +1,4 @@
-"""What a session knows of its own cache and rhythm, and what earlier sessions have taught it."""
+"""A session's knowledge of its own cache and idle times, and the parameters learned by earlier sessions."""
 
 import math
 from typing import Literal
@@ -14,15 +14,17 @@ from holdfast.planning.policy import Pinged, WaitedFor
 from holdfast.planning.truths import Belief
 
 CALLS_EXPECTED = 20.0
+"""Assumed calls of a session before any session was seen."""
+
 LEARNED_GAPS_MAX = 2_000.0
-"""How many gaps of earlier sessions are remembered; older ones fade."""
+"""How many idle times of earlier sessions are remembered; scaling down to this lets older ones fade."""
 
 READ_SHARE_MIN = 0.9
-"""How much of an anchor a call must read for the anchor to have held; estimates are never exact."""
+"""Share of an anchor's tokens that a call must read for the anchor to count as read: token counts are estimates."""
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What earlier sessions have taught: their gaps, their length, and what the provider was seen to do."""
+    """Parameters learned from earlier sessions: idle times, session length, and observed provider behaviour."""
 
     gaps: Rhythm = Rhythm()
     sessions: float = 0.0
@@ -32,7 +34,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def calls_expected(self) -> float:
-        """How many calls a session has, on the average; a guess counts for two sessions."""
+        """Average calls per session; the prior `CALLS_EXPECTED` weighs as much as two sessions."""
         return (self.calls + 2 * CALLS_EXPECTED) / (self.sessions + 2)
 
 
@@ -40,9 +42,10 @@ NOTHING_LEARNED = Learned()
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """The newest entry with the long lifetime: up to which piece it reaches, how many tokens that is, and when it was
-    last used. It is `sound` if it was written for long from its first token on, and `telling` if all in front of it
-    was written for short by this session: then whether it outlives a pause says whether lifetimes upgrade."""
+    """The newest 1-hour entry: the block it ends at, its size in tokens, and when it was last used.
+
+    It is `sound` if it was written with the 1-hour TTL from its first token on. It is `telling` if this session wrote
+    everything before it with the 5-minute TTL: then whether it survives a pause shows whether TTLs upgrade."""
 
     piece: int
     tokens: int
@@ -52,15 +55,15 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 Base = Literal["none", "short", "long", "unknown"]
-"""For how long the first stretch of the prompt was last written; unknown where others have written it."""
+"""The TTL with which the start of the prompt was last written; unknown if another session may have written it."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a session knows of itself: everything here follows from its calls and pings so far.
+    """A session's cache state as far as it can know it: a fold over its calls and pings.
 
-    `last_at` is when the last call began, `used_at` when what is cached was last used, by a call or a ping.
-    `tail_piece` is where the newest entry ends and `tail_tokens` what the prompt had, `kept_tokens` what of it the
-    provider said to hold; `pieces` of the prompt are in that, and `reply_tokens` stand behind it that no entry holds.
+    `last_at` is when the last call began, `used_at` when the cache was last used, by a call or a ping. `tail_piece` is
+    the block at which the newest entry ends, `tail_tokens` the size of that prompt, `kept_tokens` how much of it the
+    provider reported as read or written, and `pieces` its number of blocks. No entry holds the `reply_tokens` after it.
     """
 
     calls: int = 0
@@ -80,7 +83,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def moved(memory: Memory) -> Memory:
-    """What is left to know of a session whose prefix has moved: its rhythm, and nothing of what is cached."""
+    """The memory after the prefix changed: idle times and learned behaviour stay, everything cached is forgotten."""
     return Memory(
         calls=memory.calls,
         gaps=memory.gaps,
@@ -92,43 +95,44 @@ def moved(memory: Memory) -> Memory:
 
 
 def cut_back(memory: Memory, request: "Sent | None", *, blocks: int, tokens: int) -> Memory:
-    """What is left to know where only the first blocks stay: the entry that ends with them, if one does.
+    """The memory after a change that keeps only the first `blocks`: the entry that ends within them, if there is one.
 
-    `tokens` of them were marked on their own; what stood behind is of no use to anybody.
+    That entry has `tokens`; entries that reach further can no longer be read.
     """
-    held = [mark for mark in request.marks if mark.piece < blocks] if request is not None else []
-    if not held or not tokens or memory.used_at is None:
+    surviving = [breakpoint for breakpoint in request.marks if breakpoint.piece < blocks] if request is not None else []
+    if not surviving or not tokens or memory.used_at is None:
         return moved(memory)
     anchor = memory.anchor if memory.anchor is not None and memory.anchor.piece < blocks else None
     return msgspec.structs.replace(
         memory,
-        tail_piece=held[-1].piece,
+        tail_piece=surviving[-1].piece,
         tail_tokens=tokens,
         kept_tokens=tokens,
-        pieces=held[-1].piece + 1,
+        pieces=surviving[-1].piece + 1,
         reply_tokens=0,
         anchor=anchor,
     )
 
 
 def doubted(memory: Memory) -> Memory:
-    """What is left to know after a request that came to nothing: it may have used the cache, or not, so that whether
-    the anchor is read next says nothing of lifetimes."""
+    """The memory after a failed request: it may or may not have refreshed the cache, so that whether the anchor is
+    read next is no evidence about TTL upgrades."""
     if memory.anchor is None:
         return memory
     return msgspec.structs.replace(memory, anchor=msgspec.structs.replace(memory.anchor, telling=False))
 
 
 def living(memory: Memory, at: float) -> Anchor | None:
-    """The anchor, if it has been used within its lifetime."""
+    """The anchor, if it was used within its TTL."""
     anchor = memory.anchor
     return anchor if anchor is not None and at - anchor.used_at < LIFETIMES_SECONDS["1h"] else None
 
 
 def sure_read(memory: Memory, at: float) -> int:
-    """How many tokens a request at this time must read, by what the provider has said and whatever upgrades.
+    """How many tokens a request at this time must read, by the reported usage and whether or not TTLs upgrade.
 
-    What was used within the short lifetime is there; later, only what was written for long from its first token.
+    Within the short TTL of the last use everything is cached; later, only what was written with the 1-hour TTL from
+    its first token.
     """
     if memory.used_at is not None and at - memory.used_at < LIFETIMES_SECONDS["5m"]:
         return memory.kept_tokens
@@ -137,9 +141,9 @@ def sure_read(memory: Memory, at: float) -> int:
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A request as it went out: when, with which marks, how many pieces it had, and what had been waited for.
+    """A request as sent: time, breakpoints, number of blocks, and what the session had waited for.
 
-    `floor_tokens` is the size from which on it was taken to be cached.
+    `floor_tokens` is the minimum cacheable size that the plan assumed.
     """
 
     at: float
@@ -150,25 +154,25 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
-    """What the session knows once the provider has reported."""
+    """The memory after a call, with the usage that the provider reported."""
     tail = sent.marks[-1] if sent.marks else None
-    anchor, belief = _anchor_after(memory, sent.at, usage)
-    base = _beginning(memory, anchor, sent.at, usage)
+    anchor, belief = _anchor_after_request(memory, sent.at, usage)
+    base = _base_ttl(memory, anchor, sent.at, usage)
     floor = memory.floor
     if tail is not None and tail.piece == sent.pieces - 1 and sent.floor_tokens is not None:
         cached = usage.cache_read + usage.cache_write > 0
         if cached != (usage.tokens_sent >= sent.floor_tokens):
-            # Only what was not expected is worth keeping.
+            # Only surprises are evidence about the floor: expected outcomes would only grow the counts.
             floor = floor.seen(usage.tokens_sent, cached=cached)
     if tail is not None and tail.ttl == "1h":
         fresh = Anchor(tail.piece, usage.tokens_sent, sent.at, sound=False)
-        anchor = _anchored(anchor, fresh, base, read=usage.cache_read)
-    gaps = memory.gaps
+        anchor = _new_anchor(anchor, fresh, base, read=usage.cache_read)
+    idle_times = memory.gaps
     if memory.last_at is not None:
-        gaps = gaps.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
+        idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
     return Memory(
         calls=memory.calls + 1,
-        gaps=gaps,
+        gaps=idle_times,
         last_at=sent.at,
         used_at=sent.at,
         waited_for=sent.waited_for,
@@ -185,12 +189,12 @@ def after_call(memory: Memory, sent: Sent, usage: Usage) -> Memory:
 
 
 def after_ping(memory: Memory, ping: Pinged) -> Memory:
-    """What the session knows once an idle cache was used again; the time of its last call stays what it is."""
-    anchor, belief = _anchor_after(memory, ping.at, ping.usage)
-    base = _beginning(memory, anchor, ping.at, ping.usage)
+    """The memory after a ping; `last_at` stays, because a ping is no call of the session."""
+    anchor, belief = _anchor_after_request(memory, ping.at, ping.usage)
+    base = _base_ttl(memory, anchor, ping.at, ping.usage)
     if ping.ttl == "1h":
         fresh = Anchor(ping.piece, ping.marked_tokens, ping.at, sound=False)
-        anchor = _anchored(anchor, fresh, base, read=ping.usage.cache_read)
+        anchor = _new_anchor(anchor, fresh, base, read=ping.usage.cache_read)
     return msgspec.structs.replace(
         memory,
         used_at=ping.at,
@@ -205,10 +209,10 @@ def after_ping(memory: Memory, ping: Pinged) -> Memory:
     )
 
 
-def _anchor_after(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | None, Belief]:
-    """The anchor as a request at this time has found it, and what that says of upgrades.
+def _anchor_after_request(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | None, Belief]:
+    """The anchor after a request at this time, and the updated belief about TTL upgrades.
 
-    Only a request that comes too late for the short lifetime tells: before that, any entry is read.
+    Only a request after the short TTL is evidence: before that, every entry can be read.
     """
     anchor, belief = living(memory, at), memory.belief
     if anchor is None:
@@ -221,30 +225,30 @@ def _anchor_after(memory: Memory, at: float, usage: Usage) -> tuple[Anchor | Non
     return msgspec.structs.replace(anchor, used_at=at), belief
 
 
-def _beginning(memory: Memory, anchor: Anchor | None, at: float, usage: Usage) -> Base:
-    """What the prompt begins with, once a request has read or written it."""
+def _base_ttl(memory: Memory, anchor: Anchor | None, at: float, usage: Usage) -> Base:
+    """The TTL of the start of the prompt, after a request has read or written it."""
     if not usage.cache_read:
-        # Everything that is kept now was written now, for as long as most of it.
+        # Nothing was read, so this request wrote everything that is cached now; the TTL is that of most of it.
         return "long" if usage.cache_write_1h > usage.cache_write_5m else "short" if usage.cache_write else "none"
     in_time = memory.used_at is not None and at - memory.used_at < LIFETIMES_SECONDS["5m"]
     return memory.base if memory.pieces and (in_time or anchor is not None) else "unknown"
 
 
-def _anchored(before: Anchor | None, fresh: Anchor, base: Base, *, read: int) -> Anchor:
-    """A new anchor: sound if nothing of it was read, or nothing but what a sound one held."""
-    within = before is not None and before.sound and read <= before.tokens / READ_SHARE_MIN
-    sound = read == 0 or within
+def _new_anchor(previous: Anchor | None, fresh: Anchor, base: Base, *, read: int) -> Anchor:
+    """The new anchor: sound if nothing of it was read, or nothing beyond what a sound anchor held."""
+    covered = previous is not None and previous.sound and read <= previous.tokens / READ_SHARE_MIN
+    sound = read == 0 or covered
     return msgspec.structs.replace(fresh, sound=sound, telling=not sound and base == "short")
 
 
 def taught(learned: Learned, memory: Memory) -> Learned:
-    """What the next session starts with, once this one is over."""
+    """The learned parameters after this session has ended."""
     if not memory.calls:
         return learned
-    # The last gap has no end: whoever pings waits for people who never come back, too.
-    ended = memory.gaps.add(math.inf, "person")
+    # The session's end counts as an infinite idle time: pings are also paid for people who never return.
+    with_end = memory.gaps.add(math.inf, "person")
     return Learned(
-        gaps=(learned.gaps + ended).scaled(LEARNED_GAPS_MAX),
+        gaps=(learned.gaps + with_end).scaled(LEARNED_GAPS_MAX),
         sessions=learned.sessions + 1,
         calls=learned.calls + memory.calls,
         belief=learned.belief + memory.belief,

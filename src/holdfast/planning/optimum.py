@@ -1,12 +1,12 @@
-"""What a session could have cost at the least, had everyone known when its calls would come.
+"""The minimum that a session could have cost, had the times of its calls been known in advance.
 
-Both figures are of one prompt that grows from call to call. A call reads what is still kept of the prompt before it and
-pays for the rest; extra marks cost nothing. With `r` the price of reading a token, `w5` and `w1` of writing it for five
-minutes and for an hour, and 1 of sending it plainly:
+Both figures assume one prompt that grows from call to call. A call reads what is still cached of the previous prompt
+and pays for the rest; extra breakpoints cost nothing. With `r` the price of reading a token, `w5` and `w1` of writing
+it for five minutes and for an hour, and 1 of sending it uncached:
 
-- a call whose prompt of `P` tokens shares `S` with the one before costs `r*S + w*(P - S)` while that is kept, and
-  `w*P` once it is not;
-- a pause of `g` seconds is bridged by `floor(g / lifetime)` pings, each just before the end and for `r` a token kept.
+- a call whose prompt of `P` tokens shares `S` with the previous one costs `r*S + w*(P - S)` while that is cached, and
+  `w*P` once it has expired;
+- an idle time of `g` seconds is bridged by `floor(g / TTL)` pings, each just before expiry, at `r` per cached token.
 """
 
 import math
@@ -22,9 +22,9 @@ LONG: Final = "1h"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One call: how long its prompt is, how much of that the call before sent too, and how much it was answered.
+    """One call: its prompt's size, how much of it the previous call sent too, and the size of the reply before it.
 
-    `gap_seconds` is the time between the starts of the two requests; None for the first.
+    `gap_seconds` is the time between the starts of the two requests; None for the first call.
     """
 
     prompt_tokens: int
@@ -34,7 +34,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What a token costs in each bucket, and for how long each lifetime keeps it."""
+    """The price of a token in each bucket, and the two TTLs."""
 
     plain: float
     read: float
@@ -45,7 +45,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def rates_of(price: Price, rules: CacheRules) -> Rates:
-    """In dollars a token."""
+    """In dollars per token."""
     return Rates(
         plain=float(price.input) / 1e6,
         read=float(price.cache_read) / 1e6,
@@ -57,35 +57,35 @@ def rates_of(price: Price, rules: CacheRules) -> Rates:
 
 
 def bound(steps: Sequence[Step], rates: Rates) -> float:
-    """The better of two schedules made with hindsight: all entries for five minutes, or all for an hour.
+    """The cheaper of two schedules made with hindsight: every entry for five minutes, or every entry for an hour.
 
-    In either, every pause that outlasts the lifetime is bridged by plain pings or followed by a rewrite, whichever is
+    In either, every idle time that outlasts the TTL is bridged by plain pings or followed by a rewrite, whichever is
     cheaper: with `n` pings, `n*r*S' + r*S + w*(P - S)` against `w*P`, where `S'` is the prompt that the pings repeat.
-    No plan of one lifetime without upgrades can be cheaper; a plan that mixes lifetimes can.
+    No plan with one TTL and no upgrades can be cheaper; a plan that mixes TTLs can.
     """
     return min(
-        _one_lifetime(steps, rates.read, rates.short, rates.short_seconds),
-        _one_lifetime(steps, rates.read, rates.long, rates.long_seconds),
+        _one_ttl_cost(steps, rates.read, rates.short, rates.short_seconds),
+        _one_ttl_cost(steps, rates.read, rates.long, rates.long_seconds),
     )
 
 
-def _one_lifetime(steps: Sequence[Step], read: float, write: float, seconds: float) -> float:
+def _one_ttl_cost(steps: Sequence[Step], read: float, write: float, seconds: float) -> float:
     total = 0.0
-    before = 0
+    previous_tokens = 0
     for step in steps:
-        rewritten = write * step.prompt_tokens
+        rewrite_cost = write * step.prompt_tokens
         if step.gap_seconds is None:
-            total += rewritten
+            total += rewrite_cost
         else:
             pings = math.floor(step.gap_seconds / seconds)
-            warm = read * step.shared_tokens + write * (step.prompt_tokens - step.shared_tokens)
-            total += warm if not pings else min(rewritten, pings * read * before + warm)
-        before = step.prompt_tokens
+            warm_cost = read * step.shared_tokens + write * (step.prompt_tokens - step.shared_tokens)
+            total += warm_cost if not pings else min(rewrite_cost, pings * read * previous_tokens + warm_cost)
+        previous_tokens = step.prompt_tokens
     return total
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What a call has left: so many tokens kept for the short time, so many of them for the long one."""
+    """The cache after a call: tokens cached with the short TTL, and how many of them with the long one."""
 
     cost: float
     short: int
@@ -93,94 +93,97 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def optimum(steps: Sequence[Step], rates: Rates, *, upgrades: bool) -> float:
-    """The least that any sequence of lifetimes, plain pings and upgrade pings costs for these calls.
+    """The minimum cost of these calls over all sequences of TTLs, plain pings and upgrade pings.
 
-    A dynamic programme over what is kept for how long. After each call some tokens `short` are kept for five minutes
-    and some `long <= short` of them for an hour. Over the next gap a plan may ping either of them as often as it takes,
-    or send one upgrade ping: it reads `short`, writes the reply for an hour, and then all of it lives for an hour. The
-    call then reads what is left and sends the rest plainly, for five minutes or for an hour. Costs are linear in where
-    a written stretch is split between lifetimes, so that splitting it is never better than either whole.
+    A dynamic programme over what is cached with which TTL. After each call `short` tokens are cached for five minutes
+    and `long <= short` of them for an hour. During the next idle time a plan may ping either as often as needed, or
+    send one upgrade ping: it reads `short`, writes the reply for an hour, and then all of it is cached for an hour. The
+    call then reads what is left and sends the rest uncached, with five minutes or with an hour. Costs are linear in the
+    position where a written range is split between TTLs, so splitting it is never better than both extremes.
 
-    `upgrades`: whether a stretch written for an hour behind one that is kept for five minutes makes all of it last. If
-    not, only what was read for an hour, or nothing, can carry more that lasts.
+    `upgrades`: whether writing for an hour after a range cached for five minutes extends that range too. If not, an
+    hour can only follow what is itself cached for an hour, or nothing.
 
-    A state that costs no less and keeps no more than another is dropped. Sending plainly is tried only where the next
-    call could not read it anyway, or where `short + read > 2 * plain`: else, writing `x` tokens and reading them once
-    costs less than sending them twice.
+    A state that costs no less and caches no more than another is dropped. Sending uncached is tried only where the next
+    call could not read the tokens anyway, or where `short + read > 2 * plain`: otherwise writing them and reading them
+    once costs less than sending them twice.
     """
     states = [_State(0.0, 0, 0)]
     for index, step in enumerate(steps):
-        following = steps[index + 1] if index + 1 < len(steps) else None
-        plainly = _may_send_plainly(step, following, rates)
-        reached = [
+        next_step = steps[index + 1] if index + 1 < len(steps) else None
+        uncached_allowed = _may_send_uncached(step, next_step, rates)
+        candidates = [
             after
             for state in states
-            for bridged in _bridged(state, step, rates, upgrades=upgrades)
-            for after in _written(bridged, step, rates, upgrades=upgrades, plainly=plainly)
+            for state_at_call in _after_gap(state, step, rates, upgrades=upgrades)
+            for after in _after_call(state_at_call, step, rates, upgrades=upgrades, uncached_allowed=uncached_allowed)
         ]
-        states = _undominated(reached)
+        states = _undominated(candidates)
     return min(state.cost for state in states)
 
 
-def _may_send_plainly(step: Step, following: Step | None, rates: Rates) -> bool:
-    if following is None or following.gap_seconds is None:
+def _may_send_uncached(step: Step, next_step: Step | None, rates: Rates) -> bool:
+    if next_step is None or next_step.gap_seconds is None:
         return True
-    read_next = following.gap_seconds < rates.short_seconds and following.shared_tokens >= step.prompt_tokens
-    return not read_next or rates.short + rates.read > 2 * rates.plain
+    is_read_next = next_step.gap_seconds < rates.short_seconds and next_step.shared_tokens >= step.prompt_tokens
+    return not is_read_next or rates.short + rates.read > 2 * rates.plain
 
 
-def _bridged(state: _State, step: Step, rates: Rates, *, upgrades: bool) -> Iterator[_State]:
-    """What may be kept when the call begins, and what keeping it has cost. Nothing has to be kept."""
+def _after_gap(state: _State, step: Step, rates: Rates, *, upgrades: bool) -> Iterator[_State]:
+    """The possible cache states when the call begins, with the pings paid for; letting everything expire is one."""
     gap = step.gap_seconds
     if gap is None:
         yield _State(state.cost, 0, 0)
         return
-    hours = math.floor(gap / rates.long_seconds)
-    long = _State(state.cost + hours * rates.read * state.long, state.long, state.long)
+    hourly_pings = math.floor(gap / rates.long_seconds)
+    hour_only = _State(state.cost + hourly_pings * rates.read * state.long, state.long, state.long)
     short_pings = math.floor(gap / rates.short_seconds)
-    if hours == 0:
-        yield long if short_pings else state
+    if hourly_pings == 0:
+        yield hour_only if short_pings else state
     else:
         yield _State(state.cost, 0, 0)
         if state.long:
-            yield long
+            yield hour_only
     if short_pings and state.short:
-        # Whoever keeps the longer prefix by pings keeps what is inside it by the same ones.
+        # Pinging the longer prefix also refreshes the 1-hour prefix inside it.
         yield _State(state.cost + short_pings * rates.read * state.short, state.short, state.long)
         if upgrades:
-            yield from _upgraded(state, step, gap, rates)
+            yield from _after_upgrade_ping(state, step, gap, rates)
 
 
-def _upgraded(state: _State, step: Step, gap: float, rates: Rates) -> Iterator[_State]:
-    """`before` plain pings, the upgrade, then hourly ones: the last minutes are cheaper bridged at the start."""
-    kept = state.short + step.replied_tokens
+def _after_upgrade_ping(state: _State, step: Step, gap: float, rates: Rates) -> Iterator[_State]:
+    """Plain pings, the upgrade ping, then hourly pings.
+
+    Minutes left over are bridged by plain pings at the start, where there is no reply to read yet.
+    """
+    held_tokens = state.short + step.replied_tokens
     hourly_max = math.floor(max(0.0, gap - rates.short_seconds) / rates.long_seconds)
-    for hourly in {hourly_max, max(0, hourly_max - 1)}:
-        rest = gap - (hourly + 1) * rates.long_seconds
-        before = max(0, math.floor(rest / rates.short_seconds))
-        pings = (before + 1) * rates.read * state.short + hourly * rates.read * kept
-        yield _State(state.cost + pings + rates.long * step.replied_tokens, kept, kept)
+    for hourly_pings in {hourly_max, max(0, hourly_max - 1)}:
+        remaining_seconds = gap - (hourly_pings + 1) * rates.long_seconds
+        plain_pings = max(0, math.floor(remaining_seconds / rates.short_seconds))
+        ping_cost = (plain_pings + 1) * rates.read * state.short + hourly_pings * rates.read * held_tokens
+        yield _State(state.cost + ping_cost + rates.long * step.replied_tokens, held_tokens, held_tokens)
 
 
-def _written(state: _State, step: Step, rates: Rates, *, upgrades: bool, plainly: bool) -> Iterator[_State]:
-    reachable = step.shared_tokens + step.replied_tokens
-    read, long = min(state.short, reachable), min(state.long, reachable)
-    rest, prompt = step.prompt_tokens - read, step.prompt_tokens
+def _after_call(state: _State, step: Step, rates: Rates, *, upgrades: bool, uncached_allowed: bool) -> Iterator[_State]:
+    readable = step.shared_tokens + step.replied_tokens
+    read, long = min(state.short, readable), min(state.long, readable)
+    rest_tokens, prompt_tokens = step.prompt_tokens - read, step.prompt_tokens
     cost = state.cost + rates.read * read
-    yield _State(cost + rates.short * rest, prompt, long)
+    yield _State(cost + rates.short * rest_tokens, prompt_tokens, long)
     if upgrades or read <= long:
-        yield _State(cost + rates.long * rest, prompt, prompt)
-    if plainly:
-        yield _State(cost + rates.plain * rest, read, long)
+        yield _State(cost + rates.long * rest_tokens, prompt_tokens, prompt_tokens)
+    if uncached_allowed:
+        yield _State(cost + rates.plain * rest_tokens, read, long)
 
 
 def _undominated(states: Iterable[_State]) -> list[_State]:
-    kept: list[_State] = []
-    widest: list[_State] = []
+    undominated: list[_State] = []
+    frontier: list[_State] = []
     for state in sorted(states, key=lambda state: (state.cost, -state.short, -state.long)):
-        # Only what keeps the most of either can stand above another; of long sessions that is a handful.
-        if not any(other.short >= state.short and other.long >= state.long for other in widest):
-            kept.append(state)
-            widest = [other for other in widest if other.short > state.short or other.long > state.long]
-            widest.append(state)
-    return kept
+        # Only states on the frontier can dominate another; even in long sessions these are a handful.
+        if not any(other.short >= state.short and other.long >= state.long for other in frontier):
+            undominated.append(state)
+            frontier = [other for other in frontier if other.short > state.short or other.long > state.long]
+            frontier.append(state)
+    return undominated

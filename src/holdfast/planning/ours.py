@@ -1,4 +1,4 @@
-"""Our plan: marks where they are read again, for as long as the session's own rhythm makes that pay."""
+"""The adaptive policy: breakpoints where they will be read again, with the TTL that the idle times justify."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,8 @@ from holdfast.planning.pings import LIFETIMES_SECONDS, Idle, plan_ping
 from holdfast.planning.policy import Moment, Ping, Pinged
 
 FLOOR_SHARE = 0.8
-"""A mark that is surely below the floor is left out; one that may be above costs nothing where it is not."""
+"""Breakpoints below this share of the floor are left out. Token counts are estimates, and a breakpoint below the floor
+is ignored by the provider at no cost, while a missing one above it costs a whole prompt."""
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -38,116 +39,128 @@ class Planned(msgspec.Struct, frozen=True):
 def plan_call(
     moment: Moment, memory: Memory, learned: Learned = NOTHING_LEARNED, *, keep_small: bool = False
 ) -> Planned:
-    """The marks of the next call. Looks at the head, at the end, and at what it remembers; not at the history.
+    """The breakpoints of the next call. Looks at the stable prefix, the prompt's end and the memory, not the history.
 
-    What each saves is told by `plan`. With `keep_small` marks below the floor stay: for sizes that nobody has confirmed
-    yet. They cost nothing, and one that is missing for a wrong estimate costs a whole prompt.
+    `plan.plan` adds the expected savings. `keep_small` keeps breakpoints below the floor, for prompts whose size no
+    provider has confirmed yet: they cost nothing, and one left out because of a wrong estimate costs a whole prompt.
     """
-    scroll, rules = moment.scroll, moment.rules
-    alive = living(memory, moment.at)
-    gaps = expected(memory.gaps.all, learned.gaps.all)
-    odds = _odds(gaps, memory, learned)
-    stakes = _stakes(moment, memory, alive, upgrades=odds.upgrade > 0.5)
+    buffer, rules = moment.scroll, moment.rules
+    anchor = living(memory, moment.at)
+    idle_times = expected(memory.gaps.all, learned.gaps.all)
+    probabilities = _probabilities(idle_times, memory, learned)
+    stakes = _stakes(moment, memory, anchor, upgrades=probabilities.upgrade > 0.5)
     choice = choose(
         stakes,
-        odds,
+        probabilities,
         multipliers(moment.price),
-        hour_chain=alive is not None and alive.sound and alive.tokens >= memory.tail_tokens,
+        hour_chain=anchor is not None and anchor.sound and anchor.tokens >= memory.tail_tokens,
     )
     ttl: Ttl = "5m" if choice.reach == "short" else "1h"
-    places = _places(moment, memory, alive)
+    blocks = _breakpoint_blocks(moment, memory, anchor)
     floor = (learned.floor + memory.floor).corrected(rules.tokens_min)
-    size = stakes.prompt / scroll.tokens_total if scroll.tokens_total and stakes.prompt else 1.0
-    first = 0 if keep_small else first_above(scroll.tokens, floor * FLOOR_SHARE / size)
-    marks = tuple(
-        Mark(piece, ttl, f"{reason}; {choice.reason}" if piece == places[-1][0] else reason)
-        for piece, reason in places
-        if piece >= first
+    # The floor counts the provider's tokens, the buffer our estimates; `scale` converts one into the other.
+    scale = stakes.prompt / buffer.tokens_total if buffer.tokens_total and stakes.prompt else 1.0
+    first_block = 0 if keep_small else first_above(buffer.tokens, floor * FLOOR_SHARE / scale)
+    breakpoints = tuple(
+        Mark(block, ttl, f"{reason}; {choice.reason}" if block == blocks[-1][0] else reason)
+        for block, reason in blocks
+        if block >= first_block
     )
-    return Planned(Plan(marks, odds, _notes(marks, floor, rules.tokens_min), floor), choice, stakes)
+    return Planned(
+        Plan(breakpoints, probabilities, _notes(breakpoints, floor, rules.tokens_min), floor), choice, stakes
+    )
 
 
-def _notes(marks: tuple[Mark, ...], floor: int, table_tokens: int) -> tuple[str, ...]:
+def _notes(breakpoints: tuple[Mark, ...], floor: int, table_tokens: int) -> tuple[str, ...]:
     notes = []
     if floor != table_tokens:
-        notes.append(f"prompts were seen to be cached from {floor} tokens on, not from {table_tokens}")
-    if not marks:
-        notes.append(f"nothing is marked: the prompt is below the {floor} tokens from which on it would be kept")
+        notes.append(f"observed cache floor: {floor} tokens (catalog: {table_tokens})")
+    if not breakpoints:
+        notes.append(f"no breakpoints: the prompt is below the cache floor of {floor} tokens")
     return tuple(notes)
 
 
 def _stakes(moment: Moment, memory: Memory, anchor: Anchor | None, *, upgrades: bool) -> Stakes:
-    scroll = moment.scroll
-    new = sum(scroll.tokens[memory.pieces :]) if memory.pieces <= len(scroll.tokens) else scroll.tokens_total
-    prompt = memory.tail_tokens + new if memory.pieces else scroll.tokens_total
-    warm = memory.used_at is not None and moment.at - memory.used_at < LIFETIMES_SECONDS["5m"]
-    held = anchor.tokens if anchor is not None and (anchor.sound or upgrades) else 0
-    hit = memory.tail_tokens if warm else held
-    # Where anchors hold at all, the last one does: another is worth only what has come since.
-    anchored = anchor.tokens if anchor is not None else 0
-    return Stakes(prompt=prompt, written=max(0, prompt - hit), unanchored=max(0, prompt - anchored))
+    buffer = moment.scroll
+    new_tokens = sum(buffer.tokens[memory.pieces :]) if memory.pieces <= len(buffer.tokens) else buffer.tokens_total
+    prompt_tokens = memory.tail_tokens + new_tokens if memory.pieces else buffer.tokens_total
+    is_warm = memory.used_at is not None and moment.at - memory.used_at < LIFETIMES_SECONDS["5m"]
+    anchored_hit = anchor.tokens if anchor is not None and (anchor.sound or upgrades) else 0
+    hit_tokens = memory.tail_tokens if is_warm else anchored_hit
+    # If anchors survive pauses at all, the last one does: a new one is worth only the tokens added since.
+    anchored_tokens = anchor.tokens if anchor is not None else 0
+    return Stakes(
+        prompt=prompt_tokens,
+        written=max(0, prompt_tokens - hit_tokens),
+        unanchored=max(0, prompt_tokens - anchored_tokens),
+    )
 
 
-def _odds(gaps: Gaps, memory: Memory, learned: Learned) -> Odds:
-    pause = gaps.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"])
-    left = max(learned.calls_expected - memory.calls, memory.calls, 1)
-    return Odds(pause=pause, pauses_left=pause * left, upgrade=(learned.belief + memory.belief).chance)
+def _probabilities(idle_times: Gaps, memory: Memory, learned: Learned) -> Odds:
+    # A pause is an idle time of 5 to 60 minutes: it loses a 5-minute entry and not a 1-hour one. Each remaining call is
+    # followed by one with probability `pause`. A session that has outlived the average is taken to be half over.
+    pause = idle_times.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"])
+    calls_left = max(learned.calls_expected - memory.calls, memory.calls, 1)
+    return Odds(pause=pause, pauses_left=pause * calls_left, upgrade=(learned.belief + memory.belief).chance)
 
 
-def _places(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple[int, str]]:
-    """Which pieces are marked, in wire order: the end always, then what makes sure that the last end is found."""
-    scroll, rules = moment.scroll, moment.rules
-    stable = scroll.stable_count
-    end = last_markable(scroll.pieces, stable, len(scroll.pieces), place="messages")
-    wished: list[tuple[int | None, str]] = [(end, "end of the conversation so far")]
-    if scroll.first_ephemeral is not None:
-        wished.append(
+def _breakpoint_blocks(moment: Moment, memory: Memory, anchor: Anchor | None) -> list[tuple[int, str]]:
+    """The blocks that get a breakpoint, in wire order.
+
+    Candidates by importance: the end of the conversation, then what makes sure that the previous end is found.
+    """
+    buffer, rules = moment.scroll, moment.rules
+    stable = buffer.stable_count
+    end = last_markable(buffer.pieces, stable, len(buffer.pieces), place="messages")
+    candidates: list[tuple[int | None, str]] = [(end, "end of the conversation so far")]
+    if buffer.first_ephemeral is not None:
+        candidates.append(
             (
-                last_markable(scroll.pieces, stable, scroll.first_ephemeral, place="messages"),
-                "in front of ephemeral text",
+                last_markable(buffer.pieces, stable, buffer.first_ephemeral, place="messages"),
+                "before ephemeral text",
             )
         )
     if memory.tail_piece is not None and end is not None and end - memory.tail_piece >= rules.lookback_positions:
-        wished.append((memory.tail_piece, "end of the call before, which is too far back to be found"))
+        candidates.append((memory.tail_piece, "end of the previous call, beyond the lookback"))
     if anchor is not None:
-        wished.append((anchor.piece, "the entry that outlives a pause"))
-    wished.append((last_markable(scroll.pieces, 0, stable, place="system"), "end of the stable system prompt"))
-    wished.append((last_markable(scroll.pieces, 0, stable, place="tools"), "end of the tools"))
+        candidates.append((anchor.piece, "the entry that survives a pause"))
+    candidates.append((last_markable(buffer.pieces, 0, stable, place="system"), "end of the stable system prompt"))
+    candidates.append((last_markable(buffer.pieces, 0, stable, place="tools"), "end of the tools"))
     chosen: dict[int, str] = {}
-    for piece, reason in wished:
-        if piece is not None and len(chosen) < rules.marks_max and takes_mark(scroll.pieces, piece):
-            chosen.setdefault(piece, reason)
+    for block, reason in candidates:
+        if block is not None and len(chosen) < rules.marks_max and takes_mark(buffer.pieces, block):
+            chosen.setdefault(block, reason)
     return sorted(chosen.items())
 
 
 def first_above(tokens: Sequence[int], floor: float) -> int:
-    """The first piece up to which the prompt has so many tokens; looks no further than that."""
+    """The first block at which the prompt reaches `floor` tokens; does not scan beyond it."""
     total = 0
-    for piece, count in enumerate(tokens):
+    for block, count in enumerate(tokens):
         total += count
         if total >= floor:
-            return piece
+            return block
     return len(tokens)
 
 
 def ping_of(memory: Memory, learned: Learned, moment: Moment, waits_for: Awaited) -> Ping | None:
-    """The ping that keeps warm what the last call or ping has left, where one is worth it."""
-    gaps = expected(memory.gaps.of(waits_for), learned.gaps.of(waits_for))
-    return plan_ping(_idle(memory, learned), gaps, multipliers(moment.price))
+    """The ping that keeps the newest cache entry warm, if one is worth it."""
+    idle_times = expected(memory.gaps.of(waits_for), learned.gaps.of(waits_for))
+    return plan_ping(_idle(memory, learned), idle_times, multipliers(moment.price))
 
 
 def _idle(memory: Memory, learned: Learned) -> Idle:
-    """The session as it waits after its last call or ping."""
+    """The idle session after its last call or ping."""
     anchor, upgrade = memory.anchor, (learned.belief + memory.belief).chance
-    trusted = anchor is not None and (anchor.sound or upgrade >= 0.5)
-    held = anchor.tokens if anchor is not None and trusted else 0
-    used = 0.0 if memory.used_at is None or memory.last_at is None else memory.used_at - memory.last_at
-    lifetime: Ttl = "1h" if trusted and held >= memory.tail_tokens else "5m"
-    return Idle(memory.tail_tokens, held, lifetime, used, upgrade, memory.reply_tokens)
+    is_trusted = anchor is not None and (anchor.sound or upgrade >= 0.5)
+    held_tokens = anchor.tokens if anchor is not None and is_trusted else 0
+    idle_before_use = 0.0 if memory.used_at is None or memory.last_at is None else memory.used_at - memory.last_at
+    ttl: Ttl = "1h" if is_trusted and held_tokens >= memory.tail_tokens else "5m"
+    return Idle(memory.tail_tokens, held_tokens, ttl, idle_before_use, upgrade, memory.reply_tokens)
 
 
 class OurPolicy:
-    """The plan behind the interface that its rivals have; one a session."""
+    """The adaptive planner behind the `Policy` interface; one instance per session."""
 
     name = "holdfast"
 
@@ -162,13 +175,13 @@ class OurPolicy:
         return self._planned.plan.marks
 
     def heard(self, moment: Moment, usage: Usage) -> None:
-        marks = self._planned.plan.marks if self._planned else ()
+        breakpoints = self._planned.plan.marks if self._planned else ()
         floor = self._planned.plan.floor_tokens if self._planned else None
-        sent = Sent(moment.at, marks, len(moment.scroll.pieces), moment.waited_for, floor)
+        sent = Sent(moment.at, breakpoints, len(moment.scroll.pieces), moment.waited_for, floor)
         self._memory = after_call(self._memory, sent, usage)
 
     def forget_prefix(self) -> None:
-        """The next prompt does not begin with the last one: nothing that was cached is of use to it."""
+        """The next prompt does not extend the last one, so nothing cached can be read."""
         self._memory = moved(self._memory)
 
     def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
@@ -178,5 +191,5 @@ class OurPolicy:
         self._memory = after_ping(self._memory, ping)
 
     def learned(self) -> Learned:
-        """What the next session starts with, once this one is over."""
+        """The parameters that the next session starts with, once this one has ended."""
         return taught(self._learned, self._memory)

@@ -1,4 +1,4 @@
-"""Whether an idle cache is worth another request that asks for nothing, and for how long one would go on."""
+"""Whether a ping is worth its cost to keep an idle session's cache warm, and when to send it."""
 
 import msgspec
 
@@ -9,21 +9,20 @@ from holdfast.planning.gaps import Gaps
 from holdfast.planning.policy import Ping
 
 MARGIN_SECONDS = 15.0
-"""How long before an entry lapses it is used again."""
+"""How long before an entry expires it is pinged: TTLs count from the start of a request, which takes time to arrive."""
 
 LIFETIMES_SECONDS: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
 PINGS_MAX: dict[Ttl, int] = {"5m": 12, "1h": 24}
-"""How far ahead pings are thought through: an hour of short ones, a day of long ones."""
+"""How many pings ahead are valued: an hour of short ones, a day of long ones."""
 
 CLOSING_TOKENS = 10
-"""What a ping says behind the reply that it keeps, with what stands around it; as input."""
+"""Estimate of the uncached user message at the end of a ping (`closing.CLOSING` with its JSON around it)."""
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """A session that waits. `prompt_tokens` lapse unless they are used again, but for `held_tokens` of them, which an
-    entry with the long lifetime holds. `lifetime` is that of the newest entry, used last `idle_seconds` after the
-    last call began; `upgrade` is how likely a longer lifetime is to take hold of a prefix that is still warm, and
-    `reply_tokens` are what it would have to write to do so.
+    """An idle session. Its `prompt_tokens` expire unless they are read again, except `held_tokens` of them, which a
+    1-hour entry holds. `lifetime` is the TTL of the newest entry, last used `idle_seconds` after the last call began.
+    `upgrade` is the probability that a 1-hour write extends a warm prefix; it would have to write `reply_tokens`.
     """
 
     prompt_tokens: int
@@ -34,55 +33,62 @@ class Idle(msgspec.Struct, frozen=True):
     reply_tokens: int = 0
 
 
-def plan_ping(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
-    """The next ping, where keeping the cache warm is expected to be cheaper than letting it lapse."""
+def plan_ping(idle: Idle, idle_times: Gaps, times: Multipliers) -> Ping | None:
+    """The next ping, if keeping the cache warm is expected to be cheaper than letting it expire."""
     if idle.lifetime == "1h":
-        gain = _gain(idle, gaps, times, lifetime="1h")
+        gain = _refresh_gain(idle, idle_times, times, ttl="1h")
         return _ping("1h", "1h", gain) if gain > 0 else None
-    plain = _gain(idle, gaps, times, lifetime="5m")
-    upgraded = _upgrade_gain(idle, gaps, times)
-    if max(plain, upgraded) <= 0:
-        return _ping_for_anchor(idle, gaps, times)
-    return _ping("5m", "1h", upgraded) if upgraded >= plain else _ping("5m", "5m", plain)
+    refresh_gain = _refresh_gain(idle, idle_times, times, ttl="5m")
+    upgrade_gain = _upgrade_gain(idle, idle_times, times)
+    if max(refresh_gain, upgrade_gain) <= 0:
+        return _ping_for_anchor(idle, idle_times, times)
+    if upgrade_gain >= refresh_gain:
+        return _ping("5m", "1h", upgrade_gain)
+    return _ping("5m", "5m", refresh_gain)
 
 
-def _ping_for_anchor(idle: Idle, gaps: Gaps, times: Multipliers) -> Ping | None:
-    """Where nearly all is held by a long-lived entry, that one is worth a ping before it lapses."""
-    held = msgspec.structs.replace(idle, prompt_tokens=idle.held_tokens, held_tokens=0)
-    gain = _gain(held, gaps, times, lifetime="1h")
+def _ping_for_anchor(idle: Idle, idle_times: Gaps, times: Multipliers) -> Ping | None:
+    """A ping for the 1-hour entry alone: worth it where that entry holds nearly the whole prompt."""
+    anchor_only = msgspec.structs.replace(idle, prompt_tokens=idle.held_tokens, held_tokens=0)
+    gain = _refresh_gain(anchor_only, idle_times, times, ttl="1h")
     return _ping("1h", "1h", gain) if gain > 0 else None
 
 
-def _ping(lifetime: Ttl, ttl: Ttl, gain: float) -> Ping:
-    return Ping(LIFETIMES_SECONDS[lifetime] - MARGIN_SECONDS, ttl, f"is expected to save {gain:.0f} tokens' worth")
+def _ping(expiring: Ttl, ttl: Ttl, gain: float) -> Ping:
+    """A ping just before an entry with the TTL `expiring` expires; its own breakpoint asks for `ttl`."""
+    return Ping(LIFETIMES_SECONDS[expiring] - MARGIN_SECONDS, ttl, f"is expected to save {gain:.0f} tokens' worth")
 
 
-def _gain(idle: Idle, gaps: Gaps, times: Multipliers, *, lifetime: Ttl) -> float:
-    """What the best number of pings saves over none, in uncached tokens."""
-    step = LIFETIMES_SECONDS[lifetime] - MARGIN_SECONDS
-    first = idle.idle_seconds + step
-    starts = [first + number * step + MARGIN_SECONDS for number in range(PINGS_MAX[lifetime])]
+def _refresh_gain(idle: Idle, idle_times: Gaps, times: Multipliers, *, ttl: Ttl) -> float:
+    """What the best number of plain pings saves over none, in uncached tokens."""
+    # Pings follow each other every `step` = TTL - margin; ping i buys the time from its entry's old expiry to the new
+    # one. Probabilities are conditional on the session still being idle when the first ping is due.
+    step = LIFETIMES_SECONDS[ttl] - MARGIN_SECONDS
+    first_at = idle.idle_seconds + step
+    starts = [first_at + number * step + MARGIN_SECONDS for number in range(PINGS_MAX[ttl])]
     return float(
         pings_worth(
-            [gaps.chance(start, start + step, given_seconds=first) for start in starts],
+            [idle_times.chance(start, start + step, given_seconds=first_at) for start in starts],
             read=times.read,
             write=times.write_5m,
             prompt_tokens=idle.prompt_tokens,
-            held_tokens=idle.held_tokens if lifetime == "5m" else 0,
+            held_tokens=idle.held_tokens if ttl == "5m" else 0,
         ).saved_units
     )
 
 
-def _upgrade_gain(idle: Idle, gaps: Gaps, times: Multipliers) -> float:
-    """What one ping saves that asks for the long lifetime, at any return within that."""
-    first = idle.idle_seconds + LIFETIMES_SECONDS["5m"] - MARGIN_SECONDS
-    back = gaps.chance(first + MARGIN_SECONDS, first + LIFETIMES_SECONDS["1h"], given_seconds=first)
+def _upgrade_gain(idle: Idle, idle_times: Gaps, times: Multipliers) -> float:
+    """What one ping with a 1-hour breakpoint saves if the session returns within that hour."""
+    first_at = idle.idle_seconds + LIFETIMES_SECONDS["5m"] - MARGIN_SECONDS
+    return_probability = idle_times.chance(
+        first_at + MARGIN_SECONDS, first_at + LIFETIMES_SECONDS["1h"], given_seconds=first_at
+    )
     return float(
         upgrade_ping_pays(
             idle.prompt_tokens,
             idle.reply_tokens,
-            back,
-            upgrade_belief=idle.upgrade,
+            return_probability,
+            upgrade_probability=idle.upgrade,
             times=times,
             closing_tokens=CLOSING_TOKENS,
             held_tokens=idle.held_tokens,

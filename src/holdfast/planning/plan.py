@@ -1,4 +1,4 @@
-"""The plan of a call, for every kind of cache."""
+"""The cache plan of a call, for every kind of provider cache."""
 
 import msgspec
 
@@ -20,27 +20,29 @@ def plan(
     keep_small: bool = False,
     ttl: Ttl | None = None,
 ) -> Plan:
-    """Which marks a call carries, for how long, why, and what they are expected to save.
+    """The breakpoints of a call, with TTL, reason and expected saving.
 
-    Where a provider keeps what it likes there are none: there the session's key and a prefix that does not move are
-    the plan. `keep_small` is told in `plan_call`. A `ttl` that the provider knows is that of every mark.
+    A provider with an implicit cache gets none: there the session's cache key and an unchanged prefix are the plan.
+    `keep_small` is explained in `plan_call`. A `ttl` that the provider supports overrides that of every breakpoint.
     """
-    rules, scroll = moment.rules, moment.scroll
+    rules, buffer = moment.rules, moment.scroll
     if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
         planned = plan_call(moment, memory, learned, keep_small=keep_small)
-        made, stakes = planned.plan, planned.stakes
+        base_plan, stakes = planned.plan, planned.stakes
         warmth = Warmth(stakes.prompt, stakes.prompt - stakes.written)
     else:
-        made = plan_marks(scroll, rules, profile=profile)
-        known = bool(memory.pieces) and memory.pieces <= len(scroll.tokens)
-        prompt = memory.tail_tokens + sum(scroll.tokens[memory.pieces :]) if known else scroll.tokens_total
-        warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if known else 0)
+        base_plan = plan_marks(buffer, rules, profile=profile)
+        # The size of the last prompt as reported, plus our estimate for the blocks added since.
+        continues = bool(memory.pieces) and memory.pieces <= len(buffer.tokens)
+        prompt = memory.tail_tokens + sum(buffer.tokens[memory.pieces :]) if continues else buffer.tokens_total
+        warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if continues else 0)
     if ttl is not None and ttl in rules.ttls_seconds:
-        made = msgspec.structs.replace(made, marks=tuple(_bound_to(ttl, mark) for mark in made.marks))
-    gaps = expected(memory.gaps.all, learned.gaps.all)
-    told = with_savings(made.marks, scroll, warmth, gaps, rules=rules, price=moment.price)
-    return msgspec.structs.replace(made, marks=told, expected_read_tokens=sure_read(memory, moment.at))
+        forced = tuple(_with_ttl(ttl, breakpoint) for breakpoint in base_plan.marks)
+        base_plan = msgspec.structs.replace(base_plan, marks=forced)
+    idle_times = expected(memory.gaps.all, learned.gaps.all)
+    priced = with_savings(base_plan.marks, buffer, warmth, idle_times, rules=rules, price=moment.price)
+    return msgspec.structs.replace(base_plan, marks=priced, expected_read_tokens=sure_read(memory, moment.at))
 
 
-def _bound_to(ttl: Ttl, mark: Mark) -> Mark:
-    return msgspec.structs.replace(mark, ttl=ttl, reason=f"{mark.reason}; the lifetime is set to {ttl}")
+def _with_ttl(ttl: Ttl, breakpoint: Mark) -> Mark:
+    return msgspec.structs.replace(breakpoint, ttl=ttl, reason=f"{breakpoint.reason}; the TTL is set to {ttl}")

@@ -1,4 +1,4 @@
-"""What decides where marks go, how long they live, and whether an idle cache is kept warm: ours, and its rivals."""
+"""The interface of a cache policy: breakpoints, their TTLs, and pings; ours and those it is compared with."""
 
 from typing import Literal, Protocol
 
@@ -11,14 +11,14 @@ from holdfast.catalog.rows import CacheRules, Price
 from holdfast.planning.gaps import Awaited
 
 WaitedFor = Literal["start", "tool", "person"]
-"""Why time has passed since the call before: nothing has been sent yet, a tool ran, or a person thought."""
+"""What the session waited for since the call before: nothing yet (first call), a tool, or a person."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """All that is known when a call is about to be made.
+    """Everything a policy may look at when a call is about to be made.
 
-    `scroll` holds the prompt as it will be sent; it must not be changed. `idle_seconds` is the time since the call
-    before was begun, and None for the first.
+    `scroll` holds the prompt as it will be sent; it must not be changed. `idle_seconds` is the time since the previous
+    call started, None for the first call.
     """
 
     scroll: Scroll
@@ -30,10 +30,10 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Pinged(msgspec.Struct, frozen=True):
-    """A ping that was sent: when, with which lifetime, and what the provider reported.
+    """A ping that was sent: when, with which TTL, and the reported usage.
 
-    `piece` is where its last mark stood and `pieces` how many the prompt had there: those of the last request, or
-    those of the reply behind it too. `marked_tokens` are all tokens up to the mark.
+    `piece` is the block of its last breakpoint and `pieces` the number of blocks in its prompt: those of the last
+    request, with or without the reply after it. `marked_tokens` are all tokens up to the breakpoint.
     """
 
     at: float
@@ -45,10 +45,8 @@ class Pinged(msgspec.Struct, frozen=True):
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """The last request once more, for no answer: sent if the session is still idle `after_seconds` after it began.
-
-    `ttl` is the lifetime of the mark at its end.
-    """
+    """The last request once more, without asking for output: sent if the session is still idle `after_seconds` after
+    the last use of its cache. `ttl` is the TTL of its last breakpoint."""
 
     after_seconds: float
     ttl: Ttl
@@ -56,19 +54,19 @@ class Ping(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """One instance a session. Whatever it remembers, it was told here."""
+    """One instance per session; its state comes from these calls alone."""
 
     @property
     def name(self) -> str: ...
 
     def marks(self, moment: Moment) -> tuple[Mark, ...]:
-        """Where the marks go in this request; legal for the provider."""
+        """The breakpoints of this request; legal for the provider."""
 
     def heard(self, moment: Moment, usage: Usage) -> None:
-        """What the provider reported for the call that was made at this moment."""
+        """Take the usage that the provider reported for the call made at this moment."""
 
     def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
-        """Whether to keep warm what this call, or the last ping, has left; asked after each of them."""
+        """The next ping, if one is worth it; called after every call and every ping."""
 
     def pinged(self, ping: Pinged) -> None:
-        """A ping was sent, and this is what came of it."""
+        """Take the result of a ping."""

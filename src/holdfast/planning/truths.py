@@ -1,4 +1,4 @@
-"""Whether a longer lifetime behind a warm prefix keeps that prefix too: nobody says, so usage has to tell."""
+"""Whether a 1-hour write also extends the TTL of the 5-minute prefix before it; undocumented, so learned from usage."""
 
 import math
 
@@ -6,17 +6,21 @@ import msgspec
 
 HIT_IF_TRUE = 0.85
 HIT_IF_FALSE = 0.03
-"""How likely the first call after a pause is to read an anchor, if anchors hold, and if they do not.
+"""Probability that the first call after a pause reads an anchor, if TTLs upgrade and if they do not.
 
-Neither is certain: caches are evicted early now and then, and routes differ.
+Neither is certain: caches are evicted early now and then, and requests reach different servers. One observation changes
+the log odds by ln(0.85 / 0.03) = 3.3 or by ln(0.15 / 0.97) = -1.9.
 """
 
 LOG_ODDS_MAX = 6.0
-"""How sure anyone can be: a few calls to the contrary must be enough to change our mind."""
+"""Bound on the log odds (a probability of 0.9975), so that a few contrary calls are enough to reverse it."""
 
 
 class Belief(msgspec.Struct, frozen=True):
-    """What a model on a route was seen to do: `read` anchors after a pause, and `lost` ones."""
+    """The evidence for one model and route: how many anchors were `read` after a pause and how many were `lost`.
+
+    Log odds of 0 (even) to begin with: nothing is known.
+    """
 
     log_odds: float = 0.0
     read: int = 0
@@ -24,16 +28,20 @@ class Belief(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """How likely it is that lifetimes upgrade."""
+        """Probability that TTLs upgrade: the logistic function of the log odds."""
         return 1 / (1 + math.exp(-self.log_odds))
 
     def seen(self, *, read: bool) -> "Belief":
-        """One more pause that was longer than the short lifetime and shorter than the long one."""
-        likely = (HIT_IF_TRUE, HIT_IF_FALSE) if read else (1 - HIT_IF_TRUE, 1 - HIT_IF_FALSE)
-        odds = self.log_odds + math.log(likely[0] / likely[1])
-        return Belief(max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, odds)), read=self.read + read, lost=self.lost + (not read))
+        """Add one pause that was longer than the short TTL and shorter than the long one."""
+        # Bayes' rule in log odds: add ln(P(observation | upgrades) / P(observation | no upgrades)).
+        if_true, if_false = (HIT_IF_TRUE, HIT_IF_FALSE) if read else (1 - HIT_IF_TRUE, 1 - HIT_IF_FALSE)
+        log_odds = self.log_odds + math.log(if_true / if_false)
+        return Belief(_bounded(log_odds), read=self.read + read, lost=self.lost + (not read))
 
     def __add__(self, other: "Belief") -> "Belief":
-        """What both have seen, one after the other."""
-        odds = max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, self.log_odds + other.log_odds))
-        return Belief(odds, self.read + other.read, self.lost + other.lost)
+        """The evidence of both; independent observations add up in log odds."""
+        return Belief(_bounded(self.log_odds + other.log_odds), self.read + other.read, self.lost + other.lost)
+
+
+def _bounded(log_odds: float) -> float:
+    return max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, log_odds))

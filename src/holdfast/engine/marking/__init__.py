@@ -1,1 +1,1 @@
-"""How a request that others wrote is given marks, a key of a cache, and nothing else."""
+"""Adds cache breakpoints and a cache key to requests that other clients wrote, and changes nothing else."""

@@ -1,4 +1,4 @@
-"""Where marks go in the arguments of Anthropic's client."""
+"""Adds cache breakpoints to the arguments of Anthropic's client."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,118 +15,129 @@ from holdfast.providers.anthropic.blocks import MARK
 from holdfast.providers.anthropic.spell import PROMPT_NAMES
 
 Spots = Mapping[int, Ttl]
-"""Which pieces, counted from the first tool, get a mark, and of what lifetime."""
+"""The TTLs of the new breakpoints, by block; blocks are counted from the first tool."""
 
 
 def rewrite(arguments: Arguments, request: Request, *, text_follows: bool = False) -> Rewritten:
-    """The caller's marks stay and come first; ours take the places that are left.
+    """Add our breakpoints in the slots that the caller's own leave free; the caller's stay unchanged.
 
-    With `text_follows` something is going to stand behind the conversation that the next request does not begin with.
+    `text_follows`: text will be appended after the conversation that the next request will not repeat.
     """
     if (PROMPT_NAMES | {MARK}) & extra_body(arguments).keys():
         return Rewritten(arguments, request.wire)
-    own = request.wire.plan.marks
-    ours = missing_marks(request, own, text_follows=text_follows)
-    marks = tuple(sorted((*own, *ours), key=lambda mark: mark.piece))
-    changed = _marked(arguments, {mark.piece: mark.ttl for mark in ours}, request)
-    return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(marks)))
+    existing = request.wire.plan.marks
+    ours = missing_marks(request, existing, text_follows=text_follows)
+    breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.piece))
+    changed = _marked(arguments, {breakpoint.piece: breakpoint.ttl for breakpoint in ours}, request)
+    return Rewritten(changed, msgspec.structs.replace(request.wire, plan=Plan(breakpoints)))
 
 
-def missing_marks(request: Request, own: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
-    """The marks of the plan that are not there, as many as there are places left."""
+def missing_marks(request: Request, existing: Sequence[Mark], *, text_follows: bool = False) -> tuple[Mark, ...]:
+    """The planned breakpoints that are missing, as many as there are free slots."""
     automatic = request.body.get(MARK)
     ends_marked = automatic is not None and not text_follows
-    taken = _count(request.body) + (automatic is not None)
-    left = max(0, request.model.cache.marks_max - taken)
-    marked = {mark.piece for mark in own}
-    pieces = request.scroll.pieces
-    wanted = [
-        mark
-        for mark in _planned(request)
-        # The provider's automatic mark stands at the end of the conversation already, or on what follows it.
-        if mark.piece not in marked and not (ends_marked and pieces[mark.piece].place == "messages")
+    used = _count(request.body) + (automatic is not None)
+    slots_left = max(0, request.model.cache.marks_max - used)
+    marked = {breakpoint.piece for breakpoint in existing}
+    blocks = request.scroll.pieces
+    candidates = [
+        breakpoint
+        for breakpoint in _planned(request)
+        # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
+        if breakpoint.piece not in marked and not (ends_marked and blocks[breakpoint.piece].place == "messages")
     ]
-    # A mark for an hour must not stand behind one for five minutes. What lies in front of it is written for an
-    # hour in any case, so this costs nothing.
-    hours = [mark.piece for mark in own if mark.ttl == "1h"]
+    # A 1-hour breakpoint after a 5-minute one is refused (Anthropic, "Prompt caching"). Everything before a 1-hour
+    # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
+    hours = [breakpoint.piece for breakpoint in existing if breakpoint.ttl == "1h"]
     if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
-        hours.append(len(pieces))
+        hours.append(len(blocks))
     last_hour = max(hours, default=-1)
-    chosen = wanted[-left:] if left else []
-    return tuple(Mark(mark.piece, "1h" if mark.piece < last_hour else mark.ttl, mark.reason) for mark in chosen)
+    chosen = candidates[-slots_left:] if slots_left else []
+    return tuple(
+        Mark(breakpoint.piece, "1h" if breakpoint.piece < last_hour else breakpoint.ttl, breakpoint.reason)
+        for breakpoint in chosen
+    )
 
 
 def _planned(request: Request) -> tuple[Mark, ...]:
-    """The plan, and the end of the call before where that lies too far back to be found from the end of this one."""
-    rules, tail, pieces = request.model.cache, request.tail, request.scroll.pieces
-    marks = plan_marks(request.scroll, rules).marks
-    if tail is None or not marks or not takes_mark(pieces, tail) or pieces[tail].place != "messages":
-        return marks
-    if marks[-1].piece - tail < rules.lookback_positions:
-        return marks
-    return (*marks[:-1], Mark(tail, reason="end of the call before, which is too far back to be found"), marks[-1])
+    """The plan, plus the end of the previous call if that is beyond the lookback from the end of this one."""
+    rules, tail, blocks = request.model.cache, request.tail, request.scroll.pieces
+    breakpoints = plan_marks(request.scroll, rules).marks
+    if tail is None or not breakpoints or not takes_mark(blocks, tail) or blocks[tail].place != "messages":
+        return breakpoints
+    if breakpoints[-1].piece - tail < rules.lookback_positions:
+        return breakpoints
+    return (
+        *breakpoints[:-1],
+        Mark(tail, reason="end of the previous call, beyond the lookback"),
+        breakpoints[-1],
+    )
 
 
 def _count(body: Mapping[str, Json]) -> int:
-    """How many blocks carry a mark, at whatever depth; the automatic one is not among them."""
+    """How many blocks carry a breakpoint, at any depth; the automatic one is not counted."""
     messages = body.get("messages")
-    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    contents = (
+        [message.get("content") for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
     return sum(_count_blocks(blocks) for blocks in (body.get("tools"), body.get("system"), *contents))
 
 
 def _count_blocks(blocks: Json) -> int:
     if not isinstance(blocks, list):
         return 0
-    found = 0
+    count = 0
     for block in blocks:
         if isinstance(block, dict):
-            found += (block.get(MARK) is not None) + _count_blocks(block.get("content"))
-    return found
+            count += (block.get(MARK) is not None) + _count_blocks(block.get("content"))
+    return count
 
 
 def _marked(arguments: Arguments, spots: Spots, request: Request) -> Arguments:
-    """The arguments with marks in the same blocks as in the pieces; nothing of the caller's is changed."""
+    """A copy of the arguments with breakpoints on the given blocks; the caller's objects are not changed."""
     if not spots:
         return arguments
     walk = _Walk(spots)
     changed = dict(arguments)
     for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
-        given = arguments.get(name)
-        if given and not is_absent(given):
-            changed[name] = renew(given)
+        value = arguments.get(name)
+        if value and not is_absent(value):
+            changed[name] = renew(value)
     if walk.seen != len(request.scroll.pieces):
-        raise UserError("the blocks of the request are not counted alike")
+        raise UserError("the blocks of the arguments do not match those of the encoded request")
     return changed
 
 
 class _Walk:
-    """Goes through the arguments block by block, in the order of the pieces."""
+    """Walks the arguments block by block, in the order of the encoded blocks."""
 
     def __init__(self, spots: Spots) -> None:
         self._spots = spots
         self.seen = 0
 
-    def messages(self, given: object) -> list[object]:
+    def messages(self, value: object) -> list[object]:
         renewed: list[object] = []
-        for message in parts_of(given):
+        for message in parts_of(value):
             content = members_of(message).get("content")
             new = self.text_or_blocks(content)
             renewed.append(message if new is content else {**members_of(message), "content": new})
         return renewed
 
-    def text_or_blocks(self, given: object) -> object:
-        if isinstance(given, str):
+    def text_or_blocks(self, value: object) -> object:
+        if isinstance(value, str):
             ttl = self._next()
-            return [_with_mark({"type": "text", "text": given}, ttl)] if ttl else given
-        return self.blocks(given)
+            return [_with_mark({"type": "text", "text": value}, ttl)] if ttl else value
+        return self.blocks(value)
 
-    def blocks(self, given: object) -> object:
-        old = parts_of(given)
+    def blocks(self, value: object) -> object:
+        old = parts_of(value)
         new: list[object] = []
         for block in old:
             ttl = self._next()
             new.append(_with_mark(members_of(block), ttl) if ttl else block)
-        return new if any(after is not before for after, before in zip(new, old, strict=True)) else given
+        return new if any(after is not before for after, before in zip(new, old, strict=True)) else value
 
     def _next(self) -> Ttl | None:
         ttl = self._spots.get(self.seen)

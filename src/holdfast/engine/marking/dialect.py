@@ -1,4 +1,4 @@
-"""What is known of one method of a client: how its arguments are read and rewritten, and how its replies read."""
+"""Describes one method of an SDK client: how its arguments are rewritten and how its streamed items are encoded."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from holdfast.providers.streaming import written_event
 
 
 class Request(NamedTuple):
-    """A request as the caller wrote it, read and spelled by us.
+    """A caller's request, decoded and encoded by us.
 
-    `tail` is the last piece that the call before had marked, where this one says the same up to it.
+    `tail` is the last breakpoint's block in the previous request, if this request is unchanged up to it.
     """
 
     body: Mapping[str, Json]
@@ -27,7 +27,7 @@ class Request(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """The arguments that are sent, and what they say: the same prompt, with all marks."""
+    """The arguments to send, and the request that they encode: the same prompt with all breakpoints."""
 
     arguments: Arguments
     wire: WireRequest
@@ -39,17 +39,17 @@ def as_bare_event(item: Mapping[str, Json]) -> bytes:
 
 
 def as_named_event(item: Mapping[str, Json]) -> bytes:
-    """A streamed item as a server-sent event that is named by its type."""
+    """A streamed item as a server-sent event named by its type."""
     return written_event(plain_json(item), str(item.get("type", "")))
 
 
 class Dialect(NamedTuple):
-    """`left_out` are arguments that are not sent in the body; `closing` is what ends a stream on the wire."""
+    """`left_out` are arguments that are not sent in the body; `closing` are the bytes that end a stream."""
 
     adapter: Adapter
     rewrite: Callable[[Arguments, Request], Rewritten]
     as_event: Callable[[Mapping[str, Json]], bytes]
     left_out: frozenset[str] = frozenset()
     closing: bytes = b""
-    is_ours: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda given, sent, item: False
-    """Whether a streamed item is there only because we asked for it, by the arguments given and those sent."""
+    is_ours: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda arguments, sent, item: False
+    """Whether a streamed item exists only because of an argument that we added."""

@@ -1,4 +1,4 @@
-"""What a client's arguments are as JSON: the body that it would send."""
+"""Converts an SDK client's arguments to the JSON body that it would send."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
@@ -9,10 +9,10 @@ from holdfast.errors import UserError
 Arguments = dict[str, object]
 
 _ABSENT = frozenset({"NotGiven", "Omit"})
-"""The classes with whose instances the clients say that an argument was not given."""
+"""Names of the SDKs' sentinel classes for an argument that was not given."""
 
 NOT_SENT = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
-"""Arguments that are no part of the body under their own name."""
+"""Arguments that are not sent in the body under their own name."""
 
 
 def is_absent(value: object) -> bool:
@@ -20,7 +20,7 @@ def is_absent(value: object) -> bool:
 
 
 def settled(value: object) -> object:
-    """The value with what can be read only once made a list, so that it can be read by us and by the client."""
+    """The value with iterators turned into lists, so that both we and the client can read them."""
     if isinstance(value, Iterator) and not hasattr(value, "read"):
         return [settled(part) for part in value]
     if isinstance(value, list | tuple):
@@ -33,7 +33,7 @@ def settled(value: object) -> object:
 
 
 def plain(value: object) -> Json:
-    """The value as JSON; `UserError` for what has no one spelling there, such as an open file."""
+    """The value as JSON; `UserError` for values without a JSON form, such as an open file."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
@@ -45,39 +45,39 @@ def plain(value: object) -> Json:
         return plain(dumped)
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray) and not hasattr(value, "read"):
         return [plain(part) for part in value]
-    raise UserError(f"an argument holds a {type(value).__name__}, which is not read here")
+    raise UserError(f"cannot convert an argument of type {type(value).__name__} to JSON")
 
 
 def body_of(arguments: Mapping[str, object], *, left_out: frozenset[str] = frozenset()) -> dict[str, Json]:
     """The JSON object that the client sends for these arguments."""
     unsent = NOT_SENT | left_out
-    given = {name: value for name, value in arguments.items() if name not in unsent and not is_absent(value)}
-    body = {name: plain(value) for name, value in given.items()}
+    sent = {name: value for name, value in arguments.items() if name not in unsent and not is_absent(value)}
+    body = {name: plain(value) for name, value in sent.items()}
     return body | extra_body(arguments)
 
 
 def extra_body(arguments: Mapping[str, object]) -> dict[str, Json]:
-    """What the caller adds to the body by hand, or puts in the place of arguments."""
-    given = arguments.get("extra_body")
-    if given is None or is_absent(given):
+    """The caller's `extra_body`, whose members override the arguments."""
+    value = arguments.get("extra_body")
+    if value is None or is_absent(value):
         return {}
-    extra = plain(given)
+    extra = plain(value)
     if not isinstance(extra, dict):
-        raise UserError("extra_body is no object")
+        raise UserError("extra_body must be an object")
     return extra
 
 
 def members_of(value: object) -> Mapping[str, object]:
-    """A block as the caller gave it, or, where the client made an object of it, as that is sent."""
+    """A block's members: the caller's dict, or the JSON form of an SDK object."""
     if isinstance(value, Mapping):
         return value
-    spelled = plain(value)
-    if not isinstance(spelled, dict):
-        raise UserError(f"a {type(value).__name__} stands where an object belongs")
-    return cast("Mapping[str, object]", spelled)  # Json is narrower than object, but a dict's values are invariant.
+    encoded = plain(value)
+    if not isinstance(encoded, dict):
+        raise UserError(f"expected an object, got {type(value).__name__}")
+    return cast("Mapping[str, object]", encoded)  # Json is narrower than object, but a dict's values are invariant.
 
 
 def parts_of(value: object) -> list[object]:
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         return list(value)
-    raise UserError(f"a {type(value).__name__} stands where a list belongs")
+    raise UserError(f"expected a list, got {type(value).__name__}")
