@@ -135,9 +135,7 @@ def _notes(request: SentRequest, readable: int) -> list[str]:
         total = request.scroll.tokens_total
         return [f"{total} tokens (estimated) are below the floor of {rules.tokens_min}: nothing is cached"]
     if rules.kind == "marks" and not request.marks:
-        return [
-            "the first request has no cache breakpoint, so the provider caches nothing of it; the figures assume our breakpoints"
-        ]
+        return ["the first request has no breakpoint, so nothing of it is cached; the figures assume our breakpoints"]
     return []
 
 

@@ -1,5 +1,4 @@
-"""Decides for each call whether the provider's cache was read and, if not, why, which component caused it, and what it
-cost.
+"""Decides for each call whether the provider's cache was read and, if not, why and at what cost.
 
 Every call gets one verdict from three sources: the bytes sent (a digest chain over blocks), the usage that the provider
 reported, and the provider's own diagnosis where it sends one. If they disagree, the bytes decide and the verdict says
@@ -21,11 +20,9 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
 from holdfast.ledger.shares import Payer
 
+# Specification 002 sets 2,000 tokens as the default of `cache_break_min_drop`.
 DROP_TOKENS_MIN = 2_000
-"""Smaller drops are noise: counts are rounded, and the last block is sometimes missed.
-
-2,000 tokens is the default of `cache_break_min_drop` in specification 002.
-"""
+"""Smaller drops are noise: counts are rounded, and the last block is sometimes missed."""
 
 VerdictKind = Literal[
     "held",
