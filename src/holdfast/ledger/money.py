@@ -21,8 +21,8 @@ USD_MAX = Decimal(1_000)
 """The largest cost booked for one event: a larger amount is an error, and would overflow the sums that include it."""
 
 NAME_CHARACTERS_MAX = 200
-INTEGER_MAX = 2**62  # Half of the signed 64-bit range of an SQL integer, so that adding two values cannot overflow.
-LATENCY_MS_MAX = 2**31 - 1  # A signed 32-bit integer: 24 days.
+INTEGER_MAX = 2**62  # Well within the signed 64-bit integers of SQLite and PostgreSQL.
+LATENCY_MS_MAX = 2**31 - 1  # 24 days, in 31 bits.
 AT_MAX = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that `datetime` can represent.
 
 _BILLED: frozenset[type[AnyPayload]] = frozenset((LlmCallCompleted, LlmCallFailed, CachePinged, CacheKept))

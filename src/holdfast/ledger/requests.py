@@ -26,7 +26,7 @@ from holdfast.providers.tier_parameters import anthropic_parameters, gemini_para
 
 PLACES: tuple[Place, ...] = ("tools", "system", "messages")
 _MILLION = 1_000_000  # Prices are US dollars per million tokens.
-# Gemini's REST API takes camelCase; its Python SDK and recorded traffic also use snake_case.
+# Gemini accepts these members in snake_case too; the adapter decodes camelCase only.
 _IN_CAMEL_CASE = {
     "system_instruction": "systemInstruction",
     "generation_config": "generationConfig",
@@ -145,7 +145,7 @@ def readable_pieces(request: SentRequest, shared: int) -> int:
 def readable_tokens(request: SentRequest, shared: int) -> int:
     tokens = request.tokens_before(readable_pieces(request, shared))
     step = request.row.cache.rounds_reads_to if request.row else 1
-    return tokens // step * step  # OpenAI and Gemini report reads in multiples of a step.
+    return tokens // step * step  # OpenAI reports reads in multiples of 128 tokens.
 
 
 def kept_by(request: SentRequest, block: int) -> int:

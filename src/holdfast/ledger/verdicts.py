@@ -260,7 +260,7 @@ def _find_cause(left: Left | None, request: Request, usage: Usage, rules: CacheR
         return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, minimum is {rules.tokens_min}")
     if left is None or not left.tokens:
         return Verdict("first_use", detail="nothing was cached before")
-    # Without a breakpoint of ours no TTL was requested: the provider applies its shortest one.
+    # Where no breakpoint requested a TTL, assume the provider's shortest one.
     ttl_seconds = rules.ttls_seconds.get(left.ttl or "", 0) or min(rules.ttls_seconds.values(), default=0)
     idle_seconds = request.at - left.used_at
     ttl_seconds_min = min(rules.ttls_seconds.values(), default=ttl_seconds)
