@@ -150,7 +150,7 @@ def test_what_is_forgotten_of_a_session_is_made_anew_from_its_log(tmp_path: Path
         for number in range(40):
             for session in ("a", "b"):
                 store.append([called(number, session)]).result(10)
-        assert len(small._kept) == 1
+        assert len(small._cached) == 1
         check(store)
 
 

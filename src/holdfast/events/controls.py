@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 
 HOUR_SECONDS = 3_600
-KEPT_SECONDS_MAX = 7 * 24 * HOUR_SECONDS  # A week of paid storage; a longer TTL is more likely a mistake.
+KEPT_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 FixedTtl = Literal["5m", "1h"]
 TtlSetting = Literal["auto", "5m", "1h"]

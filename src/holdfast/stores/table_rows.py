@@ -1,4 +1,4 @@
-"""How a posting lies in the tables: calls, charges that are no calls, and calls that failed for nothing."""
+"""Maps postings to table rows: calls, charges that are not calls, and calls that failed at no cost."""
 
 from collections.abc import Sequence
 
@@ -100,11 +100,11 @@ _verdict = msgspec.json.Decoder(Verdict).decode
 def row_of(posting: Posting) -> TableRow:
     if posting.entry is not None:
         return _call_row(posting, posting.entry)
-    whose = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
+    common = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
     simulated, latency_ms = int(posting.simulated), posting.latency_ms
     if posting.outcome is None:
-        return ChargeRow(*whose, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
-    return FailureRow(*whose, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
+        return ChargeRow(*common, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
+    return FailureRow(*common, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
 
 
 def _call_row(posting: Posting, entry: Entry) -> CallRow:
