@@ -255,9 +255,9 @@ def test_a_damaged_call_is_told_of_in_one_line(store: DatabaseLog, address: str)
 
 @pytest.mark.parametrize("limit", [0, PAGE_MAX + 1])
 def test_a_page_that_is_none_is_refused(store: DatabaseLog, limit: int) -> None:
-    with pytest.raises(UserError, match="a page has 1 to 500 rows"):
+    with pytest.raises(UserError, match="limit must be 1 to 500"):
         store.tables().session_amounts(limit=limit)
-    with pytest.raises(UserError, match="a page has 1 to 500 rows"):
+    with pytest.raises(UserError, match="limit must be 1 to 500"):
         store.tables().session_calls("s", after=-1)
 
 

@@ -147,7 +147,7 @@ def _abbreviate(value: object) -> str:
 
 def continued_elsewhere(session_id: str) -> StoreError:
     return StoreError(
-        f"session {session_id!a} was continued by another process since it was opened here, so this append was "
+        f"session {session_id!a} was continued elsewhere since it was opened here, so this append was "
         "rejected: resume the session to continue"
     )
 

@@ -68,7 +68,8 @@ class TableQueries:
         # Only messages with an image matter, and their payload contains the word.
         self.to_post = (
             f"SELECT seq, {', '.join(COLUMNS)} FROM {events} WHERE session_id = {param} AND seq > {param} "
-            f"AND type IN ({event_types}) AND (type <> 'message.appended' OR payload LIKE {param}) ORDER BY seq LIMIT {param}"
+            f"AND type IN ({event_types}) AND (type <> 'message.appended' OR payload LIKE {param}) "
+            f"ORDER BY seq LIMIT {param}"
         )
         self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {param}"
         self.forget = [f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in TABLES.values()]

@@ -188,7 +188,7 @@ def _import_session(log: Log, events: list[Event], location: str) -> Imported:
     existing = list(log.read(session_id))
     if existing[: len(events)] != events[: len(existing)]:
         raise UserError(
-            f"{location}: session {session_id!a} has different events in this store: delete it first, or keep it as it is"
+            f"{location}: session {session_id!a} has different events here: delete it first, or keep it as it is"
         )
     missing = events[len(existing) :]
     try:
