@@ -7,7 +7,6 @@ from typing import Protocol, get_args
 
 from holdfast.errors import UserError
 from holdfast.events.log import SessionRow
-from holdfast.ledger.books import Entry
 from holdfast.ledger.money import dollars
 from holdfast.ledger.postings import Sums
 from holdfast.ledger.rollups import DAYS, OUTCOME_DAYS, SESSION_DAYS, VERDICT_DAYS, Ended, Given, Key, RollUp
@@ -43,8 +42,6 @@ class Source(Protocol):
 
     def worst(self, session_ids: Sequence[str], scope: Scope) -> dict[str, VerdictKind]:
         """The verdict of the call that lost most (the first, if several did); sessions without a loss are left out."""
-
-    def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]: ...
 
 
 class Answers:
@@ -110,10 +107,6 @@ class Answers:
             SessionAmounts(row.id, row.name, row.model, row.last_event_at, amounts_of(sums), worst.get(row.id))
             for row, sums in sessions
         )
-
-    def session_calls(self, session_id: str, *, after: int = 0, limit: int = PAGE_MAX) -> tuple[Entry, ...]:
-        _check_page_range(limit, after)
-        return tuple(self._source.calls(session_id, after=after, limit=limit))
 
     def outcomes(self, scope: Scope = EVERYTHING) -> tuple[Outcome, ...]:
         rows_by_key: dict[Key, list[tuple[int, Ended]]] = {}

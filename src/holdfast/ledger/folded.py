@@ -1,12 +1,10 @@
 """Cost queries for a log without roll-up tables: every result is folded from the events."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Log, SessionRow
 from holdfast.ledger.answers import Answers, Rows
-from holdfast.ledger.books import Entry
 from holdfast.ledger.postings import Posting, Sums, postings
 from holdfast.ledger.rollups import RollUp, Totals
 from holdfast.ledger.tables import Scope, SessionOrder, Tables
@@ -49,10 +47,6 @@ class _EventSource:
             if verdict is not None and lost > largest_losses.get(row.id, (0, None))[0]:
                 largest_losses[row.id] = (lost, verdict.kind)
         return {id: kind for id, (_, kind) in largest_losses.items() if id in session_ids}
-
-    def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]:
-        entries = (posting.entry for posting in postings(self._log.read(session_id), self._models))
-        return tuple(islice((entry for entry in entries if entry is not None and entry.record.number > after), limit))
 
     def _postings(self, scope: Scope) -> Iterator[tuple[SessionRow, Posting]]:
         for row in self._log.sessions():

@@ -7,11 +7,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from holdfast.canonical.usage import Usage
-from holdfast.ledger.books import Entry
 from holdfast.ledger.verdicts import VerdictKind
 
 PAGE_MAX = 500
-"""Sessions or calls per page."""
+"""Sessions per page."""
 
 NEVER = 1e300
 """Later than any event; a float that every store can compare with."""
@@ -127,9 +126,6 @@ class Tables(Protocol):
         self, scope: Scope = ..., *, order: SessionOrder = ..., limit: int = ..., offset: int = ...
     ) -> tuple[SessionAmounts, ...]:
         """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
-
-    def session_calls(self, session_id: str, *, after: int = ..., limit: int = ...) -> tuple[Entry, ...]:
-        """One page of a session's calls after the one numbered `after`."""
 
     def outcomes(self, scope: Scope = ...) -> tuple[Outcome, ...]:
         """The most frequent first."""

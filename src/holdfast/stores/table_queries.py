@@ -8,7 +8,7 @@ from holdfast.ledger.rollups import ACCOUNT_DAYS, DAYS, OUTCOME_DAYS, ROLLUPS, S
 from holdfast.ledger.tables import SessionOrder
 from holdfast.stores.queries import SESSION_COLUMNS
 from holdfast.stores.rows import COLUMNS
-from holdfast.stores.table_rows import TABLES, CallRow
+from holdfast.stores.table_rows import TABLES
 
 ORDERS: dict[SessionOrder, str] = {
     "lost": "lost DESC, spent DESC, id",
@@ -73,10 +73,6 @@ class TableQueries:
         )
         self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {param}"
         self.forget = [f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in TABLES.values()]
-        self.calls = (
-            f"SELECT {', '.join(CallRow.__struct_fields__)} FROM {schema}calls "
-            f"WHERE session_id = {param} AND number > {param} ORDER BY number, event_id LIMIT {param}"
-        )
 
     @cache  # noqa: B019 - one object per engine
     def states(self, count: int) -> str:

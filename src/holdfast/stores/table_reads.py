@@ -8,7 +8,6 @@ import msgspec
 
 from holdfast.events.log import SessionRow
 from holdfast.ledger.answers import KINDS, Rows
-from holdfast.ledger.books import Entry
 from holdfast.ledger.money import AT_MAX, day_of, day_start
 from holdfast.ledger.postings import Sums
 from holdfast.ledger.rollups import SESSION_DAYS, RollUp
@@ -17,7 +16,6 @@ from holdfast.ledger.verdicts import VerdictKind
 from holdfast.stores.queries import Cell
 from holdfast.stores.rows import session_of
 from holdfast.stores.table_queries import ARMS, TableQueries
-from holdfast.stores.table_rows import entry_of
 
 DAY_SECONDS = 86_400
 
@@ -82,10 +80,6 @@ class TableReads:
         query = self._queries.worst(len(session_ids))
         rows = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
         return {str(session_id): KINDS[kind] for session_id, kind in rows}
-
-    def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]:
-        self._catch_up()
-        return [entry_of(row) for row in self._fetch(self._queries.calls, (session_id, after, limit))]
 
 
 class Days(msgspec.Struct, frozen=True):
