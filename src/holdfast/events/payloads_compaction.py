@@ -18,7 +18,7 @@ Trigger = Literal["asked", "cold", "money", "soft", "hard", "overflow"]
 
 
 class CompactionNumbers(msgspec.Struct, frozen=True):
-    """The numbers behind a compaction decision. Tokens are calibrated estimates.
+    """The numbers that a compaction was decided by. Tokens are calibrated estimates.
 
     The stable prefix comes before everything that changes, and stays. `cost_usd` is the one-time cost of writing the
     shorter prompt above reading the long one; `break_even_calls` is how many calls must follow to recover it, None if

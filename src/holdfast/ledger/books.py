@@ -117,8 +117,8 @@ class Books(msgspec.Struct, frozen=True):
     """The accounting state of a session: everything needed to record its next call.
 
     The latest request has `blocks` blocks and the digest `chain`; the latest answered one had `answered` blocks. A
-    request that failed without usage is kept as `refused`: the next one is compared with what the provider had accepted
-    before it. A `simulated` session costs no real money.
+    request that failed without usage is stored as `refused`: the next one is compared with what the provider had
+    accepted before it. A `simulated` session costs no real money.
     """
 
     number: int = 0

@@ -46,10 +46,10 @@ class _BlockCounter:
         self._adapter = adapter
         self._model = model
 
-    def count(self, member: str, element: object, *, behind: bool = False) -> int:
-        """With `behind`, the element does not come first: some APIs accept the system prompt as first message."""
+    def count(self, member: str, element: object, *, follows: bool = False) -> int:
+        """With `follows`, the element does not come first: some APIs accept the system prompt as first message."""
         prompt_member = self.prompt_name
-        preceding: list[object] = [self._placeholder_message()] if behind or member != prompt_member else []
+        preceding: list[object] = [self._placeholder_message()] if follows or member != prompt_member else []
         body: dict[str, object] = {"model": self._model, "max_tokens": 1, prompt_member: preceding}
         if member == prompt_member:
             body[prompt_member] = [*preceding, element]
@@ -102,12 +102,12 @@ def _message_paths(counter: _BlockCounter, body: Body) -> Iterator[str]:
     if isinstance(messages, str) and messages:
         yield member
     for index, message in enumerate(_as_list(messages)):
-        count = counter.count(member, message, behind=index > 0)
+        count = counter.count(member, message, follows=index > 0)
         yield from _block_paths(f"{member}.{index}", message, count)
 
 
 def _block_paths(path: str, message: object, count: int) -> list[str]:
-    """The paths of a message's blocks in encoding order; the message's own path if they cannot be told apart."""
+    """The paths of a message's blocks in encoding order; the message's own path if they cannot be distinguished."""
     if not isinstance(message, dict):
         return [path] * count
     paths = [

@@ -178,7 +178,7 @@ class DatabaseLog:
 
     def prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
-        query = self._queries.prunable.format(kept=", ".join([self._queries.mark] * len(kept_types)))
+        query = self._queries.prunable.format(retained=", ".join([self._queries.mark] * len(kept_types)))
         return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
 
     def facts(self) -> Facts:

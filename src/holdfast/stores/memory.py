@@ -125,10 +125,10 @@ class MemoryStore:
         events = list(self.read(session_id))
         if not events or max(event.at for event in events) >= before:
             return 0
-        kept = [event for event in events if type_of(event.payload) in kept_types]
+        retained = [event for event in events if type_of(event.payload) in kept_types]
         self.delete(session_id)
-        self._store(kept)
-        return len(events) - len(kept)
+        self._store(retained)
+        return len(events) - len(retained)
 
     def tables(self) -> Tables:
         return folded_tables(self, self._models)

@@ -90,7 +90,7 @@ class OneByOne:
         if not self._port.fetch(self._queries.is_old, (job.session_id, job.before)):
             return partial(job.done.set_result, 0)
         self._rollups.take_out(self._port, job.session_id)
-        statement = self._queries.prune.format(kept=", ".join([self._queries.mark] * len(job.kept_types)))
+        statement = self._queries.prune.format(retained=", ".join([self._queries.mark] * len(job.kept_types)))
         deleted = self._execute(statement, (job.session_id, *job.kept_types)).rowcount
         if self._port.fetch(self._queries.any_event, (job.session_id,)):
             self._execute(self._queries.recount, (job.session_id,))

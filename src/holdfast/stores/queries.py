@@ -50,13 +50,13 @@ def queries(param: str, *, schema: str = "") -> Queries:
         is_old=f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}",
         prunable=f"""
 SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
-WHERE s.last_event_at < {param} AND e.type NOT IN ({{kept}}) GROUP BY s.id ORDER BY s.id""",
+WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id""",
         totals=f"""
 SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
     (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
 FROM {sessions}""",
         any_event=f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1",
-        prune=f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{kept}})",
+        prune=f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})",
         recount=f"""
 UPDATE {sessions} SET entered_events = -1,
     event_count = (SELECT count(*) FROM {events} WHERE session_id = {sessions}.id),
