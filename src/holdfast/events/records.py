@@ -20,7 +20,7 @@ class Feed(Protocol):
     def newest_place(self) -> int:
         """The position of the newest event; 0 if there is none."""
 
-    def behind(self, place: int, *, limit: int) -> tuple[Placed, ...]:
+    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
         """Events after a position, in order. Positions increase, with gaps."""
 
 

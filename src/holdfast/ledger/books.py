@@ -137,22 +137,22 @@ class Books(msgspec.Struct, frozen=True):
 
 
 def entered(
-    books: Books, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
+    state: Books, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
 ) -> tuple[Books, Entry | None]:
     """The state after one more event, and the entry of the call that the event ended, if it ended one."""
     event = bounded(event)
     match event.payload:
         case RequestPrepared() as payload:
-            return _record_request(books, payload, event.at), None
-        case LlmCallStarted(request_id=request_id) if books.newest is not None:
-            under_way = (*books.under_way, (request_id, books.newest))[-UNDER_WAY_MAX:]
-            return msgspec.structs.replace(books, under_way=under_way), None
+            return _record_request(state, payload, event.at), None
+        case LlmCallStarted(request_id=request_id) if state.newest is not None:
+            under_way = (*state.under_way, (request_id, state.newest))[-UNDER_WAY_MAX:]
+            return msgspec.structs.replace(state, under_way=under_way), None
         case LlmCallCompleted(source="completion-cache" | "summary") as payload:
-            return _record_side_call(books, event, payload, models)
+            return _record_side_call(state, event, payload, models)
         case LlmCallCompleted() | LlmCallFailed() as payload:
-            return _record_call_end(books, event, payload, models=models, drop_tokens_min=drop_tokens_min)
+            return _record_call_end(state, event, payload, models=models, drop_tokens_min=drop_tokens_min)
         case payload:
-            return _record_other(books, payload), None
+            return _record_other(state, payload), None
 
 
 def entries(events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[Entry]:
@@ -160,30 +160,30 @@ def entries(events: Iterable[Event], models: Models, *, drop_tokens_min: int = D
 
     Includes calls that were interrupted after the provider had begun to answer.
     """
-    books = Books()
+    state = Books()
     for event in events:
         if isinstance(event.payload, ENTERED):
-            books, entry = entered(books, event, models, drop_tokens_min=drop_tokens_min)
+            state, entry = entered(state, event, models, drop_tokens_min=drop_tokens_min)
             if entry is not None:
                 yield entry
 
 
-def _record_other(books: Books, payload: AnyPayload) -> Books:
+def _record_other(state: Books, payload: AnyPayload) -> Books:
     replace = msgspec.structs.replace
     match payload:
         case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
             account = payer(user_id=user_id, team_id=team_id)
-            return replace(books, simulated=books.simulated or simulated, payer=account)
+            return replace(state, simulated=state.simulated or simulated, payer=account)
         case GatewayForwarded(key_id=key_id, user_id=user_id, team_id=team_id):
-            return replace(books, payer=payer(key_id=key_id, user_id=user_id, team_id=team_id))
+            return replace(state, payer=payer(key_id=key_id, user_id=user_id, team_id=team_id))
         case EpochOpened(epoch=epoch) if epoch > 1:
-            return replace(books, planned=("epoch", f"epoch {epoch} was opened"))
+            return replace(state, planned=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
             # Caches are per model: the new one has no earlier prefix to compare with.
             planned = ("model", f"the model was switched to {after}")
-            return replace(books, planned=planned, blocks=0, chain="", head=Head(), refused=None)
+            return replace(state, planned=planned, blocks=0, chain="", head=Head(), refused=None)
         case CacheControlled(reason=reason, new_prefix=new_prefix):
-            updated = replace(books, planned=("settings", reason) if reason else books.planned)
+            updated = replace(state, planned=("settings", reason) if reason else state.planned)
             # A new prefix was requested, so there is no earlier one to compare with.
             return replace(updated, blocks=0, chain="", head=Head(), refused=None) if new_prefix else updated
         case ContextCompacted() as compacted:
@@ -191,51 +191,51 @@ def _record_other(books: Books, payload: AnyPayload) -> Books:
                 "compaction",
                 f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})",
             )
-            blocks, answered = min(books.blocks, compacted.kept_blocks), min(books.answered, compacted.kept_blocks)
-            return replace(books, planned=planned, blocks=blocks, answered=answered, refused=None)
-        case MessagesWithdrawn() if books.blocks > books.answered:
+            blocks, answered = min(state.blocks, compacted.kept_blocks), min(state.answered, compacted.kept_blocks)
+            return replace(state, planned=planned, blocks=blocks, answered=answered, refused=None)
+        case MessagesWithdrawn() if state.blocks > state.answered:
             # The provider accepted no part of the refused request.
-            return replace(books, blocks=books.answered)
+            return replace(state, blocks=state.answered)
         case Mending(reason=reason):
             planned = ("recovery", f"the request was repaired: {reason}")
-            return replace(books, planned=planned, blocks=min(books.blocks, books.answered), refused=None)
+            return replace(state, planned=planned, blocks=min(state.blocks, state.answered), refused=None)
         case ProviderLimited(reason=reason) as limits if limits.marks_max is not None or limits.short_lifetimes:
-            return replace(books, planned=("recovery", f"breakpoints were changed: {reason}"))
-        case MessageAppended(message=message) if not books.images and any(map(has_image, message.content)):
-            return replace(books, images=True)
-        case CachePinged() as ping if ping.piece is not None and books.left and ping.sent_at >= books.left.used_at:
+            return replace(state, planned=("recovery", f"breakpoints were changed: {reason}"))
+        case MessageAppended(message=message) if not state.images and any(map(has_image, message.content)):
+            return replace(state, images=True)
+        case CachePinged() as ping if ping.piece is not None and state.left and ping.sent_at >= state.left.used_at:
             # Every request that reads or writes an entry restarts its TTL, so a ping replaces what the last call left.
             cached_tokens = ping.usage.cache_read + ping.usage.cache_write
-            cached = replace(books.left, used_at=ping.sent_at, tokens=cached_tokens, ttl=ping.ttl, mark=ping.piece)
-            return replace(books, left=cached)
+            cached = replace(state.left, used_at=ping.sent_at, tokens=cached_tokens, ttl=ping.ttl, mark=ping.piece)
+            return replace(state, left=cached)
         case _:
-            return books
+            return state
 
 
-def _record_request(books: Books, prepared: RequestPrepared, at: float) -> Books:
-    links = prepared.links
-    first_changed = links[0] if links and prepared.shared_blocks < books.blocks else None
-    chain = links[-1].digest if links else books.chain
-    stable_prefix = head_of(books.head, prepared.shared_blocks, links)
+def _record_request(state: Books, prepared: RequestPrepared, at: float) -> Books:
+    digests = prepared.links
+    first_changed = digests[0] if digests and prepared.shared_blocks < state.blocks else None
+    chain = digests[-1].digest if digests else state.chain
+    stable_prefix = head_of(state.head, prepared.shared_blocks, digests)
     request = Request(
         at=at,
         plan=prepared.plan,
         chain=chain,
         settings=dict(prepared.settings),
-        blocks_before=books.blocks,
+        blocks_before=state.blocks,
         blocks_shared=prepared.shared_blocks,
         moved_layer=first_changed.layer if first_changed else None,
         move=prepared.moved or (Move(first_changed.start) if first_changed else None),
-        planned=books.planned,
-        images=books.images,
+        planned=state.planned,
+        images=state.images,
         stable_share=stable_prefix.share,
-        payer=books.payer,
+        payer=state.payer,
     )
-    if books.refused is not None:
-        request = _compare_past_refusal(books.refused, request)
-    blocks = prepared.shared_blocks + len(links)
+    if state.refused is not None:
+        request = _compare_past_refusal(state.refused, request)
+    blocks = prepared.shared_blocks + len(digests)
     return msgspec.structs.replace(
-        books, newest=request, planned=None, blocks=blocks, chain=chain, head=stable_prefix, refused=None
+        state, newest=request, planned=None, blocks=blocks, chain=chain, head=stable_prefix, refused=None
     )
 
 
@@ -251,21 +251,21 @@ def _compare_past_refusal(refused: Request, request: Request) -> Request:
 
 
 def _record_call_end(
-    books: Books, event: Event, payload: LlmCallCompleted | LlmCallFailed, *, models: Models, drop_tokens_min: int
+    state: Books, event: Event, payload: LlmCallCompleted | LlmCallFailed, *, models: Models, drop_tokens_min: int
 ) -> tuple[Books, Entry | None]:
     request = next(
-        (candidate for request_id, candidate in reversed(books.under_way) if request_id == payload.request_id),
-        books.newest,
+        (candidate for request_id, candidate in reversed(state.under_way) if request_id == payload.request_id),
+        state.newest,
     )
-    under_way = tuple(pair for pair in books.under_way if pair[0] != payload.request_id)
+    under_way = tuple(pair for pair in state.under_way if pair[0] != payload.request_id)
     completed = isinstance(payload, LlmCallCompleted)
     if not completed and payload.usage == Usage():
         # A change planned before a request that failed without usage applies to the next one.
-        planned = books.planned or (request.planned if request else None)
-        refused = request if request is books.newest else books.refused
-        return msgspec.structs.replace(books, under_way=under_way, planned=planned, refused=refused), None
+        planned = state.planned or (request.planned if request else None)
+        refused = request if request is state.newest else state.refused
+        return msgspec.structs.replace(state, under_way=under_way, planned=planned, refused=refused), None
     model = _find_priced_model(models, payload.model)
-    verdict, cached = None, books.left
+    verdict, cached = None, state.left
     if request is not None and model is not None and payload.usage.tokens_sent and not cached_by_others(model):
         if isinstance(payload, LlmCallCompleted):
             verdict = judge(
@@ -279,7 +279,7 @@ def _record_call_end(
         event_id=event.id,
         turn_id=event.turn_id,
         provider=payload.provider,
-        record=_build_call_record(books.number + 1, event.at, payload, request),
+        record=_build_call_record(state.number + 1, event.at, payload, request),
         uncached_usd=rounded(_uncached_usd(event, payload, model)),
         pricing_version=payload.pricing_version if isinstance(payload, LlmCallCompleted) else "",
         stop_reason=payload.stop_reason if isinstance(payload, LlmCallCompleted) else payload.error_class,
@@ -290,14 +290,14 @@ def _record_call_end(
         completion_key=payload.completion_key if isinstance(payload, LlmCallCompleted) else "",
         completion_kept=isinstance(payload, LlmCallCompleted) and payload.completion_kept,
         stable_written=stable_written(request.stable_share, payload.usage) if request else 0,
-        payer=request.payer if request else books.payer,
+        payer=request.payer if request else state.payer,
     )
-    answered = books.blocks if completed else books.answered
-    number = books.number + 1
-    return msgspec.structs.replace(books, number=number, under_way=under_way, answered=answered, left=cached), entry
+    answered = state.blocks if completed else state.answered
+    number = state.number + 1
+    return msgspec.structs.replace(state, number=number, under_way=under_way, answered=answered, left=cached), entry
 
 
-def _record_side_call(books: Books, event: Event, payload: LlmCallCompleted, models: Models) -> tuple[Books, Entry]:
+def _record_side_call(state: Books, event: Event, payload: LlmCallCompleted, models: Models) -> tuple[Books, Entry]:
     """Records a call outside the conversation (a summary, or a completion-cache hit).
 
     No request was prepared for it, and no later request is compared with it.
@@ -306,15 +306,15 @@ def _record_side_call(books: Books, event: Event, payload: LlmCallCompleted, mod
         event_id=event.id,
         turn_id=event.turn_id,
         provider=payload.provider,
-        record=_build_call_record(books.number + 1, event.at, payload, None),
+        record=_build_call_record(state.number + 1, event.at, payload, None),
         uncached_usd=rounded(_uncached_usd(event, payload, _find_priced_model(models, payload.model))),
         pricing_version=payload.pricing_version,
         stop_reason=payload.stop_reason,
         source=payload.source,
         completion_key=payload.completion_key,
-        payer=books.payer,
+        payer=state.payer,
     )
-    return msgspec.structs.replace(books, number=books.number + 1), entry
+    return msgspec.structs.replace(state, number=state.number + 1), entry
 
 
 def _find_priced_model(models: Models, name: str) -> Model | None:

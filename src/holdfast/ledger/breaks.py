@@ -117,7 +117,7 @@ def _tiers(request: SentRequest, unaffected: int) -> list[Tier]:
     tiers = []
     for section in PLACES:
         first = start_of(request, section)
-        block_count = sum(piece.place == section for piece in request.scroll.pieces)
+        block_count = sum(block.place == section for block in request.scroll.pieces)
         if block_count:
             tiers.append(Tier(section, block_count, min(max(unaffected - first, 0), block_count)))
     return tiers
@@ -193,16 +193,16 @@ def _classify_change(old: Piece, new: Piece | None) -> Literal["changed", "added
     return "added" if new.place != old.place else "changed"
 
 
-def said_in(piece: Piece) -> str:
+def said_in(block: Piece) -> str:
     """A block for a reader: its role, then its text, or its indented JSON."""
-    role_line = f"[{piece.role}]\n" if piece.role else ""
+    role_line = f"[{block.role}]\n" if block.role else ""
     try:
-        value = msgspec.json.decode(piece.data)
+        value = msgspec.json.decode(block.data)
         if isinstance(value, dict) and isinstance(value.get("text"), str) and value.keys() <= {"type", "text"}:
             return role_line + str(value["text"])
-        return role_line + msgspec.json.format(piece.data).decode()
+        return role_line + msgspec.json.format(block.data).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return role_line + (piece.opens + piece.data).decode(errors="replace")
+        return role_line + (block.opens + block.data).decode(errors="replace")
 
 
 def readable_diff(old: str, new: str) -> list[str]:

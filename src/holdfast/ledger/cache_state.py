@@ -95,7 +95,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
                 usage=state.usage + usage,
             )
             return _apply_usage(counted, usage, state.sent_at or event.at, models) if source == "provider" else counted
-        case CachePinged(piece=piece) as ping if piece is not None:
+        case CachePinged() as ping if ping.piece is not None:
             return _apply_usage(change(state, ttl=ping.ttl), ping.usage, ping.sent_at or event.at, models)
         case CacheKept() as explicit_cache:
             return _apply_explicit_cache(state, explicit_cache, event.at)

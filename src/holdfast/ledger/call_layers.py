@@ -79,7 +79,7 @@ class Strata:
         self.last_event_id: str | None = None
         self.calls: list[Stratum] = []
         self.happenings: list[Happening] = []
-        self._books = Books()
+        self._accounting = Books()
         self._chain: list[Link] = []
         self._sizes: dict[str, int] = {}
         self._requests = 0
@@ -98,7 +98,7 @@ class Strata:
             self.happenings.append(Happening(event.at, len(self.calls), *description))
         if not isinstance(event.payload, ENTERED):
             return
-        self._books, entry = entered(self._books, event, self._models)
+        self._accounting, entry = entered(self._accounting, event, self._models)
         if entry is not None:
             request = self._under_way.pop(entry.record.request_id, self._newest)
             self.calls.append(Stratum(entry, request if entry.source == "provider" else None))
@@ -121,9 +121,9 @@ class Strata:
 
     def _apply_request(self, prepared: RequestPrepared) -> None:
         self._truncate(prepared.shared_blocks)
-        for link in prepared.links:
-            self._chain.append(link)
-            self._sizes[link.layer] = self._sizes.get(link.layer, 0) + link.end - link.start
+        for digest in prepared.links:
+            self._chain.append(digest)
+            self._sizes[digest.layer] = self._sizes.get(digest.layer, 0) + digest.end - digest.start
         self._requests += 1
         self._newest = Sent(
             ordinal=self._requests,
@@ -139,10 +139,10 @@ class Strata:
 
     def _truncate(self, block_count: int) -> None:
         while len(self._chain) > block_count:
-            link = self._chain.pop()
-            self._sizes[link.layer] -= link.end - link.start
-            if not self._sizes[link.layer]:
-                del self._sizes[link.layer]
+            digest = self._chain.pop()
+            self._sizes[digest.layer] -= digest.end - digest.start
+            if not self._sizes[digest.layer]:
+                del self._sizes[digest.layer]
 
 
 def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:

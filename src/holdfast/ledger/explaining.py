@@ -83,7 +83,7 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(request: SentRequest, price: Price | None, *, padding: str | None = None) -> Explanation:
     model = request.row
     planned = _plan_first_call(request, price)
-    own_blocks = {mark.piece for mark in request.marks}
+    own_blocks = {breakpoint_.piece for breakpoint_ in request.marks}
     parts = tuple(_explain_blocks(request, price))
     return Explanation(
         model=request.model,
@@ -133,17 +133,17 @@ def _group_layers(parts: tuple[Part, ...]) -> Iterator[Layer]:
 
 
 def _explain_blocks(request: SentRequest, price: Price | None) -> Iterator[Part]:
-    scroll = request.scroll
-    readable = readable_tokens(request, len(scroll.pieces))
-    for index, piece in enumerate(scroll.pieces):
+    buffer = request.scroll
+    readable = readable_tokens(request, len(buffer.pieces))
+    for index, block in enumerate(buffer.pieces):
         lost = readable - readable_tokens(request, kept_by(request, index))
         yield Part(
             path=request.paths[index],
-            place=piece.place,
-            layer=piece.layer,
-            stability=piece.stability.name.lower(),
-            tokens=scroll.tokens[index],
-            digest=digest(piece.opens + piece.data)[:DIGEST_CHARS],
+            place=block.place,
+            layer=block.layer,
+            stability=block.stability.name.lower(),
+            tokens=buffer.tokens[index],
+            digest=digest(block.opens + block.data)[:DIGEST_CHARS],
             rewritten_tokens=lost,
             rewritten_usd=None if price is None else rewrite_usd(request, lost, price),
         )

@@ -60,14 +60,14 @@ def _cause_of_other_block(before: Sequence[Piece], after: Sequence[Piece]) -> tu
     old, new = before[0], after[0]
     if "tools" in (old.place, new.place):
         return _cause_of_tools(before, after)
-    if old.place == "messages" and any(piece.data == new.data for piece in before[1:]):
+    if old.place == "messages" and any(block.data == new.data for block in before[1:]):
         return "removed", "the block was removed, and the one after it took its place"
     return "text", f"{_describe_block(new)} replaced {_describe_block(old)}"
 
 
-def _describe_block(piece: Piece) -> str:
+def _describe_block(block: Piece) -> str:
     return {"tools": "a tool", "system": "system text"}.get(
-        piece.place, f"a block of the {piece.role or 'conversation'}"
+        block.place, f"a block of the {block.role or 'conversation'}"
     )
 
 
@@ -80,7 +80,7 @@ def _cause_of_edit(before: Sequence[Piece], after: Sequence[Piece], shared: int)
     for data in (new.data, old.data):
         if (pattern := volatile_at(data, shared)) is not None:
             return _cause_of_volatile(pattern)
-    if old.place == "messages" and any(piece.data == new.data for piece in before[1:]):
+    if old.place == "messages" and any(block.data == new.data for block in before[1:]):
         return "removed", "the block was removed, and the one after it took its place"
     if _is_short(old, new) and _same_words(old, new):
         return "order", "the same words in another order"
@@ -95,8 +95,8 @@ def _cause_of_volatile(pattern: str | None) -> tuple[MoveCause, str]:
 
 
 def _cause_of_tools(before: Sequence[Piece], after: Sequence[Piece]) -> tuple[MoveCause, str]:
-    old = [piece.data for piece in before if piece.place == "tools"]
-    new = [piece.data for piece in after if piece.place == "tools"]
+    old = [block.data for block in before if block.place == "tools"]
+    new = [block.data for block in after if block.place == "tools"]
     if sorted(old) == sorted(new):
         return "order", "the same tools in another order"
     if old and new and tool_name(old[0]) == tool_name(new[0]) is not None:
@@ -120,7 +120,7 @@ def _same_members(old: bytes, new: bytes) -> bool:
 
 
 def _same_words(old: Piece, new: Piece) -> bool:
-    words = [sorted(said_in(piece).split()) for piece in (old, new)]
+    words = [sorted(said_in(block).split()) for block in (old, new)]
     return words[0] == words[1]
 
 

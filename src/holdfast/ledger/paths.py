@@ -16,7 +16,7 @@ _NON_BLOCK_MEMBERS = frozenset(
 )
 
 
-def paths_of(adapter: Adapter, body: Body, pieces: Sequence[Piece], *, model: str) -> tuple[str, ...]:
+def paths_of(adapter: Adapter, body: Body, blocks: Sequence[Piece], *, model: str) -> tuple[str, ...]:
     """One path per block, such as `messages.3.content.1`; only the section and index where blocks and JSON do not
     match.
     """
@@ -25,12 +25,12 @@ def paths_of(adapter: Adapter, body: Body, pieces: Sequence[Piece], *, model: st
         paths = [*_tool_paths(counter, body), *_system_paths(body), *_message_paths(counter, body)]
     except HoldfastError:
         paths = []
-    if len(paths) != len(pieces):
+    if len(paths) != len(blocks):
         counts: dict[Place, int] = {}
         paths = []
-        for piece in pieces:
-            counts[piece.place] = counts.get(piece.place, -1) + 1
-            paths.append(f"{piece.place} block {counts[piece.place]}")
+        for block in blocks:
+            counts[block.place] = counts.get(block.place, -1) + 1
+            paths.append(f"{block.place} block {counts[block.place]}")
     return tuple(paths)
 
 

@@ -83,37 +83,37 @@ def matters(payload: AnyPayload) -> bool:
     return type(payload) in _POSTED_SET
 
 
-def posted(books: Books, event: Event, models: Models) -> tuple[Books, Posting | None]:
+def posted(state: Books, event: Event, models: Models) -> tuple[Books, Posting | None]:
     """The state after one more event, and what the event adds to the tables, if anything. Never raises."""
-    books, entry = entered(books, event, models)
+    state, entry = entered(state, event, models)
     if entry is not None:
         # A reply from the completion cache cost nothing and is not a provider call.
-        return books, _post_call(books, event, entry) if entry.source != "completion-cache" else None
+        return state, _post_call(state, event, entry) if entry.source != "completion-cache" else None
     if type(event.payload) not in _NOT_CALLS:
-        return books, None
+        return state, None
     event = bounded(event)
     match event.payload:
         case LlmCallFailed() as failure:
-            return books, _post_failure(books, event, failure)
+            return state, _post_failure(state, event, failure)
         case CachePinged(model=model, cost_usd=cost):
-            return books, _post_charge(books, event, model, picodollars(cost))
+            return state, _post_charge(state, event, model, picodollars(cost))
         case CacheKept(model=model, cost_usd=cost, storage_cost_usd=storage):
-            return books, _post_charge(books, event, model, picodollars(cost) + picodollars(storage))
+            return state, _post_charge(state, event, model, picodollars(cost) + picodollars(storage))
         case _:
-            return books, None
+            return state, None
 
 
 def postings(events: Iterable[Event], models: Models) -> Iterator[Posting]:
     """What a session adds to the tables, from its first event on."""
-    books = Books()
+    state = Books()
     for event in events:
         if isinstance(event.payload, POSTED):
-            books, posting = posted(books, event, models)
+            state, posting = posted(state, event, models)
             if posting is not None:
                 yield posting
 
 
-def _post_call(books: Books, event: Event, entry: Entry) -> Posting:
+def _post_call(state: Books, event: Event, entry: Entry) -> Posting:
     if entry.completion_key or entry.completion_kept:
         # The tables hold amounts only, not whether the reply was stored in the completion cache.
         entry = msgspec.structs.replace(entry, completion_key="", completion_kept=False)
@@ -148,12 +148,12 @@ def _post_call(books: Books, event: Event, entry: Entry) -> Posting:
         outcome="completed" if call.completed else entry.stop_reason,
         latency_ms=call.latency_ms,
         retries=entry.retries,
-        simulated=books.simulated,
+        simulated=state.simulated,
         payer=entry.payer,
     )
 
 
-def _post_charge(books: Books, event: Event, model: str, spent: int) -> Posting:
+def _post_charge(state: Books, event: Event, model: str, spent: int) -> Posting:
     """A charge that is not a call: it kept a cache alive, and would not exist without caching."""
     return Posting(
         event_id=event.id,
@@ -164,12 +164,12 @@ def _post_charge(books: Books, event: Event, model: str, spent: int) -> Posting:
         model=model,
         type=type_of(event.payload),
         sums=Sums(entries=1, spent=spent),
-        simulated=books.simulated,
-        payer=books.payer,
+        simulated=state.simulated,
+        payer=state.payer,
     )
 
 
-def _post_failure(books: Books, event: Event, failure: LlmCallFailed) -> Posting:
+def _post_failure(state: Books, event: Event, failure: LlmCallFailed) -> Posting:
     """A call that failed at no cost."""
     return Posting(
         event_id=event.id,
@@ -182,7 +182,7 @@ def _post_failure(books: Books, event: Event, failure: LlmCallFailed) -> Posting
         outcome=failure.error_class,
         latency_ms=failure.latency_ms,
         retries=failure.retry_count,
-        simulated=books.simulated,
+        simulated=state.simulated,
     )
 
 

@@ -26,16 +26,16 @@ class Report(msgspec.Struct, frozen=True):
     days: tuple[Day, ...]
 
 
-def report_of(tables: Tables, scope: Scope) -> Report:
+def report_of(queries: Tables, scope: Scope) -> Report:
     """Everything in the scope. Earlier calls still influence verdicts but are not counted."""
-    days = tuple(_fill_days(tables.days(scope)))
-    return Report(tables.totals(scope), tables.causes(scope), tuple(all_sessions(tables, scope)), days)
+    days = tuple(_fill_days(queries.days(scope)))
+    return Report(queries.totals(scope), queries.causes(scope), tuple(all_sessions(queries, scope)), days)
 
 
-def all_sessions(tables: Tables, scope: Scope) -> Iterable[SessionAmounts]:
+def all_sessions(queries: Tables, scope: Scope) -> Iterable[SessionAmounts]:
     """Sessions with the largest loss first, read page by page."""
     offset = 0
-    while page := tables.session_amounts(scope, order="lost", limit=PAGE_MAX, offset=offset):
+    while page := queries.session_amounts(scope, order="lost", limit=PAGE_MAX, offset=offset):
         yield from page
         offset += len(page)
 

@@ -38,7 +38,7 @@ _IN_CAMEL_CASE = {
 class SentRequest(msgspec.Struct, frozen=True):
     """`row` is None for a model that the catalog does not know. `marks` are the caller's own breakpoints.
 
-    `paths` gives the JSON path of each block of the scroll.
+    `paths` gives the JSON path of each block of the buffer.
     """
 
     told: Recognised
@@ -65,8 +65,8 @@ class SentRequest(msgspec.Struct, frozen=True):
         """The caller's breakpoints, or those that our planner would place if there are none."""
         return self.marks or (plan_marks(self.scroll, self.row.cache).marks if self.row else ())
 
-    def tokens_before(self, piece: int) -> int:
-        return self.prefix_tokens[piece - 1] if piece else 0
+    def tokens_before(self, block: int) -> int:
+        return self.prefix_tokens[block - 1] if block else 0
 
 
 def read_sent(raw: bytes, *, model: str | None = None, models: Models | None = None) -> SentRequest:
@@ -99,14 +99,14 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> SentRequest:
         wire = read_with(adapter, body, model=recognised.model)
         row = _find_row(model or f"{recognised.provider}:{recognised.model}", models)
         factor = row.tokens_factor if row else 1.0
-        scroll = Scroll(adapter, lambda encoded: count_block(encoded, factor))
+        buffer = Scroll(adapter, lambda encoded: count_block(encoded, factor))
         for segment in wire.prompt.segments:
-            scroll.extend(adapter.spell(segment))
-        paths = paths_of(adapter, body, scroll.pieces, model=recognised.model)
-    breakpoints = tuple(breakpoint_ for breakpoint_ in wire.plan.marks if breakpoint_.piece < len(scroll.pieces))
+            buffer.extend(adapter.spell(segment))
+        paths = paths_of(adapter, body, buffer.pieces, model=recognised.model)
+    breakpoints = tuple(breakpoint_ for breakpoint_ in wire.plan.marks if breakpoint_.piece < len(buffer.pieces))
     if row is not None:
-        breakpoints += automatic_mark(wire.parameters, scroll.pieces, breakpoints, row.cache)
-    return SentRequest(recognised, row, wire, scroll, paths, breakpoints, tuple(accumulate(scroll.tokens)))
+        breakpoints += automatic_mark(wire.parameters, buffer.pieces, breakpoints, row.cache)
+    return SentRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
 
 
 def _find_row(id: str, models: Models | None) -> Model | None:
@@ -161,7 +161,7 @@ def kept_by(request: SentRequest, block: int) -> int:
 def start_of(request: SentRequest, section: Place) -> int:
     """The number of blocks before a section."""
     rank = PLACES.index(section)
-    return sum(PLACES.index(piece.place) < rank for piece in request.scroll.pieces)
+    return sum(PLACES.index(block.place) < rank for block in request.scroll.pieces)
 
 
 def rewrite_usd(request: SentRequest, tokens: int, price: Price) -> Decimal:

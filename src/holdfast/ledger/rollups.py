@@ -67,8 +67,8 @@ def additions(posting: Posting) -> Iterator[Addition]:
     verdict = posting.entry.verdict if posting.entry else None
     if verdict is not None:
         lost = posting.sums.lost
-        given = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
-        yield VERDICT_DAYS.name, (day, verdict.kind, at_fault(verdict.component), simulated), given
+        verdict_sums = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
+        yield VERDICT_DAYS.name, (day, verdict.kind, at_fault(verdict.component), simulated), verdict_sums
     if posting.outcome is not None:
         key = (day, posting.provider, posting.model, posting.outcome, posting.latency_ms.bit_length(), simulated)
         yield OUTCOME_DAYS.name, key, (1, posting.latency_ms, posting.retries)

@@ -39,19 +39,19 @@ def payer(*, key_id: str | None = None, user_id: str | None = None, team_id: str
     return Payer(*((name or "")[:NAME_CHARACTERS_MAX] for name in (key_id, user_id, team_id)))
 
 
-def head_of(before: Head, shared_blocks: int, links: Sequence[Link]) -> Head:
-    """The stable prefix of the next request, which shares `shared_blocks` with the one before and adds `links`."""
-    if not links:
+def head_of(before: Head, shared_blocks: int, digests: Sequence[Link]) -> Head:
+    """The stable prefix of the next request, which shares `shared_blocks` with the one before and adds `digests`."""
+    if not digests:
         return before
-    total = links[-1].end
+    total = digests[-1].end
     # The first block after the stable prefix is shared too, so the prefix ends where it did.
     if shared_blocks > before.blocks:
         return Head(before.blocks, before.end, total)
-    blocks, end = shared_blocks, before.end if shared_blocks == before.blocks else links[0].start
-    for link in links:
-        if link.layer not in STABLE_LAYERS:
+    blocks, end = shared_blocks, before.end if shared_blocks == before.blocks else digests[0].start
+    for digest in digests:
+        if digest.layer not in STABLE_LAYERS:
             break
-        blocks, end = blocks + 1, link.end
+        blocks, end = blocks + 1, digest.end
     return Head(blocks, end, total)
 
 

@@ -161,12 +161,12 @@ class Tally(msgspec.Struct, frozen=True):
 
 def tallied(tally: Tally, events: Iterable[Event], models: Models) -> Tally:
     """The counters after more events; events already counted are not read again."""
-    books, stats, tokens, last_event_id = tally.books, tally.stats, tally.tokens, tally.last_event_id
+    accounting, stats, tokens, last_event_id = tally.books, tally.stats, tally.tokens, tally.last_event_id
     for event in events:
         last_event_id = event.id
         if not isinstance(event.payload, ENTERED):
             continue
-        books, entry = entered(books, event, models)
+        accounting, entry = entered(accounting, event, models)
         if entry is not None:
             stats, tokens = counted_in(stats, entry), _add_tokens(tokens, entry)
-    return Tally(last_event_id, books, stats, tokens)
+    return Tally(last_event_id, accounting, stats, tokens)

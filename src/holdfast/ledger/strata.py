@@ -36,10 +36,10 @@ def strata(events: Iterable[Event]) -> dict[str, tuple[Stratum, ...]]:
 
 def _merge_runs(chain: Iterable[Link]) -> tuple[Stratum, ...]:
     runs: list[Stratum] = []
-    for link in chain:
-        size = link.end - link.start
-        if runs and runs[-1].layer == link.layer:
-            runs[-1] = Stratum(link.layer, runs[-1].bytes + size)
+    for digest in chain:
+        size = digest.end - digest.start
+        if runs and runs[-1].layer == digest.layer:
+            runs[-1] = Stratum(digest.layer, runs[-1].bytes + size)
         else:
-            runs.append(Stratum(link.layer, size))
+            runs.append(Stratum(digest.layer, size))
     return tuple(runs)

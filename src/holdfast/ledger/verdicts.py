@@ -149,7 +149,7 @@ def _last_breakpoint(breakpoints: tuple[Mark, ...]) -> Mark | None:
 
 
 def judge(
-    left: Left | None,
+    cached: Left | None,
     request: Request,
     usage: Usage,
     row: Model,
@@ -158,8 +158,8 @@ def judge(
     drop_tokens_min: int = DROP_TOKENS_MIN,
 ) -> Verdict:
     """Whether the call read what the call before left in the cache; if not, the first cause that applies."""
-    expected = left.tokens if left is not None else 0
-    changed_parameter = _find_changed_parameter(left, request, row) if left is not None else None
+    expected = cached.tokens if cached is not None else 0
+    changed_parameter = _find_changed_parameter(cached, request, row) if cached is not None else None
     sources = Sources(
         bytes="moved" if request.moved else "settings changed" if changed_parameter else "the same",
         usage=_compare_usage(expected, usage, drop_tokens_min),
@@ -171,7 +171,7 @@ def judge(
         verdict = (
             changed_parameter
             if changed_parameter and not request.planned
-            else _find_cause(left, request, usage, row.cache)
+            else _find_cause(cached, request, usage, row.cache)
         )
         lost_usd = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
     return msgspec.structs.replace(
@@ -249,7 +249,7 @@ def _disagreement(verdict: Verdict, sources: Sources, request: Request) -> str:
     return ""
 
 
-def _find_cause(left: Left | None, request: Request, usage: Usage, rules: CacheRules) -> Verdict:
+def _find_cause(cached: Left | None, request: Request, usage: Usage, rules: CacheRules) -> Verdict:
     """The first cause that applies, changed parameters excepted; `provider_side` is what remains."""
     if request.planned is not None:
         component, detail = request.planned
@@ -258,11 +258,11 @@ def _find_cause(left: Left | None, request: Request, usage: Usage, rules: CacheR
         return _judge_prefix_change(request)
     if usage.tokens_sent < rules.tokens_min:
         return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, minimum is {rules.tokens_min}")
-    if left is None or not left.tokens:
+    if cached is None or not cached.tokens:
         return Verdict("first_use", detail="nothing was cached before")
     # Where no breakpoint requested a TTL, assume the provider's shortest one.
-    ttl_seconds = rules.ttls_seconds.get(left.ttl or "", 0) or min(rules.ttls_seconds.values(), default=0)
-    idle_seconds = request.at - left.used_at
+    ttl_seconds = rules.ttls_seconds.get(cached.ttl or "", 0) or min(rules.ttls_seconds.values(), default=0)
+    idle_seconds = request.at - cached.used_at
     ttl_seconds_min = min(rules.ttls_seconds.values(), default=ttl_seconds)
     if ttl_seconds and idle_seconds >= ttl_seconds:
         return Verdict("ttl_expired", detail=f"idle for {idle_seconds:.0f} s, TTL {ttl_seconds} s")
@@ -274,13 +274,13 @@ def _find_cause(left: Left | None, request: Request, usage: Usage, rules: CacheR
         )
     if (
         rules.kind == "marks"
-        and left.mark is not None
-        and not _is_within_lookback(left.mark, request.plan.marks, rules)
+        and cached.mark is not None
+        and not _is_within_lookback(cached.mark, request.plan.marks, rules)
     ):
         return Verdict(
             "lookback_miss",
             component="history",
-            detail=f"the last breakpoint was at block {left.mark}, more than {rules.lookback_positions} blocks back",
+            detail=f"the last breakpoint was at block {cached.mark}, more than {rules.lookback_positions} blocks back",
         )
     return Verdict("provider_side", detail="the same bytes, within the TTL, but not read")
 
@@ -301,14 +301,14 @@ def _judge_prefix_change(request: Request) -> Verdict:
     )
 
 
-def _find_changed_parameter(left: Left, request: Request, row: Model) -> Verdict | None:
+def _find_changed_parameter(cached: Left, request: Request, row: Model) -> Verdict | None:
     """The changed parameter that invalidates the most of the prompt, if any invalidates anything."""
-    rules, before, after = row.cache, left.settings, request.settings
-    if before == after and request.images == left.images and left.model == row.id:
+    rules, before, after = row.cache, cached.settings, request.settings
+    if before == after and request.images == cached.images and cached.model == row.id:
         return None
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-    changed += ["images"] if request.images != left.images else []
-    changed += ["model"] if left.model != row.id else []
+    changed += ["images"] if request.images != cached.images else []
+    changed += ["model"] if cached.model != row.id else []
     first_lost_by_name = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     sections: tuple[Place, ...] = ("tools", "system", "messages")
     invalidating = sorted(

@@ -70,17 +70,17 @@ def volatile_within(data: bytes, start: int, end: int) -> str | None:
 
 
 def _find_strings(request: SentRequest, price: Price | None) -> Iterator[VolatileString]:
-    scroll = request.scroll
-    readable = readable_tokens(request, len(scroll.pieces))
-    first_role = next((piece.role for piece in scroll.pieces if piece.place == "messages"), None)
-    for index, (piece, link) in enumerate(zip(scroll.pieces, scroll.links, strict=True)):
-        if piece.place == "messages" and piece.role != first_role:
+    buffer = request.scroll
+    readable = readable_tokens(request, len(buffer.pieces))
+    first_role = next((block.role for block in buffer.pieces if block.place == "messages"), None)
+    for index, (block, digest) in enumerate(zip(buffer.pieces, buffer.links, strict=True)):
+        if block.place == "messages" and block.role != first_role:
             return
-        start = link.end - len(piece.data)
+        start = digest.end - len(block.data)
         lost = readable - readable_tokens(request, kept_by(request, index))
-        for kind, offset, excerpt in _search_block(piece.data):
+        for kind, offset, excerpt in _search_block(block.data):
             cost = None if price is None else rewrite_usd(request, lost, price)
-            yield VolatileString(kind, request.paths[index], piece.place, start + offset, excerpt, lost, cost)
+            yield VolatileString(kind, request.paths[index], block.place, start + offset, excerpt, lost, cost)
 
 
 def _search_block(data: bytes) -> Iterator[tuple[str, int, str]]:

@@ -45,10 +45,10 @@ class Desk(Protocol):
 class _SessionState:
     """The accounting state of a session, and the event up to which it is valid."""
 
-    __slots__ = ("books", "count", "last_id")
+    __slots__ = ("accounting", "count", "last_id")
 
-    def __init__(self, books: Books, count: int, last_id: object) -> None:
-        self.books = books
+    def __init__(self, accounting: Books, count: int, last_id: object) -> None:
+        self.accounting = accounting
         self.count = count
         self.last_id = last_id
 
@@ -70,7 +70,7 @@ class Bookkeeper:
         self._totals = Totals()
         self._rows: dict[type[TableRow], list[TableRow]] = {kind: [] for kind in TABLES}
 
-    def open(self, desk: Desk, appends: Sequence[Append], session_rows: Sequence[SessionRow]) -> None:
+    def open(self, port: Desk, appends: Sequence[Append], session_rows: Sequence[SessionRow]) -> None:
         """Prepares for events whose session rows are already updated but which are not on the log yet themselves."""
         relevant = {event.session_id for job in appends for event in job.posted}
         counts = {
@@ -81,35 +81,38 @@ class Bookkeeper:
         session_ids = list(counts)
         for start in range(0, len(session_ids), _SESSIONS_AT_ONCE):
             batch = session_ids[start : start + _SESSIONS_AT_ONCE]
-            for session_id, count, entered, last_id in desk.fetch(self._queries.states(len(batch)), batch):
+            for session_id, count, entered, last_id in port.fetch(self._queries.states(len(batch)), batch):
                 assert isinstance(session_id, str)
                 assert isinstance(count, int)
                 count_before = count - counts[session_id]
                 cached = self._cached.get(session_id)
                 # The cached state is valid only if no other process appended or recounted in between.
                 if cached is not None and (cached.count, cached.last_id, entered) == (count_before, last_id, count):
-                    self._active[session_id] = _SessionState(cached.books, count_before, last_id)
+                    self._active[session_id] = _SessionState(cached.accounting, count_before, last_id)
                 elif session_id in relevant:
                     self._active[session_id] = self._rebuild(
-                        desk, session_id, count_before, last_id, whole=entered != count
+                        port, session_id, count_before, last_id, post_all=entered != count
                     )
 
-    def _rebuild(self, desk: Desk, session_id: str, count: int, last_id: object, *, whole: bool) -> _SessionState:
-        if whole:
-            self.take_out(desk, session_id)
+    def _rebuild(self, port: Desk, session_id: str, count: int, last_id: object, *, post_all: bool) -> _SessionState:
+        """The state of a session after the events on the log; with `post_all`, their amounts are added again as
+        well.
+        """
+        if post_all:
+            self.take_out(port, session_id)
             self._rebuilt.add(session_id)
-        books = Books()
+        accounting = Books()
         if count:
-            for event in self._relevant_events(desk, session_id):
-                books, posting = posted(books, event, self._models)
-                if posting is not None and whole:
+            for event in self._relevant_events(port, session_id):
+                accounting, posting = posted(accounting, event, self._models)
+                if posting is not None and post_all:
                     self._add(posting)
-        return _SessionState(books, count, last_id)
+        return _SessionState(accounting, count, last_id)
 
-    def _relevant_events(self, desk: Desk, session_id: str) -> Iterator[Event]:
+    def _relevant_events(self, port: Desk, session_id: str) -> Iterator[Event]:
         """The events of a session that change the accounting state."""
         seq = 0
-        while page := desk.fetch(self._queries.to_post, (session_id, seq, _IMAGE, PAGE_EVENTS)):
+        while page := port.fetch(self._queries.to_post, (session_id, seq, _IMAGE, PAGE_EVENTS)):
             for row_seq, *columns in page:
                 assert isinstance(row_seq, int)
                 seq = row_seq
@@ -122,7 +125,7 @@ class Bookkeeper:
         for job in appends:
             for event in job.posted:
                 state = self._active[event.session_id]
-                state.books, posting = posted(state.books, event, self._models)
+                state.accounting, posting = posted(state.accounting, event, self._models)
                 if posting is not None:
                     self._add(posting)
             for session_row in job.tallies:
@@ -136,44 +139,44 @@ class Bookkeeper:
         row = row_of(posting)
         self._rows[type(row)].append(row)
 
-    def take_out(self, desk: Desk, session_id: str) -> None:
+    def take_out(self, port: Desk, session_id: str) -> None:
         """Deletes a session's rows and subtracts its amounts from all roll-ups."""
-        self.write(desk)
+        self.write(port)
         self._active.pop(session_id, None)
         for table in ROLLUPS:
             query = self._queries.within(table, table.keys, sessions=1)
-            for row in desk.fetch(query, (*_ALWAYS, session_id) * len(ARMS[table.name])):
+            for row in port.fetch(query, (*_ALWAYS, session_id) * len(ARMS[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]
                 self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-_as_int(sum) for sum in sums))
                 self._has_removals = True
         for statement in self._queries.forget:
-            desk.write(statement, [(session_id,)])
+            port.write(statement, [(session_id,)])
 
-    def catch_up(self, desk: Desk, session_ids: Iterable[str]) -> None:
+    def catch_up(self, port: Desk, session_ids: Iterable[str]) -> None:
         """Processes those sessions completely whose events are not all in the tables."""
         for session_id in session_ids:
-            for _, count, entered, last_id in desk.fetch(self._queries.states(1), (session_id,)):
+            for _, count, entered, last_id in port.fetch(self._queries.states(1), (session_id,)):
                 if session_id not in self._rebuilt and count != entered:
                     assert isinstance(count, int)
-                    self._active[session_id] = self._rebuild(desk, session_id, count, last_id, whole=True)
+                    self._active[session_id] = self._rebuild(port, session_id, count, last_id, post_all=True)
 
-    def write(self, desk: Desk) -> None:
+    def write(self, port: Desk) -> None:
         """Writes what was computed, always in the same order, so that two processes cannot deadlock."""
         for kind, rows in self._rows.items():
             if rows:
-                desk.write(self._queries.insert(TABLES[kind], kind.__struct_fields__), [astuple(row) for row in rows])
+                port.write(self._queries.insert(TABLES[kind], kind.__struct_fields__), [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
             sums = self._totals.rows(table)
             if sums:
                 keys = sorted(sums)
-                desk.write(self._queries.add(table), [key + sums[key] for key in keys])
+                port.write(self._queries.add(table), [key + sums[key] for key in keys])
                 if self._has_removals:
-                    desk.write(self._queries.drop_empty(table), keys)
+                    port.write(self._queries.drop_empty(table), keys)
         self._totals.clear()
         self._has_removals = False
         if self._rebuilt:
-            desk.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._rebuilt)])
+            port.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._rebuilt)])
             self._rebuilt.clear()
 
     def commit(self) -> None:
@@ -184,17 +187,17 @@ class Bookkeeper:
         while len(self._cached) > self._sessions_max:
             self._cached.popitem(last=False)
 
-    def restart(self, desk: Desk) -> None:
+    def restart(self, port: Desk) -> None:
         """Empties the tables, so that every session is processed again. No other process may be writing."""
         self.begin()
         self._cached.clear()
         for statement in (*self._queries.empty, self._queries.unenter):
-            desk.write(statement, [()])
-        desk.write(self._queries.set_version, [(LEDGER_VERSION,)])
+            port.write(statement, [()])
+        port.write(self._queries.set_version, [(LEDGER_VERSION,)])
 
-    def is_current(self, desk: Desk) -> bool:
+    def is_current(self, port: Desk) -> bool:
         """Whether the tables were written by the rules of this version."""
-        return desk.fetch(self._queries.version) == [(LEDGER_VERSION,)]
+        return port.fetch(self._queries.version) == [(LEDGER_VERSION,)]
 
 
 def _as_cell(value: object) -> str | int:

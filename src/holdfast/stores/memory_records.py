@@ -82,6 +82,6 @@ class MemoryRecords:
     def newest_place(self) -> int:
         return max(self._events_by_seq(), default=0)
 
-    def behind(self, place: int, *, limit: int) -> tuple[Placed, ...]:
-        placed = [Placed(seq, event) for seq, event in self._events_by_seq().items() if seq > place]
+    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
+        placed = [Placed(seq, event) for seq, event in self._events_by_seq().items() if seq > position]
         return tuple(placed[:limit])

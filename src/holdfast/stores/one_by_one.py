@@ -31,15 +31,15 @@ class OneByOne:
         insert: Callable[[Sequence[Append]], None],
         *,
         queries: Queries,
-        books: Bookkeeper,
-        desk: Desk,
+        rollups: Bookkeeper,
+        port: Desk,
         violation: type[Exception],
     ) -> None:
         self._execute = execute
         self._insert = insert
         self._queries = queries
-        self._rollups = books
-        self._port = desk
+        self._rollups = rollups
+        self._port = port
         self._violation = violation
 
     def settle(self, job: Job) -> Settle:

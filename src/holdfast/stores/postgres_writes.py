@@ -90,8 +90,8 @@ class PostgresWrites:
             self._execute,
             self._insert,
             queries=QUERIES,
-            books=self._rollups,
-            desk=self,
+            rollups=self._rollups,
+            port=self,
             violation=psycopg.IntegrityError,
         )
         if not self._rollups.is_current(self):

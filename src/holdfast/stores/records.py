@@ -94,9 +94,9 @@ class DatabaseRecords:
         assert isinstance(seq, int)
         return seq
 
-    def behind(self, place: int, *, limit: int) -> tuple[Placed, ...]:
+    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
         placed = []
-        for seq, *columns in self._fetch(self._queries.behind, (place, limit)):
+        for seq, *columns in self._fetch(self._queries.behind, (position, limit)):
             assert isinstance(seq, int)
             placed.append(Placed(seq, _decode_event(columns)))
         return tuple(placed)

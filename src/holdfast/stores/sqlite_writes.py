@@ -49,8 +49,8 @@ class SqliteWrites:
             connection.execute,
             self._insert,
             queries=QUERIES,
-            books=self._rollups,
-            desk=self._port,
+            rollups=self._rollups,
+            port=self._port,
             violation=sqlite3.IntegrityError,
         )
         try:
