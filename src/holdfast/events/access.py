@@ -4,8 +4,8 @@ from typing import Protocol
 
 import msgspec
 
+# The cookie in which the dashboard sends a key.
 COOKIE = "holdfast_key"
-"""The cookie in which the dashboard sends a key."""
 
 
 class KeyRow(msgspec.Struct, frozen=True):

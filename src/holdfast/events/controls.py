@@ -27,7 +27,7 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SessionControl(msgspec.Struct, frozen=True):
     """Controls of one session.
 
-    `generation` counts cache invalidations, `adoptions` how often the session was asked to refresh its stable prefix.
+    `generation` counts cache invalidations, `refreshes` how often the session was asked to refresh its stable prefix.
     """
 
     caching_enabled: bool = True

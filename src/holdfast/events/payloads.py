@@ -36,7 +36,7 @@ from holdfast.events.payloads_tools import ToolInputInvalid as ToolInputInvalid
 class Parent(msgspec.Struct, frozen=True):
     """The session that started this one, the tool call it was started for, and how many sessions are above it.
 
-    `head_session_id` is the first of the sessions that share one stable prefix, and with it one cache.
+    `prefix_session_id` is the first of the sessions that share one stable prefix, and with it one cache.
     """
 
     session_id: str
@@ -131,7 +131,7 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
 class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     """The plan, and the digest chain from the first block that the previous call did not have.
 
-    The first `shared_blocks` blocks equal those of the previous call, byte for byte; where it had more, `moved`
+    The first `shared_blocks` blocks equal those of the previous call, byte for byte; where it had more, `prefix_change`
     describes the change. `settings` are the parameters that a cached prefix depends on, named as in the catalog's
     rules.
     """
@@ -149,7 +149,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):
     """From here on another model answers. `dropped` counts the blocks that were not transferred, by kind.
 
-    `cold_cost_usd` is the cost of writing the prompt into the new model's empty cache.
+    `cache_miss_cost_usd` is the cost of writing the prompt into the new model's empty cache.
     """
 
     before: str
@@ -188,8 +188,8 @@ PingKind = Literal["refresh", "upgrade", "warm"]
 class CachePinged(Payload, frozen=True, tag="cache.pinged"):
     """A request for no output: it refreshed the cache, extended its TTL, or prewarmed the stable prefix.
 
-    `piece` is the block of its last breakpoint, `pieces` the number of conversation blocks it contained and
-    `marked_tokens` their tokens; it was sent at `sent_at`.
+    `breakpoint_block` is the block of its last breakpoint, `block_count` the number of conversation blocks it contained
+    and `prefix_tokens` their tokens; it was sent at `sent_at`.
     """
 
     kind: PingKind
@@ -240,9 +240,10 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     """A call that was answered.
 
-    With a completion cache, `completion_key` identifies the request and `completion_kept` says whether the reply was
-    stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the conversation.
-    `compacting` is the part of the usage that the provider needed to compact the conversation first.
+    With a completion cache, `completion_key` identifies the request and `is_completion_cached` says whether the reply
+    was stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the
+    conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
+    first.
     """
 
     model: str

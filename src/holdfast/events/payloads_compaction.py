@@ -9,10 +9,9 @@ from holdfast.canonical.blocks import Role
 from holdfast.canonical.usage import Usage
 from holdfast.events.payload import Payload
 
+# `clear` replaces old tool results by one line each. `checkpoint` replaces messages by a summary; `seed` does so by the
+# seed's rules.
 Strategy = Literal["clear", "checkpoint", "seed"]
-"""`clear` replaces old tool results by one line each. `checkpoint` replaces messages by a summary; `seed` does so by
-the seed's rules.
-"""
 
 Trigger = Literal["asked", "cold", "money", "soft", "hard", "overflow"]
 
@@ -54,9 +53,9 @@ class ClearedResult(msgspec.Struct, frozen=True):
 class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     """From here on the messages `first` to `last` of the log are shown differently; `digest` identifies the originals.
 
-    The first `kept_blocks` blocks of the prompt are unchanged, and `kept_tokens` of them were cached up to a breakpoint
-    of their own. `tokens_before` and `tokens_after` are estimates for the whole prompt. `cost_usd` is that of the LLM
-    summary, whose call is on the log as well.
+    The first `unchanged_blocks` blocks of the prompt are unchanged, and `cached_tokens` of them were cached up to a
+    breakpoint of their own. `tokens_before` and `tokens_after` are estimates for the whole prompt. `cost_usd` is that
+    of the LLM summary, whose call is on the log as well.
     """
 
     strategy: Strategy
@@ -80,7 +79,7 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
 
 
 class CompactionRefused(Payload, frozen=True, tag="context.compaction_refused"):
-    """A compaction was due but would not help. It is retried after some calls, or if `final` after the next user
+    """A compaction was due but would not help. It is retried after some calls, or if `is_final` after the next user
     message.
     """
 

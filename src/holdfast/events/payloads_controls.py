@@ -9,7 +9,7 @@ class CacheControlled(Payload, frozen=True, tag="cache.controlled"):
 
     After a cache invalidation, `nonce` precedes the stable system prompt and `cache_key` replaces the session id.
     `reason` says why cached content is lost, if it is; `new_prefix` that the prompt starts with different bytes.
-    `adoptions` counts how often the session was asked to refresh its stable prefix.
+    `refreshes` counts how often the session was asked to refresh its stable prefix.
     """
 
     enabled: bool = True

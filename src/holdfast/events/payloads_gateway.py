@@ -6,10 +6,10 @@ from holdfast.events.payload import Payload
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One anti-pattern that was fixed in a request, or could have been: `habit` names it, `place` locates it.
+    """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
 
-    `usd` is what leaving it costs in this call if all others are fixed; `diff` shows the change with every letter as x
-    and every digit as 0.
+    `cost_usd` is what leaving it costs in this call if all others are fixed; `diff` shows the change with every letter
+    as x and every digit as 0.
     """
 
     habit: str
@@ -35,8 +35,8 @@ class Priced(msgspec.Struct, frozen=True, omit_defaults=True):
 class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Digests that identify a conversation after a restart.
 
-    The first `kept` blocks are those of the previous request, followed by `blocks`. `session` is the digest of an id
-    that the client sent, and `because` says where in the request it was found.
+    The first `shared_blocks` blocks are those of the previous request, followed by `blocks`. `session_digest` is the
+    digest of an id that the client sent, and `reason` says where in the request it was found.
     """
 
     mount: str

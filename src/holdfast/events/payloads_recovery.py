@@ -10,8 +10,8 @@ import msgspec
 from holdfast.canonical.prompt import Passage
 from holdfast.events.payload import Payload
 
+# What happens to an enqueued recipe: it is run, shown to a person, or the work ends.
 FollowUp = Literal["run", "surface", "end"]
-"""What happens to an enqueued recipe: it is run, shown to a person, or the work ends."""
 
 Trigger = Literal["automatic", "manual"]
 
@@ -72,7 +72,7 @@ class RecoveryEscalated(Recovery, frozen=True, tag="recovery.escalated"):
 
 
 class Splice(msgspec.Struct, frozen=True):
-    """Replaces `removed` passages starting at `at`, counted before any splice, by `passages`."""
+    """Replaces `removed` history entries starting at `at`, counted before any splice, by `entries`."""
 
     at: int
     removed: int
@@ -94,7 +94,7 @@ class PassagesMended(Mending, frozen=True, tag="context.mended"):
 
 
 class ThinkingDropped(Mending, frozen=True, tag="context.thinking_dropped"):
-    """Thinking in the first `passages` passages is no longer sent: `blocks` blocks of it."""
+    """Thinking in the first `entry_count` history entries is no longer sent: `block_count` blocks of it."""
 
     passages: int
     blocks: int
@@ -103,7 +103,7 @@ class ThinkingDropped(Mending, frozen=True, tag="context.thinking_dropped"):
 class ProviderLimited(Payload, frozen=True, tag="provider.limited"):
     """Limits found from the provider's refusals, in force until the model is switched; None where none was found.
 
-    `short_lifetimes` means that only the shortest TTL is accepted.
+    `shortest_ttl_only` means that only the shortest TTL is accepted.
     """
 
     reason: str

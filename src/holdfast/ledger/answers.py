@@ -1,4 +1,4 @@
-"""Turns rows of roll-up sums, wherever they are stored, into the results that `Tables` promises."""
+"""Turns rows of roll-up sums, wherever they are stored, into the results that `CostQueries` promises."""
 
 import datetime
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 
 class Answers:
-    """Implements `Tables` on top of a source of rows."""
+    """Implements `CostQueries` on top of a source of rows."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -163,10 +163,8 @@ def _build_outcome(key: Key, parts: list[tuple[int, Ended]]) -> Outcome:
 
 
 def _latency_bound_ms(parts: list[tuple[int, Ended]], rank: int) -> int:
-    """The smallest power of two, in milliseconds, under which the fastest `rank` calls stay.
-
-    A latency of b bits is under 2**b ms, and the roll-up keeps only the number of bits.
-    """
+    """The smallest power of two, in milliseconds, under which the fastest `rank` calls stay."""
+    # The roll-up keeps only the number of bits b of a latency, which is then in [2**(b - 1), 2**b) ms.
     cumulative_calls = accumulate(sums.calls for _, sums in parts)
     return int(
         2 ** next(bits for (bits, _), calls_so_far in zip(parts, cumulative_calls, strict=True) if calls_so_far >= rank)

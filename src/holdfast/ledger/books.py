@@ -1,7 +1,7 @@
 """Session accounting: turns each event, once, into call entries with cost and verdict.
 
 The state carried from event to event does not grow with the session. A store records events as it writes them;
-`entries` does the same for a whole log.
+`iter_entries` does the same for a whole log.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,12 +39,11 @@ from holdfast.ledger.money import bounded, integer, rounded
 from holdfast.ledger.shares import Head, Payer, head_of, payer, stable_written
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
 
+# Requests of one session that can be in progress at once; older ones are taken as never answered. It keeps the state
+# bounded when a process dies between `llm.call_started` and the end of the call.
 UNDER_WAY_MAX = 64
-"""Requests of one session that can be in progress at once; older ones are taken as never answered.
 
-It keeps the state bounded when a process dies between `llm.call_started` and the end of the call.
-"""
-
+# Payloads that change the accounting state; all other events leave it unchanged.
 ENTERED = (
     SessionStarted,
     EpochOpened,
@@ -62,7 +61,6 @@ ENTERED = (
     ContextCompacted,
     GatewayForwarded,
 )
-"""Payloads that change the accounting state; all other events leave it unchanged."""
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -89,10 +87,11 @@ class CallRecord(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """A call that a provider charged for: what was planned, what it cost, and its verdict.
 
-    `uncached_usd` is what it would have cost without a cache, or its actual cost where no price is known; `chain` is
-    the digest of everything it sent. A call has no verdict if it was interrupted, if no usage was reported, or if the
-    catalog does not know the model; nor if the completion cache answered it, which costs nothing and leaves every
-    provider cache unchanged. `stable_written` tokens were written for the tools and the stable system prompt.
+    `uncached_usd` is what it would have cost without a cache, or its actual cost where no price is known;
+    `prompt_digest` is the digest of everything it sent. A call has no verdict if it was interrupted, if no usage was
+    reported, or if the catalog does not know the model; nor if the completion cache answered it, which costs nothing
+    and leaves every provider cache unchanged. `stable_write_tokens` tokens were written for the tools and the stable
+    system prompt.
     """
 
     event_id: str
@@ -116,9 +115,9 @@ class Entry(msgspec.Struct, frozen=True):
 class Books(msgspec.Struct, frozen=True):
     """The accounting state of a session: everything needed to record its next call.
 
-    The latest request has `blocks` blocks and the digest `chain`; the latest answered one had `answered` blocks. A
-    request that failed without usage is stored as `refused`: the next one is compared with what the provider had
-    accepted before it. A `simulated` session costs no real money.
+    The latest request has `blocks` blocks and the digest `prompt_digest`; the latest answered one had `answered_blocks`
+    blocks. A request that failed without usage is stored as `refused_request`: the next one is compared with what the
+    provider had accepted before it. A `is_simulated` session costs no real money.
     """
 
     number: int = 0

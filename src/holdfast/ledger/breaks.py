@@ -45,7 +45,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class ChangedParameter(msgspec.Struct, frozen=True):
-    """`first_lost` is the first section of the prompt that can no longer be read from the cache."""
+    """`first_lost_section` is the first section of the prompt that can no longer be read from the cache."""
 
     name: str
     first_lost: Place

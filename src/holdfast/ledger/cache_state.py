@@ -23,17 +23,16 @@ from holdfast.events.payloads import (
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_gateway import GatewayForwarded
 
+# Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client
+# behind the gateway none.
 Heeds = Literal["all", "switch", "nothing"]
-"""Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a
-client behind the gateway none.
-"""
 
 
 class CacheState(msgspec.Struct, frozen=True):
     """`cached_at` is when the current uninterrupted cached period began; each use moves `expires_at` forward.
 
     `expires_at` is None where the provider does not state a TTL. `ttl` is the one that the last plan requested.
-    `kept_until` is when an explicit cache expires.
+    `explicit_expires_at` is when an explicit cache expires.
     """
 
     session_id: str
@@ -81,7 +80,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
         case GatewayForwarded():
             return change(state, heeds="nothing")
         case ModelSwitched(after=after):
-            return change(_clear_cache(state), model=after)
+            return change(_clear_cache(state), model=after)  # Caches are per model.
         case CacheControlled(reason=reason) if reason:
             return _clear_cache(state)
         case RequestPrepared(plan=plan):
@@ -188,7 +187,9 @@ def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderSu
         sessions=len(states),
         tokens_in=tokens_sent,
         tokens_cached=tokens_read,
+        # Share of tokens, not of calls: calls differ in size by orders of magnitude.
         hit_share=tokens_read / tokens_sent if tokens_sent else None,
+        # How long something is still cached without another call.
         ttl_seconds=max(remaining_seconds, default=0.0) if has_expiry else None,
         hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
     )

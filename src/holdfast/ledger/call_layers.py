@@ -138,6 +138,7 @@ class Strata:
         )
 
     def _truncate(self, block_count: int) -> None:
+        # Remove from the end only: the cost is proportional to what changed, not to the length of the history.
         while len(self._chain) > block_count:
             digest = self._chain.pop()
             self._sizes[digest.layer] -= digest.end - digest.start

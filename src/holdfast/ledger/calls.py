@@ -43,7 +43,7 @@ def delegated(events: Iterable[Event]) -> tuple[DelegationCompleted, ...]:
 class Bill(msgspec.Struct, frozen=True):
     """What a session cost, and what the same calls would have cost without a cache.
 
-    `keeping_cost_usd`, which is part of the cost, is for creating and storing explicit caches.
+    `explicit_cache_cost_usd`, which is part of the cost, is for creating and storing explicit caches.
     """
 
     calls: int
@@ -54,14 +54,17 @@ class Bill(msgspec.Struct, frozen=True):
 
     @property
     def saved_usd(self) -> Decimal:
+        # Negative if the cache writes and explicit caches cost more than the reads saved.
         return self.uncached_cost_usd - self.cost_usd
 
 
 def bill(records: Iterable[CallRecord], model: Model, *, keeping_usd: Decimal = Decimal(0)) -> Bill:
+    # Explicit caches count as cost only: without a cache they would not exist.
     count, usage, cost, uncached = 0, Usage(), keeping_usd, Decimal(0)
     for record in records:
         count += 1
         usage += record.usage
         cost += record.cost_usd
+        # Some models charge more above a prompt size, so each call is priced with its own row.
         uncached += uncached_cost_usd(record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent))
     return Bill(count, usage, cost, uncached, keeping_usd)

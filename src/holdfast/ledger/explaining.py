@@ -136,6 +136,7 @@ def _explain_blocks(request: SentRequest, price: Price | None) -> Iterator[Part]
     buffer = request.scroll
     readable = readable_tokens(request, len(buffer.pieces))
     for index, block in enumerate(buffer.pieces):
+        # Rewritten if this block changes: what is readable now minus what stays readable before it.
         lost = readable - readable_tokens(request, kept_by(request, index))
         yield Part(
             path=request.paths[index],
@@ -178,6 +179,7 @@ def _expect_savings(request: SentRequest, breakpoints: tuple[Mark, ...], price: 
     """The breakpoints with the saving expected of each if nothing of the request is cached yet."""
     if price is None or request.row is None:
         return ()
+    # Nothing learned: the prior distribution of idle times alone.
     idle_times = expected(Memory().gaps.all, NOTHING_LEARNED.gaps.all)
     warmth = Warmth(request.scroll.tokens_total, 0)
     return with_savings(breakpoints, request.scroll, warmth, idle_times, rules=request.row.cache, price=price)

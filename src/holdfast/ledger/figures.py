@@ -47,7 +47,7 @@ class BrokenCall(msgspec.Struct, frozen=True):
 
 
 class Sized(msgspec.Struct, frozen=True):
-    """Calls of a model whose prompts exceeded exactly the first `sizes` of the given limits."""
+    """Calls of a model whose prompts exceeded exactly the first `limits_exceeded` of the given limits."""
 
     model: str
     sizes: int

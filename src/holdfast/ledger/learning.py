@@ -13,7 +13,7 @@ from holdfast.planning.pings import LIFETIMES_SECONDS
 class CacheLesson(msgspec.Struct, frozen=True):
     """Observed behaviour of a model on a route. `floor_tokens` is set only where it differs from the catalog's.
 
-    `upgrade` is the probability that a longer TTL takes over a prefix that is still cached.
+    `upgrade_probability` is the probability that a longer TTL takes over a prefix that is still cached.
     """
 
     model: str
@@ -26,7 +26,7 @@ class CacheLesson(msgspec.Struct, frozen=True):
 
 
 class Rhythms(msgspec.Struct, frozen=True):
-    """Idle times of the sessions in a workspace; `pause` is the share that only the 1-hour TTL outlives."""
+    """Idle times of the sessions in a workspace; `pause_share` is the share that only the 1-hour TTL outlives."""
 
     workspace: str | None
     sessions: int

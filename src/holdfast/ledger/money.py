@@ -17,8 +17,8 @@ from holdfast.catalog.lookup import utc_date
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
 
+# The largest cost booked for one event: a larger amount is an error, and would overflow the sums that include it.
 USD_MAX = Decimal(1_000)
-"""The largest cost booked for one event: a larger amount is an error, and would overflow the sums that include it."""
 
 NAME_CHARACTERS_MAX = 200
 INTEGER_MAX = 2**62  # Well within the signed 64-bit integers of SQLite and PostgreSQL.

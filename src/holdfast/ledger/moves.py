@@ -11,9 +11,8 @@ from holdfast.canonical.pieces import Link, Piece, common_length
 from holdfast.ledger.breaks import readable_diff, said_in
 from holdfast.ledger.volatility import volatile_at
 
+# Longer blocks are compared by their bytes only, without decoding or diffing: this runs before every changed request.
 COMPARED_BYTES_MAX = 256 * 1024
-"""Longer blocks are compared by their bytes only, without decoding or diffing: this runs before every changed request.
-"""
 
 _CLOCK = frozenset({"a date and time", "a date", "a time of day", "words for now", "seconds since the epoch"})
 _IDS = frozenset({"a UUID", "a git hash", "a hexadecimal id", "an object's address"})
@@ -48,6 +47,7 @@ def move_of(before: Sequence[Piece], after: Sequence[Piece], at: Link) -> Move:
 def masked(line: str) -> str:
     """A diff line without its content: sign and punctuation stay, letters become x and digits 0."""
     sign, text = (line[:1], line[1:]) if line[:1] in ("+", "-", " ", "@") else ("", line)
+    # Upper case first: `_LETTER` does not match X, so the mask preserves case.
     return sign + _DIGIT.sub("0", _LETTER.sub("x", _UPPER.sub("X", text)))
 
 

@@ -15,8 +15,8 @@ from holdfast.ledger.books import ENTERED, Books, Entry, entered, has_image
 from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, picodollars
 from holdfast.ledger.shares import Payer
 
+# Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
 LEDGER_VERSION = 3
-"""Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt."""
 
 POSTED = (*ENTERED, CacheKept)
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, CacheKept))

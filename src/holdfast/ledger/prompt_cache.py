@@ -28,8 +28,8 @@ _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 
+# A request body as a mapping of its JSON members.
 Request = Mapping[str, Json]
-"""A request body as a mapping of its JSON members."""
 
 
 class PromptCacheConfig(msgspec.Struct, frozen=True):
@@ -56,8 +56,8 @@ class HashedPrompt(msgspec.Struct, frozen=True, tag="seed"):
 class ChainedPrompt(msgspec.Struct, frozen=True, tag="default"):
     """A request as we track it: one digest per block, chained over everything before it.
 
-    `kept_tokens` is what the provider reported as read or written; `settings` are the parameters that a prefix depends
-    on.
+    `cached_tokens` is what the provider reported as read or written; `settings` are the parameters that a prefix
+    depends on.
     """
 
     observed_at: float

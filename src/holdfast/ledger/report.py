@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.ledger.tables import PAGE_MAX, Amounts, Cause, DayAmounts, Scope, SessionAmounts, Tables
 
+# Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong.
 DAYS_MAX = 3_660
-"""Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong."""
 
 
 class Day(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ _IN_CAMEL_CASE = {
 
 
 class SentRequest(msgspec.Struct, frozen=True):
-    """`row` is None for a model that the catalog does not know. `marks` are the caller's own breakpoints.
+    """`row` is None for a model that the catalog does not know. `breakpoints` are the caller's own breakpoints.
 
     `paths` gives the JSON path of each block of the buffer.
     """
@@ -165,10 +165,7 @@ def start_of(request: SentRequest, section: Place) -> int:
 
 
 def rewrite_usd(request: SentRequest, tokens: int, price: Price) -> Decimal:
-    """What rewriting these tokens costs above reading them: tokens * max(0, write_price - read_price) / 10**6.
-
-    write_price is that of the last breakpoint's TTL, or the input price where writing costs no extra.
-    """
+    """What rewriting these tokens costs above reading them."""
     breakpoints = request.marks_in_force
     write_price = price.input
     if request.row is not None and request.row.cache.kind in ("marks", "breakpoints"):
@@ -181,9 +178,12 @@ def rewrite_usd(request: SentRequest, tokens: int, price: Price) -> Decimal:
                 write_price = price.cache_write_other
             case "12h":
                 write_price = price.cache_write_12h or price.cache_write_other
+    # rewrite = tokens * max(0, write_price - read_price) / 10**6, where write_price is that of the last breakpoint's
+    # TTL, or the input price where the provider charges nothing extra for writing.
     return tokens * max(Decimal(0), write_price - price.cache_read) / _MILLION
 
 
 def read_saving_usd(tokens: int, price: Price) -> Decimal:
-    """What a call saves by reading these tokens: tokens * (input_price - read_price) / 10**6."""
+    """What a call saves by reading these tokens instead of sending them uncached."""
+    # Each token costs the read price instead of the input price.
     return tokens * (price.input - price.cache_read) / _MILLION

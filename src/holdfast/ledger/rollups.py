@@ -40,19 +40,19 @@ class RollUp(msgspec.Struct, frozen=True):
 DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
 SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
 VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), Given.__struct_fields__)
+# A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot.
 OUTCOME_DAYS = RollUp(
     "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), Ended.__struct_fields__
 )
-"""A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot."""
 
+# Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
-"""Postings without a payer are not stored: they are the difference to the totals of `DAYS`."""
 
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
 
 
+# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
 PARTS_MAX = 1_000
-"""Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time."""
 
 
 def additions(posting: Posting) -> Iterator[Addition]:
@@ -83,6 +83,7 @@ class Totals:
     def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
         parts = self._parts[table].setdefault(key, [])
         parts.append(amounts)
+        # Adding tuples one by one would build a new tuple per posting; summing many at once is faster.
         if len(parts) >= PARTS_MAX:
             parts[:] = [_sum(parts)]
 

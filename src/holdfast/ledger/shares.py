@@ -9,6 +9,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.layers.standard import PINNED
 from holdfast.ledger.money import NAME_CHARACTERS_MAX
 
+# Layers that are FROZEN or pinned for an epoch; `nonce` is inserted by a cache invalidation.
 STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED})
 
 
@@ -32,6 +33,7 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
+        # Bytes stand in for tokens here: the log has exact byte offsets, but no token count per block.
         return min(1.0, max(0.0, self.end / self.total)) if self.total > 0 else 0.0
 
 
@@ -48,6 +50,7 @@ def head_of(before: Head, shared_blocks: int, digests: Sequence[Link]) -> Head:
     if shared_blocks > before.blocks:
         return Head(before.blocks, before.end, total)
     blocks, end = shared_blocks, before.end if shared_blocks == before.blocks else digests[0].start
+    # The stable prefix was cut short or ends exactly here: extend it by the new blocks of stable layers.
     for digest in digests:
         if digest.layer not in STABLE_LAYERS:
             break
@@ -56,10 +59,8 @@ def head_of(before: Head, shared_blocks: int, digests: Sequence[Link]) -> Head:
 
 
 def stable_written(share: float, usage: Usage) -> int:
-    """Estimates how many tokens a call wrote for its stable prefix.
-
-    With s = share of the prompt's bytes in the stable prefix, t = tokens sent, r = tokens read and w = tokens written,
-    the prefix has about s * t tokens. Reads cover the prompt from its start, so max(0, s * t - r) of them were not
-    read; of these at most w were written.
-    """
+    """Estimates how many tokens a call wrote for its stable prefix."""
+    # With s = the stable prefix's share of the prompt's bytes, t = tokens sent, r = tokens read and w = tokens written,
+    # the prefix has about s * t tokens. Reads cover the prompt from its start, so max(0, s * t - r) of them were not
+    # read; of these at most w were written.
     return min(usage.cache_write, max(0, round(share * usage.tokens_sent) - usage.cache_read))

@@ -9,8 +9,8 @@ from holdfast.events.envelope import Event
 from holdfast.ledger.books import ENTERED, Books, Entry, entered
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, EXPECTED, UNEXPECTED
 
+# Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same.
 RANK_SHARE_MIN = 0.05
-"""Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same."""
 
 
 class PromptCacheStats(msgspec.Struct, frozen=True):
@@ -60,12 +60,14 @@ class TokenStats(msgspec.Struct, frozen=True):
 
     @property
     def hit_percent(self) -> int:
+        # Rounded down, so that 100 means everything was read.
         return 100 * self.cache_tokens // self.input_tokens if self.input_tokens else 0
 
 
 def break_of(entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBreakEvent | None:
     """The cache break that a call was, if any. What it could have read is reported as the previous read."""
     verdict = entry.verdict
+    # max(1, ...): even with a threshold of 0 a call that read everything is no break.
     if verdict is None or verdict.missing_tokens < max(1, drop_tokens_min):
         return None
     if verdict.kind not in (*EXPECTED, *UNEXPECTED):

@@ -9,11 +9,11 @@ import msgspec
 from holdfast.canonical.usage import Usage
 from holdfast.ledger.verdicts import VerdictKind
 
+# Sessions per page.
 PAGE_MAX = 500
-"""Sessions per page."""
 
+# Later than any event; a float that every store can compare with.
 NEVER = 1e300
-"""Later than any event; a float that every store can compare with."""
 
 SessionOrder = Literal["lost", "spent", "newest"]
 
@@ -35,8 +35,8 @@ class Amounts(msgspec.Struct, frozen=True):
 
     Keep-alive pings and explicit caches add to `spent_usd` but not to `uncached_usd`: without a cache they would not
     exist. `hits` are calls that read anything from the cache; the share of tokens read is `usage.read_share`.
-    `stable_written` tokens were written for the tools and the stable system prompt; `latency_ms` is the total over all
-    calls.
+    `stable_write_tokens` tokens were written for the tools and the stable system prompt; `latency_ms` is the total over
+    all calls.
     """
 
     calls: int = 0
@@ -50,6 +50,7 @@ class Amounts(msgspec.Struct, frozen=True):
 
     @property
     def saved_usd(self) -> Decimal:
+        # Negative where keeping caches cost more than they saved.
         return self.uncached_usd - self.spent_usd
 
     @property
@@ -69,7 +70,9 @@ class ModelAmounts(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """`calls` lost something for this reason; `given` is how often the verdict was given, with or without a loss."""
+    """`calls` lost something for this reason; `verdict_count` is how often the verdict was given, with or without a
+    loss.
+    """
 
     kind: VerdictKind
     component: str | None
@@ -80,7 +83,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class SessionAmounts(msgspec.Struct, frozen=True):
-    """`worst` is the verdict of the call that lost most."""
+    """`worst_verdict` is the verdict of the call that lost most."""
 
     id: str
     name: str | None

@@ -1,8 +1,7 @@
 """Decides for each call whether the provider's cache was read and, if not, why and at what cost.
 
-Every call gets one verdict from three sources: the bytes sent (a digest chain over blocks), the usage that the provider
-reported, and the provider's own diagnosis where it sends one. If they disagree, the bytes decide and the verdict says
-so.
+Every call gets one verdict from three sources: the bytes sent (a digest chain over blocks), the reported usage, and the
+provider's own diagnosis where it sends one. If they disagree, the bytes decide and the verdict says so.
 """
 
 from collections.abc import Mapping
@@ -20,10 +19,11 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
 from holdfast.ledger.shares import Payer
 
-# Specification 002 sets 2,000 tokens as the default of `cache_break_min_drop`.
+# Smaller drops are noise: counts are rounded, and the last block is sometimes missed. Specification 002 sets 2,000
+# tokens as the default of `cache_break_min_drop`.
 DROP_TOKENS_MIN = 2_000
-"""Smaller drops are noise: counts are rounded, and the last block is sometimes missed."""
 
+# In order of precedence: where several causes apply, the first one is reported.
 VerdictKind = Literal[
     "held",
     "planned",
@@ -35,8 +35,8 @@ VerdictKind = Literal[
     "lookback_miss",
     "provider_side",
 ]
-"""In order of precedence: where several causes apply, the first one is reported."""
 
+# Neither list has `held`, `below_floor` and `first_use`: nothing was lost.
 EXPECTED: tuple[VerdictKind, ...] = ("planned", "parameter_changed", "ttl_expired")
 UNEXPECTED: tuple[VerdictKind, ...] = ("prefix_changed", "lookback_miss", "provider_side")
 
@@ -55,14 +55,15 @@ class Sources(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`expected_tokens` were in the cache, `read_tokens` were read; sending the rest again cost `lost_usd` more than a
-    read.
+    """Whether a call read what was cached, and what a miss cost.
 
-    `unsent_tokens` were in the cache, but the call did not send them at all (a trimmed history, say): they cost nothing
-    and are not lost. `component` is what caused the miss: a layer, a parameter, or a recorded action. `byte` is the
-    offset in the cacheable bytes at which the prefix changed, `first_lost` the section from which nothing could be
-    read, `cause` the most likely reason for the change; `diff` shows the change with all letters and digits masked.
-    `sources` holds what each of the three sources said; `disagreement` is set where they contradict each other.
+    `expected_tokens` were in the cache and `read_tokens` were read; sending the rest again cost `lost_usd` more than a
+    read. `unsent_tokens` were in the cache, but the call did not send them at all (a trimmed history, say): they cost
+    nothing and are not lost. `component` is what caused the miss: a layer, a parameter, or a recorded action. `byte` is
+    the offset in the cacheable bytes at which the prefix changed, `first_lost_section` the section from which nothing
+    could be read, `cause` the most likely reason for the change; `diff` shows the change with all letters and digits
+    masked. `evidence` holds what each of the three sources said; `disagreement` is set where they contradict each
+    other.
     """
 
     kind: VerdictKind
@@ -86,6 +87,7 @@ class Verdict(msgspec.Struct, frozen=True):
     @property
     def lost_tokens(self) -> int:
         """Tokens that could have been read from the cache and were sent again instead."""
+        # lost = (expected - read) - unsent: what the prompt no longer contains was neither read nor paid for again.
         return max(0, self.missing_tokens - self.unsent_tokens)
 
     @property
@@ -109,7 +111,7 @@ class Left(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """A request as it was sent, compared with the one before it.
 
-    `planned` is the component and reason of a deliberate change that was recorded before this request.
+    `planned_change` is the component and reason of a deliberate change that was recorded before this request.
     """
 
     at: float
@@ -158,6 +160,7 @@ def judge(
     drop_tokens_min: int = DROP_TOKENS_MIN,
 ) -> Verdict:
     """Whether the call read what the call before left in the cache; if not, the first cause that applies."""
+    # A call should read everything that the call before it had read or written.
     expected = cached.tokens if cached is not None else 0
     changed_parameter = _find_changed_parameter(cached, request, row) if cached is not None else None
     sources = Sources(
@@ -181,6 +184,7 @@ def judge(
         lost_usd=lost_usd,
         sources=sources,
         disagreement=_disagreement(verdict, sources, request),
+        # The cached prefix was longer than the whole prompt: at least the difference was not sent.
         unsent_tokens=max(0, expected - usage.tokens_sent),
     )
 
@@ -194,13 +198,11 @@ def _compare_usage(
 
 
 def _lost_usd(request: Request, usage: Usage, row: Model, tokens: int) -> Decimal:
-    """What sending these tokens again cost above reading them, as far as they were sent at all.
-
-    lost_usd = sum over billing buckets b of resent_b * max(0, price_b - price_read) / 10**6, where resent_b is the part
-    of the lost tokens that was billed in bucket b. The lost tokens followed directly after the part that was read, and
-    providers bill a prompt from its start as 1-hour writes, then shorter writes, then plain input: buckets are filled
-    in that order until no lost token is left.
-    """
+    """What sending these tokens again cost above reading them, as far as they were sent at all."""
+    # lost_usd = sum over billing buckets b of resent_b * max(0, price_b - price_read) / 10**6, where resent_b is the
+    # part of the lost tokens that was billed in bucket b. The lost tokens follow directly after those that were read,
+    # and a prompt is billed from its start as 1-hour writes, then shorter writes, then plain input (Anthropic
+    # requires longer TTLs before shorter ones): fill the buckets in that order until no lost token is left.
     prices = price_at(row, utc_date(request.at), usage.tokens_sent)
     lost = Decimal(0)
     for sent, price_per_million in (
@@ -215,6 +217,7 @@ def _lost_usd(request: Request, usage: Usage, row: Model, tokens: int) -> Decima
     return lost / _MILLION if lost else Decimal(0)
 
 
+# Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.
 _SECTION_BY_DIAGNOSIS: dict[str, str] = {
     "model_changed": "model",
     "tools_changed": "tools",
@@ -223,7 +226,6 @@ _SECTION_BY_DIAGNOSIS: dict[str, str] = {
     "input_changed": "messages",
     "context_compacted": "planned",
 }
-"""Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections."""
 
 
 def _disagreement(verdict: Verdict, sources: Sources, request: Request) -> str:

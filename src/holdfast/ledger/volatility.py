@@ -16,12 +16,14 @@ LOOKED_AT_BYTES_MAX = 1024 * 1024
 SHOWN_CHARS_MAX = 60
 AROUND_BYTES_MAX = 256
 
+# Order matters: the first alternative that matches names the string, so longer forms come first.
 _PATTERNS = {
     "a date and time": rb"\b20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d(?::[0-5]\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?",
     "a date": rb"\b20\d\d-[01]\d-[0-3]\d\b",
     "a time of day": rb"\b[0-2]\d:[0-5]\d(?::[0-5]\d)?\b",
     "words for now": rb"(?i)\b(?:today is|today's date|current (?:date|time|datetime)|the time is|as of now)\b",
     "a UUID": rb"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
+    # 1.6e9 to 2.0e9 seconds, September 2020 to May 2033, optionally with milliseconds.
     "seconds since the epoch": rb"(?<![\w.])1[6-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\w|\.\d)",
     "a git hash": rb"(?i)\b(?:[0-9a-f]{40}|(?<=commit )[0-9a-f]{7,12}|(?<=HEAD )[0-9a-f]{7,12})\b",
     "a hexadecimal id": rb"(?i)\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{16,64}\b",
@@ -77,6 +79,7 @@ def _find_strings(request: SentRequest, price: Price | None) -> Iterator[Volatil
         if block.place == "messages" and block.role != first_role:
             return
         start = digest.end - len(block.data)
+        # Rewritten if this block changes: what is readable now minus what stays readable before it.
         lost = readable - readable_tokens(request, kept_by(request, index))
         for kind, offset, excerpt in _search_block(block.data):
             cost = None if price is None else rewrite_usd(request, lost, price)

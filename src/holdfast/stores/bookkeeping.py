@@ -25,8 +25,8 @@ from holdfast.stores.table_queries import ARMS, TableQueries
 from holdfast.stores.table_rows import TABLES, TableRow, row_of
 from holdfast.stores.writer import Append
 
+# Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
 SESSIONS_MAX = 1_000
-"""Sessions whose accounting state is cached; others are rebuilt from the log when they continue."""
 
 PAGE_EVENTS = 1_000
 _SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.

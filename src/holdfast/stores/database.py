@@ -28,7 +28,7 @@ from holdfast.stores.table_queries import TableQueries
 from holdfast.stores.table_reads import TableReads
 from holdfast.stores.writer import Append, Delete, Enter, Prune, Writer
 
-READ_BATCH_EVENTS = 128
+READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500
 
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """The contents of a database in numbers; `to_enter` sessions are not in the tables yet."""
+    """The contents of a database in numbers; `pending_sessions` sessions are not in the tables yet."""
 
     name: str
     version: int
@@ -196,7 +196,7 @@ class DatabaseLog:
         return FigureReads(self._fetch, self._table_queries, self.catch_up)
 
     def rebuild(self) -> None:
-        """Empties the tables; `catch_up` fills them from the log."""
+        """Empties the tables; `roll_up_pending` fills them from the log."""
         self._run_job(Enter((), Future(), afresh=True))
 
     def to_enter(self) -> Iterator[str]:

@@ -9,8 +9,8 @@ from holdfast.stores.queries import SESSION_COLUMNS, Cell
 from holdfast.stores.rows import COLUMNS
 from holdfast.stores.table_queries import ARMS, TableQueries
 
+# Matches the payload of the first event of a simulated session.
 PLAYED = '%"simulated":true%'
-"""Matches the payload of the first event of a simulated session."""
 
 _PARENT = "coalesce(parent_session_id, session_id)"
 _WORKER = "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END"

@@ -20,8 +20,8 @@ from holdfast.instructions.values import (
 
 KIND = "instruction_records"
 
+# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
 Judge = Callable[[Sequence[Record]], Iterator[Record | None]]
-"""Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one."""
 
 
 class ImportedOwner(msgspec.Struct, frozen=True):

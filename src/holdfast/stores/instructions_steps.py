@@ -9,8 +9,8 @@ from holdfast.stores.queries import Cell
 from holdfast.stores.steps import Step
 
 LISTS = "body LIKE ?"
+# The settings row that is locked while one version replaces another.
 _LOCK_ROW = "instruction_units"
-"""The settings row that is locked while one version replaces another."""
 
 
 class InstructionSteps:

@@ -16,6 +16,8 @@ from holdfast.events.payloads import (
 )
 from holdfast.events.payloads_gateway import GatewayForwarded
 
+# Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
+# outputs are deleted, and with them the composition of requests, so verdicts cannot be recomputed.
 AUDITED: tuple[type[Payload], ...] = (
     SessionStarted,
     SessionEnded,
@@ -30,7 +32,5 @@ AUDITED: tuple[type[Payload], ...] = (
     DelegationCompleted,
     GatewayForwarded,
 )
-"""Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
-outputs are deleted, and with them the composition of requests, so verdicts cannot be recomputed."""
 
 AUDIT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in AUDITED)

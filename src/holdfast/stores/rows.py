@@ -12,7 +12,9 @@ from holdfast.events.log import SessionRow
 from holdfast.events.payloads import AnyPayload, SessionStarted
 
 EVENT_BYTES_MAX = 64 * 1024 * 1024
-ID_BYTES_MAX = 600  # Two ids must fit into one index entry of every engine.
+# Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
+# double the length of an id: 2 * 2 * 600 = 2,400.
+ID_BYTES_MAX = 600
 
 _VERSION_MAX = 2**31 - 1
 _NUMBERS = frozenset((float, int))
@@ -111,7 +113,7 @@ def is_text(text: str) -> bool:
 
 
 def event_of(columns: Sequence[object]) -> Event:
-    """The inverse of `rows_of` for one row; raises StoreError for a row that this version cannot read."""
+    """The inverse of `encode_events` for one row; raises StoreError for a row that this version cannot read."""
     try:
         row = msgspec.convert(columns, Row)
         payload = _decode(row.payload)

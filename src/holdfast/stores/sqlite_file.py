@@ -13,7 +13,7 @@ from holdfast.stores.migrate import Migration, bring_forward, version_of
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 
-BUSY_SECONDS_MAX = 10.0
+BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
 
 _PAUSE_SECONDS = 0.02
 

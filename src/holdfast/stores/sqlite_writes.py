@@ -19,8 +19,8 @@ from holdfast.stores.sqlite_file import explain, identity_of, moved
 from holdfast.stores.table_queries import TableQueries
 from holdfast.stores.writer import Append, Delete, Job, Prune, Settle
 
+# The default limit per statement of SQLite before 3.32, so every version accepts it.
 PARAMETERS_MAX = 999
-"""The default limit per statement of SQLite before 3.32, so every version accepts it."""
 
 QUERIES = queries("?")
 TABLE_QUERIES = TableQueries("?")

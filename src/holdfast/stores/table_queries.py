@@ -38,8 +38,8 @@ ARMS: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     VERDICT_DAYS.name: (("calls", _VERDICT_SUMS),),
     OUTCOME_DAYS.name: (("calls", _OUTCOME_SUMS), ("failures", _OUTCOME_SUMS)),
 }
+# For each roll-up, the tables it sums over and the expression for each sum.
 ARMS[SESSION_DAYS.name] = ARMS[ACCOUNT_DAYS.name] = ARMS[DAYS.name]
-"""For each roll-up, the tables it sums over and the expression for each sum."""
 
 _CONDITIONS = {
     VERDICT_DAYS.name: " AND kind IS NOT NULL",
@@ -138,7 +138,7 @@ class TableQueries:
     def session_page(self, order: SessionOrder, *, spans: int) -> str:
         """Which sessions are on a page.
 
-        Parameters: those of `rolled_up`, those of `within` if some days count partly, limit and offset.
+        Parameters: those of `sum_rollups`, those of `sum_rows` if some days count partly, limit and offset.
         """
         sums = ("calls", "spent", "lost")
         totals = self.rolled_up(SESSION_DAYS, ("session_id",), sums=sums)

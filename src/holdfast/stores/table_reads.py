@@ -83,7 +83,7 @@ class TableReads:
 
 
 class Days(msgspec.Struct, frozen=True):
-    """The whole days from `first` up to but excluding `behind`, and the partial days as time spans."""
+    """The whole days from `first` up to but excluding `end`, and the partial days as time spans."""
 
     first: str
     behind: str

@@ -12,14 +12,15 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.stores.rows import Row
 
-GROUP_JOBS_MAX = 500
+GROUP_JOBS_MAX = 500  # Bounds how long one transaction takes.
+# Bounds memory when appends come faster than the disk can take them: `append` then blocks.
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
 _JOB_BYTES = 512  # Approximate memory of a queued job besides its payloads.
 
 
 class Append(msgspec.Struct, frozen=True):
-    """`posted` are the events that change the roll-up tables."""
+    """`ledger_events` are the events that change the roll-up tables."""
 
     rows: tuple[Row, ...]
     tallies: tuple[SessionRow, ...]
@@ -33,7 +34,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 class Prune(msgspec.Struct, frozen=True):
-    """Deletes a session's events of all types but `kept_types` if its last event is older than `before`."""
+    """Deletes a session's events of all types but `retained_types` if its last event is older than `before`."""
 
     session_id: str
     kept_types: tuple[str, ...]
@@ -42,7 +43,7 @@ class Prune(msgspec.Struct, frozen=True):
 
 
 class Enter(msgspec.Struct, frozen=True):
-    """Processes sessions that are not completely in the roll-up tables; `afresh` empties the tables first."""
+    """Processes sessions that are not completely in the roll-up tables; `clear_first` empties the tables first."""
 
     session_ids: tuple[str, ...]
     done: Future[None]
@@ -53,8 +54,8 @@ Job = Append | Delete | Prune | Enter
 
 Settle = Callable[[], None]
 
+# Makes a group durable and returns a callback per job that settles it; raises StoreError if the whole group failed.
 Commit = Callable[[Sequence[Job]], Sequence[Settle]]
-"""Makes a group durable and returns a callback per job that settles it; raises StoreError if the whole group failed."""
 
 
 class Writer:
