@@ -36,8 +36,9 @@ class KeepsKeys(Protocol):
         """All keys ever created, oldest first."""
 
     def has_keys(self) -> bool:
-        """Whether a key was ever created. Revoked keys count, so that revoking the last one does not disable
-        authentication.
+        """Whether a key was ever created.
+
+        Revoked keys count, so that revoking the last one does not disable authentication.
         """
 
     def revoke_key(self, key_id: str, *, at: float) -> bool:

@@ -79,8 +79,9 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
 
 
 class CompactionRefused(Payload, frozen=True, tag="context.compaction_refused"):
-    """A compaction was due but would not help. It is retried after some calls, or if `is_final` after the next user
-    message.
+    """A compaction was due but would not help.
+
+    It is tried again after some calls, or if `is_final` after the next user message.
     """
 
     trigger: Trigger

@@ -80,9 +80,7 @@ class Splice(msgspec.Struct, frozen=True):
 
 
 class Mending(Payload, frozen=True):
-    """The common base of events that change what is sent so that the provider accepts it; the log itself is
-    unchanged.
-    """
+    """The common base of events that change what is sent so that the provider accepts it; the log is unchanged."""
 
     reason: str
 

@@ -62,10 +62,10 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The first request left `tokens_before` tokens readable; the second reads `tokens_read` of them. All are
-    estimates.
+    """How much of the first request's cacheable prefix the second can read. Token counts are estimates.
 
-    `lost_usd` is None where no price is known.
+    The first request left `tokens_before` tokens readable; the second reads `tokens_read` of them. `lost_usd` is None
+    where no price is known.
     """
 
     model: str

@@ -44,9 +44,9 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class ExplainedMark(msgspec.Struct, frozen=True):
-    """`saving_usd` is what each later call saves by reading up to this breakpoint instead of sending those tokens
-    uncached.
+    """A cache breakpoint and what it saves.
 
+    `saving_usd` is what each later call saves by reading up to here instead of sending those tokens uncached.
     `expected_usd` is what the breakpoint is expected to save on the next call beyond the breakpoints before it, minus
     the cost of writing it, weighted by the probability that the next call comes within the TTL.
     """

@@ -56,14 +56,10 @@ class Sized(msgspec.Struct, frozen=True):
 
 
 class Figures(Protocol):
-    """Every result is what the events add up to at the time of the query. `Scope.session_id` is ignored by all
-    of them.
-    """
+    """Every result is what the events add up to at the time of the query. All of them ignore a scope's session."""
 
     def groups(self, group_by: GroupBy, scope: Scope = ..., narrowed: Narrowed = ...) -> tuple[Group, ...]:
-        """In no particular order. With `none` there is exactly one group, otherwise only groups with calls or
-        spending.
-        """
+        """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending."""
 
     def failures(self, scope: Scope = ...) -> dict[str, int]:
         """The number of failed calls by error class."""
@@ -72,9 +68,7 @@ class Figures(Protocol):
         """For each model, the number of calls by latency in milliseconds."""
 
     def sized(self, limits: Sequence[int], scope: Scope = ...) -> tuple[Sized, ...]:
-        """Calls and usage by model and by the number of limits that the prompt exceeded. `limits` are in ascending
-        order.
-        """
+        """Calls and usage by model and by how many of the ascending `limits` the prompt exceeded."""
 
     def broken(
         self, scope: Scope = ..., *, kind: VerdictKind | None = ..., component: str | None = ..., limit: int, skip: int

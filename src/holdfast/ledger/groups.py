@@ -29,9 +29,7 @@ GroupName = str | bool | None
 
 
 class Narrowed(msgspec.Struct, frozen=True):
-    """Includes only what matches these values; None matches everything. Without `workers`, child sessions are
-    left out.
-    """
+    """Includes only what matches; None matches everything. Without `workers`, child sessions are left out."""
 
     model: str | None = None
     provider: str | None = None

@@ -1,5 +1,4 @@
-"""Bounds and exact units of the ledger: amounts, counts and times become integers within limits, whatever an event
-says.
+"""Exact units and bounds of the ledger: amounts are integers, and every number is clamped to what a table can hold.
 
 Money is counted in picodollars (10**-12 USD). A price is dollars per million tokens with at most six decimals, that is
 a multiple of 10**-6 / 10**6 = 10**-12 USD per token, so tokens * price is always a whole number of picodollars and sums

@@ -23,10 +23,10 @@ _LETTER = re.compile(r"[^\W\dX_]")
 
 
 def move_of(before: Sequence[Piece], after: Sequence[Piece], at: Link) -> Move:
-    """`before` and `after` are the blocks of two prompts from the first differing one on, `at` its digest in the
-    second.
+    """The change between two prompts, given their blocks from the first differing one on.
 
-    `before` is empty if those blocks are no longer known, `after` if the second prompt ends there.
+    `at` is the digest of that block in the second prompt. `before` is empty if those blocks are no longer known,
+    `after` if the second prompt ends there.
     """
     if not after:
         section = before[0].place if before else "messages"

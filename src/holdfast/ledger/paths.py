@@ -17,9 +17,7 @@ _NON_BLOCK_MEMBERS = frozenset(
 
 
 def paths_of(adapter: Adapter, body: Body, blocks: Sequence[Piece], *, model: str) -> tuple[str, ...]:
-    """One path per block, such as `messages.3.content.1`; only the section and index where blocks and JSON do not
-    match.
-    """
+    """One path per block, such as `messages.3.content.1`; section and index where blocks and JSON do not match."""
     counter = _BlockCounter(adapter, model)
     try:
         paths = [*_tool_paths(counter, body), *_system_paths(body), *_message_paths(counter, body)]

@@ -30,13 +30,13 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """`uncached_usd` is what the same calls would have cost without a cache; unpriced calls count with their actual
-    cost.
+    """What a set of calls and charges adds up to.
 
+    `uncached_usd` is what the same calls would have cost without a cache; unpriced calls count with their actual cost.
     Keep-alive pings and explicit caches add to `spent_usd` but not to `uncached_usd`: without a cache they would not
     exist. `hits` are calls that read anything from the cache; the share of tokens read is `usage.read_share`.
-    `stable_write_tokens` tokens were written for the tools and the stable system prompt; `latency_ms` is the total over
-    all calls.
+    `stable_write_tokens` were written for the tools and the stable system prompt; `latency_ms` is the total over all
+    calls.
     """
 
     calls: int = 0
@@ -70,9 +70,7 @@ class ModelAmounts(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """`calls` lost something for this reason; `verdict_count` is how often the verdict was given, with or without a
-    loss.
-    """
+    """`calls` lost something for this reason; `verdict_count` counts the verdict with and without a loss."""
 
     kind: VerdictKind
     component: str | None
@@ -94,9 +92,7 @@ class SessionAmounts(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How calls ended: `completed`, or the error class. Latency quantiles are upper bounds, exact to a factor of
-    two.
-    """
+    """How calls ended: `completed`, or the error class. Latency quantiles are upper bounds within a factor of two."""
 
     provider: str
     model: str

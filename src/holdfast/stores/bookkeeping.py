@@ -95,9 +95,7 @@ class Bookkeeper:
                     )
 
     def _rebuild(self, port: Desk, session_id: str, count: int, last_id: object, *, post_all: bool) -> _SessionState:
-        """The state of a session after the events on the log; with `post_all`, their amounts are added again as
-        well.
-        """
+        """The state of a session from its log; with `post_all`, the amounts of its events are added again too."""
         if post_all:
             self.take_out(port, session_id)
             self._rebuilt.add(session_id)

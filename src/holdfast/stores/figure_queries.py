@@ -58,8 +58,9 @@ class FigureQueries:
         )
 
     def groups(self, group_by: GroupBy, filter_: Narrowed, *, spans: int) -> str:
-        """From the rows. Parameters, for each table: the spans, the maximum of `simulated`; then those of the
-        filter.
+        """From the rows.
+
+        Parameters, for each table: the spans and the maximum of `simulated`; then those of the filter.
         """
         sums = Sums.__struct_fields__
         selects = []
@@ -70,8 +71,9 @@ class FigureQueries:
         return self._group(group_by, filter_, f"({' UNION ALL '.join(selects)}) AS part")
 
     def session_groups(self, group_by: GroupBy, filter_: Narrowed) -> str:
-        """From the session roll-up. Parameters: first day, day after the last, maximum of `simulated`; those of the
-        filter.
+        """From the session roll-up.
+
+        Parameters: first day, day after the last, maximum of `simulated`, and those of the filter.
         """
         days = f"day >= {self._param} AND day < {self._param} AND simulated <= {self._param}"
         source = f"(SELECT * FROM {self._schema}session_days WHERE {days}) AS part"

@@ -31,9 +31,7 @@ class InstructionSteps:
         return [*self._check_unchanged(unit, over, judged), active, *self._replace_active(unit, at)]
 
     def _check_unchanged(self, unit: UnitVersion, over: str | None, judged: Sequence[str]) -> list[Step]:
-        """Serialises replacements, and requires that the active version and the manifests are those that were
-        judged.
-        """
+        """Serialises replacements, and requires that active version and manifests are those that were judged."""
         other_active = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
         others = f"{self._tables.units.name} WHERE {other_active}"
         unchanged = self._require_none(others, (unit.agent_id, unit.name, over or ""))

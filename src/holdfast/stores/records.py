@@ -24,10 +24,10 @@ class Changes(Protocol):
         """Runs one statement, durable once this returns, and returns the number of rows it changed."""
 
     def change_all(self, steps: Sequence[Step], *, synced: bool = True) -> bool:
-        """Runs all steps in one transaction; False, with nothing changed, if one changes too few rows or violates a
-        constraint.
+        """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
 
-        Without `synced` the change survives a crash of the process, but not a power failure.
+        A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
+        of the process, but not a power failure.
         """
 
     def close(self) -> None: ...

@@ -19,8 +19,7 @@ from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
 
 class SqliteStore(DatabaseLog):
-    """After a failed write (disk full, file locked for too long) no more writes are accepted until the store is
-    reopened.
+    """Refuses writes after one has failed (disk full, file locked for too long) until the store is reopened.
 
     Deleting a session also overwrites its data in the file.
     """

@@ -19,9 +19,7 @@ _PAUSE_SECONDS = 0.02
 
 
 def prepare_file(path: Path) -> None:
-    """Makes sure that the path is a regular, writable file; created files and folders are readable by the owner
-    only.
-    """
+    """Makes sure that the path is a regular, writable file; what it creates is readable by the owner only."""
     try:
         for folder in reversed([path.parent, *path.parent.parents]):
             if not folder.exists():
