@@ -166,7 +166,7 @@ def _compare_chains(
     elapsed = current.observed_at - previous.observed_at
     if elapsed >= config.prompt_ttl.total_seconds():
         return _build_event(before, current, f"ttl_expired: idle for {elapsed:.0f} s", unexpected=False)
-    return _build_event(before, current, "provider_side: the same bytes, within the TTL, but not read", unexpected=True)
+    return _build_event(before, current, "provider_side: the same bytes, sent in time, but not read", unexpected=True)
 
 
 def _build_event(

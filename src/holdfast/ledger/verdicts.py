@@ -284,7 +284,7 @@ def _find_cause(cached: Left | None, request: Request, usage: Usage, rules: Cach
             component="history",
             detail=f"the last breakpoint was at block {cached.mark}, more than {rules.lookback_positions} blocks back",
         )
-    return Verdict("provider_side", detail="the same bytes, within the TTL, but not read")
+    return Verdict("provider_side", detail="the same bytes, sent in time, but not read")
 
 
 def _judge_prefix_change(request: Request) -> Verdict:
