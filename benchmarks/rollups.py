@@ -63,7 +63,6 @@ def queries(tables: Tables) -> dict[str, Callable[[], object]]:
         "the 50 that spent most, since a week ago": lambda: tables.session_amounts(week, order="spent", limit=50),
         "the last page of sessions": lambda: tables.session_amounts(order="newest", limit=50, offset=3_900),
         "totals of one session": lambda: tables.totals(Scope(session_id=one)),
-        "100 calls of one session": lambda: tables.session_calls(one, limit=100),
     }
 
 

@@ -77,7 +77,7 @@ async def test_a_pause_is_an_expected_invalidation_and_a_lost_cache_an_unexpecte
         await session.send("And now?")
         paused = session.cache_stats()
     assert (paused.expected_invalidations, paused.unexpected_cache_breaks) == (1, 0)
-    assert paused.last_break_reason == "ttl_expired: idle for 301 s, kept for 300 s"
+    assert paused.last_break_reason == "ttl_expired: idle for 301 s, TTL 300 s"
     options: Options = {**stage.options, "wire": stage.provider()}
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
@@ -224,7 +224,7 @@ async def test_the_command_tells_the_counters_and_the_breaks(tmp_path: Path) -> 
     assert not any("None" in line or len(line) > 80 for line in lines)
     assert any(line.startswith("[anthropic] in:") and line.endswith(" cache:0 hit:0%") for line in lines)
     assert lines[-1].split()[0] == "expected"
-    assert lines[-1].endswith("ttl_expired: idle for 301 s, kept for 300 s")
+    assert lines[-1].endswith("ttl_expired: idle for 301 s, TTL 300 s")
 
 
 async def test_the_command_tells_the_same_in_json(tmp_path: Path) -> None:

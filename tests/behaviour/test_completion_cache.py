@@ -196,7 +196,7 @@ async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
     asked, kept, late = entries(stores[1].read(second.id), shipped_models())
     assert (asked.source, kept.source, late.source) == ("provider", "completion-cache", "provider")
     assert late.verdict is not None
-    assert (late.verdict.kind, late.verdict.detail) == ("ttl_expired", "idle for 90009 s, kept for 86400 s")
+    assert (late.verdict.kind, late.verdict.detail) == ("ttl_expired", "idle for 90009 s, TTL 86400 s")
     assert late.record.prefix_held
     assert late.record.blocks_before == 2
     assert [one.violation for one in certify(stores[1].read(second.id), second.id, shipped_models())] == [None, None]

@@ -156,21 +156,21 @@ def test_an_import_goes_on_where_a_session_stopped_and_refuses_one_that_went_ano
     with SqliteStore(other) as store:
         store.delete("s")
         store.append([said(99)]).result(10)
-    assert "line 4: session 's' has other events here" in refusal("import", file, "--db", other)
+    assert "line 4: session 's' has different events here" in refusal("import", file, "--db", other)
 
 
 HEADER = '{"holdfast_export":1,"content":true,"exported_at":1}\n'
 LATE = '{{"id":"e","at":{at},"session_id":"s","actor":"user","payload":{{"type":"session.started","model":"m"}}}}\n'
 BAD = {
-    "": "is not an export of Holdfast",
-    '{"content": true}\n': "is not an export of Holdfast",
+    "": "is not a Holdfast export",
+    '{"content": true}\n': "is not a Holdfast export",
     '{"holdfast_export":2,"content":true,"exported_at":1}\n': "was exported by a newer Holdfast",
-    '{"holdfast_export":1,"content":false,"exported_at":1}\n': "without what was said",
+    '{"holdfast_export":1,"content":false,"exported_at":1}\n': "exported without content",
     HEADER: "ends too early",
     HEADER + "[" * 100_000: "line 2 is damaged",
-    HEADER + LATE.format(at=1e15): "line 2: an event is of no time that there is",
-    HEADER + LATE.format(at=-1.0): "line 2: an event is of no time that there is",
-    HEADER + '{"end_of_export":true,"sessions":1,"events":1}\n': "line 2: the file has 0 events and says 1",
+    HEADER + LATE.format(at=1e15): "line 2: an event has an impossible time",
+    HEADER + LATE.format(at=-1.0): "line 2: an event has an impossible time",
+    HEADER + '{"end_of_export":true,"sessions":1,"events":1}\n': "line 2: the file has 0 events but declares 1",
 }
 
 

@@ -318,7 +318,7 @@ def test_a_name_that_is_anothers_here_is_not_given_twice(tmp_path: Path, source:
         at.ask("PUT", "/v1/agents/scout", {})
     file = tmp_path / "out.jsonl"
     file.write_text(source)
-    assert f"of '{AGENT}' is another's here" in refused(tmp_path, "import", str(file), "--db", db)
+    assert f"of '{AGENT}' belongs to another owner here" in refused(tmp_path, "import", str(file), "--db", db)
     assert {one["id"] for one in rows(told(exported(tmp_path, db)), "agent")} == {"scout"}
 
 
@@ -512,8 +512,8 @@ HOSTILE = {
     "type": (HEADER + AGENT_LINE.replace('"a"', "3"), "line 2 is damaged"),
     "surrogate": (HEADER + AGENT_LINE.replace('"a"', '"\\ud800"') + END % 1, "line 2"),
     "cut": (HEADER + AGENT_LINE, "ends too early"),
-    "count": (HEADER + AGENT_LINE + END % 2, "line 3: the file has 1 of both and says 0 events and 2 records"),
-    "behind": (HEADER + AGENT_LINE + END % 1 + "x\n", "line 4: something stands behind the end"),
+    "count": (HEADER + AGENT_LINE + END % 2, "line 3: the file has 1 of both but declares 0 events and 2 records"),
+    "behind": (HEADER + AGENT_LINE + END % 1 + "x\n", "line 4: there is content after the end line"),
     "orphan": (HEADER + AUDIT % 1 + END % 1, "line 2: the records of 'a' do not begin with the agent"),
     "shared": (
         HEADER + AUDIT.replace('"agent_id":"a"', '"agent_id":"shared"') % 1 + END % 1,
@@ -521,13 +521,13 @@ HOSTILE = {
     ),
     "apart": (
         HEADER + AGENT_LINE + AGENT_LINE.replace('"a"', '"b"') + AUDIT % 1 + END % 3,
-        "line 4: the records of 'a' do not stand together",
+        "line 4: the records of 'a' are not contiguous",
     ),
     "twice": (HEADER + AGENT_LINE * 2 + END % 2, "line 2: an id, a name or an address of 'a'"),
     "same id": (HEADER + AGENT_LINE + AUDIT % 1 * 2 + END % 3, "line 2: an id, a name or an address of 'a'"),
     "unnamed": (HEADER.replace(',"deployment":"local"', "") + AGENT_LINE + END % 1, "line 2: there are instructions"),
     "not content": (HEADER.replace("true", "false") + AGENT_LINE + END % 1, "export it with --content"),
-    "deployment": (HEADER.replace('"local"', "7") + AGENT_LINE + END % 1, "is not an export of Holdfast"),
+    "deployment": (HEADER.replace('"local"', "7") + AGENT_LINE + END % 1, "is not a Holdfast export"),
     "a line in it": (HEADER.replace('"local"', '"a\\nb\\u001b[31m"') + END % 0, "of deployment 'a\\nb\\x1b[31m'"),
 }
 

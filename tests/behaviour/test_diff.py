@@ -172,7 +172,7 @@ def test_below_the_floor_nothing_is_lost_and_that_is_said(tmp_path: Path) -> Non
 def test_a_request_without_marks_says_whose_marks_the_figures_are_for(tmp_path: Path) -> None:
     unmarked = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
     _, found = diff(tmp_path, unmarked, unmarked)
-    assert "carries no mark" in found["notes"][0]
+    assert "has no breakpoint" in found["notes"][0]
 
 
 def test_a_model_nobody_knows_has_no_price(tmp_path: Path) -> None:
@@ -186,6 +186,6 @@ def test_requests_to_two_providers_are_refused(tmp_path: Path) -> None:
     result = enter("diff", plant(tmp_path, "a.json", ANTHROPIC), plant(tmp_path, "b.json", CHAT))
     assert result.returncode == 2
     assert result.stderr == (
-        "holdfast: the first is a request to anthropic, the second to openai-chat; "
+        "holdfast: the first request is for anthropic, the second for openai-chat; "
         "no cache is shared between providers\n"
     )

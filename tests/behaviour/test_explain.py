@@ -162,7 +162,7 @@ def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> Non
 
 def test_a_request_below_the_floor_is_warned_of(tmp_path: Path) -> None:
     short = changed(changed(ANTHROPIC, "system", to="Brief."), "tools", to=[])
-    assert "below the floor of 512: the provider keeps nothing" in explain(tmp_path, short)["notes"][0]
+    assert "below the floor of 512: the provider caches nothing" in explain(tmp_path, short)["notes"][0]
 
 
 def test_a_change_costs_the_tokens_between_the_mark_before_it_and_the_last(tmp_path: Path) -> None:
@@ -225,10 +225,10 @@ def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
     path = plant(tmp_path, "request.json", GEMINI)
     refused = start("explain", path)
     assert refused.returncode == 2
-    assert refused.stderr == f"holdfast: {path}: it names no model; say it with --model gemini:NAME\n"
+    assert refused.stderr == f"holdfast: {path}: the request names no model; pass --model gemini:NAME\n"
     found = explain(tmp_path, GEMINI, "--model", GEMINI_MODEL)
     assert [part["path"] for part in found["parts"]][:2] == ["systemInstruction.parts.0", "contents.0.parts.0"]
-    assert "takes no marks" in found["notes"][0]
+    assert "takes no breakpoints" in found["notes"][0]
 
 
 def test_the_other_spelling_of_geminis_members_is_understood(tmp_path: Path) -> None:

@@ -114,13 +114,13 @@ def test_history_that_is_gone_is_told_from_history_that_is_another() -> None:
     assert move_of((one, two), (three, two), link_to(three)).cause == "text"
     assistant = piece("two", role="assistant")
     assert move_of((one, assistant), (assistant,), link_to(assistant)) == Move(
-        100, "messages", "removed", "what stood here before is gone, and what followed it stands here now"
+        100, "messages", "removed", "the block was removed, and the one after it took its place"
     )
     assert move_of((one,), (assistant,), link_to(assistant)).detail == (
-        "a block of the assistant stands where a block of the user stood"
+        "a block of the assistant replaced a block of the user"
     )
     assert move_of((one,), (), link_to(one)) == Move(
-        105 + len(one.data), "messages", "removed", "the prompt ends where more stood before"
+        105 + len(one.data), "messages", "removed", "the prompt ends earlier than before"
     )
 
 

@@ -63,8 +63,11 @@ def test_a_database_that_is_not_there_is_named(postgres: str) -> None:
     [
         ("postgresql://me:secret@127.0.0.1:1/db", "postgresql://127.0.0.1:1/db cannot be reached ("),
         ("postgresql://me:secret@[::1]:1/db", "postgresql://[::1]:1/db cannot be reached ("),
-        ("postgresql://a..b/db?password=secret", "postgresql://a..b/db cannot be reached (no reason that could be"),
-        ("postgresql://127.0.0.1:1/db?password=refused", "cannot be reached (no reason that could be shown): check"),
+        ("postgresql://a..b/db?password=secret", "postgresql://a..b/db cannot be reached (the reason is withheld"),
+        (
+            "postgresql://127.0.0.1:1/db?password=refused",
+            "cannot be reached (the reason is withheld: it could contain the password): check",
+        ),
         ("postgresql:///d%0Ab?host=/no%0Asuch&password=secret", "postgresql:///d%0Ab cannot be reached ("),
     ],
 )
@@ -87,9 +90,7 @@ def test_a_server_that_does_not_answer_is_named_without_the_password(address: st
     ],
 )
 def test_an_address_that_could_be_read_in_two_ways_is_refused_and_not_quoted(address: str) -> None:
-    assert refusal_of(address).startswith(
-        "this PostgreSQL address is not understood: write postgresql://USER:PASSWORD@"
-    )
+    assert refusal_of(address).startswith("this PostgreSQL address cannot be parsed: write postgresql://USER:PASSWORD@")
 
 
 @pytest.mark.parametrize(
@@ -134,15 +135,15 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(postgres: str) 
     newest = len(load("postgres"))
     run(postgres, f"INSERT INTO holdfast.versions (version, name) VALUES ({newest + 1}, 'mood')")
     assert refusal_of(postgres).endswith(
-        f" was written by a newer Holdfast (its version: {newest + 1}, known here: {newest}): "
-        "upgrade holdfast, or name another database"
+        f" was written by a newer Holdfast (schema version {newest + 1}, this one knows {newest}): "
+        "upgrade holdfast, or use another database"
     )
     assert run(postgres, "SELECT count(*) FROM holdfast.events") == [(1,)]
 
 
 def test_a_schema_of_another_program_is_refused_and_left_alone(postgres: str) -> None:
     run(postgres, "CREATE SCHEMA holdfast", "CREATE TABLE holdfast.boats (name text)")
-    assert refusal_of(postgres).endswith("has a schema 'holdfast' of another program: name another database")
+    assert refusal_of(postgres).endswith("has a schema 'holdfast' of another program: use another database")
     assert run(postgres, "SELECT count(*) FROM pg_tables WHERE schemaname = 'holdfast'") == [(1,)]
 
 
@@ -155,7 +156,9 @@ def test_an_empty_schema_that_was_made_for_the_store_is_taken(postgres: str) -> 
 
 def test_a_database_that_cannot_hold_every_character_is_refused() -> None:
     with new_database(options="TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'") as url:
-        assert refusal_of(url).endswith("cannot hold every character (its encoding: LATIN1): make one with UTF8")
+        assert refusal_of(url).endswith(
+            "cannot store every character (its encoding is LATIN1): create a database with UTF8"
+        )
 
 
 def test_a_user_who_may_not_make_tables_is_told_so(postgres: str) -> None:

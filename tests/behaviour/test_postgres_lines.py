@@ -88,7 +88,7 @@ def test_a_commit_of_which_nothing_can_be_found_out_is_the_last_one(emptied_post
         store.append([said(0)]).result(10)
         line.cut = "hanging"
         refusal = failure(store.append([said(1)]))
-        assert "was lost during a commit, and what became of it cannot be told: open the store again" in refusal
+        assert "was lost during a commit, and it is unknown whether it took effect: open the store again" in refusal
         assert failure(store.append([said(2)])) == refusal
         assert list(store.read("s")) == talk(1)
 

@@ -181,8 +181,8 @@ def add_trigger(url: str, body: str) -> None:
     ("damage", "reason"),
     {
         "type = 'tea.served', payload = '{}'": "of type 'tea.served', version 1, was written by a newer Holdfast",
-        "payload = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a copy",
-        "actor = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a copy",
+        "payload = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a backup",
+        "actor = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a backup",
     }.items(),
 )
 def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
@@ -222,12 +222,12 @@ def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: 
 @pytest.mark.parametrize(
     ("code", "way_out"),
     {
-        "53100": "no room on the disk of X: free some space there, then open the store again",
+        "53100": "the disk of X is full: free some space, then open the store again",
         "42501": "no permission to use X: have its owner grant what is missing on schema holdfast",
-        "25006": "X can only be read: give the address of the server that takes writes",
-        "57014": "X is locked by another program, or too slow: try again once it has settled",
-        "XX001": "X is damaged: restore the database from a copy",
-        "42P01": "X has not the tables that Holdfast made there: restore the database from a copy",
+        "25006": "X is read-only: use the address of the primary server",
+        "57014": "X is locked by another program, or too slow: try again later",
+        "XX001": "X is damaged: restore the database from a backup",
+        "42P01": "X is missing tables that Holdfast created there: restore the database from a backup",
         "57P01": "the connection to X was lost: check the server, then open the store again",
         "22003": "X cannot be used (PostgreSQL error 22003): check the server's log",
     }.items(),
@@ -239,9 +239,9 @@ def test_every_failure_is_one_line_with_a_way_out_and_without_the_servers_words(
 def test_tables_that_were_taken_away_are_told_of(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
         run(emptied_postgres, "DROP TABLE holdfast.events")
-        with pytest.raises(StoreError, match="has not the tables that Holdfast made there"):
+        with pytest.raises(StoreError, match="is missing tables that Holdfast created there"):
             list(store.read("s"))
-        assert "has not the tables" in failure(store.append([said(0)]))
+        assert "is missing tables" in failure(store.append([said(0)]))
 
 
 def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(emptied_postgres: str) -> None:

@@ -276,7 +276,7 @@ def test_a_tool_that_is_added_is_named_and_no_order_is_blamed(asked: Asked) -> N
     asked.ask(user("one"), assistant(reply), user("two"), tools=[*tools, tool("grep", description="A third.")])
     (found,) = asked.breaks
     assert found.cause == "tool list: grep was added; declare all tools in the first call and do not change them"
-    assert "tools.2 of call 2 is new, where system.0 stood: layer tools, block 2, byte " in told(asked.breaks)
+    assert "tools.2 of call 2 is new in place of system.0: layer tools, block 2, byte " in told(asked.breaks)
     assert found.comparison.moved is not None
     assert not any(line.startswith("-") for line in found.comparison.moved.diff)
 
@@ -287,7 +287,7 @@ def test_a_tool_that_is_gone_is_named(asked: Asked) -> None:
     asked.ask(user("one"), assistant(reply), user("two"), tools=tools[:1])
     (found,) = asked.breaks
     assert (found.cause or "").startswith("tool list: write was removed; ")
-    assert "tools.1 is not there any more: layer tools, block 1, byte " in told(asked.breaks)
+    assert "tools.1 was removed: layer tools, block 1, byte " in told(asked.breaks)
     assert found.comparison.moved is not None
     assert not any(line.startswith("+") for line in found.comparison.moved.diff)
 

@@ -449,7 +449,7 @@ async def test_what_a_mended_view_costs_is_called_planned_also_after_another_fai
     assert await played.say("a", "a long question " * 1500, "b", "c") == ["Said.", "One.", "auth", "Two."]
     judged = [one.verdict for one in entries(played.events, shipped_models()) if one.verdict]
     assert [(one.kind, one.component) for one in judged][1:] == [("held", None), ("planned", "recovery")]
-    assert judged[2].detail == "the view was mended: thinking_prefix_mismatch"
+    assert judged[2].detail == "the request was repaired: thinking_prefix_mismatch"
     played.check()
 
 
@@ -457,7 +457,7 @@ async def test_what_marks_were_left_out_for_costs_is_called_planned() -> None:
     played = Played("One.", {"fault": "marks"}, "Two.")
     await played.say("a", "b")
     judged = [one.verdict for one in entries(played.events, shipped_models()) if one.verdict]
-    assert judged[1].detail == "marks were changed: provider_rejects_marker"
+    assert judged[1].detail == "breakpoints were changed: provider_rejects_marker"
 
 
 async def test_a_recording_of_the_session_sends_what_was_mended() -> None:

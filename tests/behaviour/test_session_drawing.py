@@ -75,8 +75,8 @@ async def test_what_the_provider_says_against_the_bytes_and_the_usage_is_shown_a
     shown = CliRunner().invoke(command, ["sessions", "show", id, "--db", path], catch_exceptions=False).output
     lines = shown.splitlines()
     held = lines.index("call 2: held")
-    assert lines[held + 1] == "    but the provider reports a miss (system_changed), and what was there was read"
-    assert "    but the provider reports tools_changed, and our bytes moved in the system" in lines
+    assert lines[held + 1] == "    but the provider reports a miss (system_changed), but the cached tokens were read"
+    assert "    but the provider reports tools_changed, but our bytes changed in the system" in lines
     assert "call 1" not in shown
 
 

@@ -79,7 +79,7 @@ async def test_a_builders_prompt_is_split_at_its_boundary(agent: MakeAgent) -> N
         ({"steps_max": 0}, "steps_max must be a whole number"),
         ({"spend_max_usd": "much"}, "spend_max_usd must be an amount"),
         ({"layout": "mine"}, "layout must be one of default, seed"),
-        ({"store": "postgresql://me:secret/db"}, "this PostgreSQL address is not understood"),
+        ({"store": "postgresql://me:secret/db"}, "this PostgreSQL address cannot be parsed"),
     ],
 )
 async def test_a_wrong_option_is_one_clear_line(agent: MakeAgent, options: dict[str, str], message: str) -> None:

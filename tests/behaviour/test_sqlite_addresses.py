@@ -63,7 +63,7 @@ def test_any_other_address_is_refused_with_those_that_are_understood(address: st
         open_store(address)
     scheme = address.partition(":")[0]
     assert str(refusal.value) == (
-        f"'{scheme}:' does not name a store in a way that is understood: "
+        f"'{scheme}:' is not a known kind of store: "
         "use a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
     )
     assert list(here.iterdir()) == []
@@ -77,6 +77,6 @@ def test_sqlite_without_a_file_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["~/log.db", "sqlite:///~/log.db"])
 def test_a_home_folder_is_not_guessed(address: str, here: Path) -> None:
-    with pytest.raises(UserError, match=r"'~/log.db' is not expanded: write the home folder out"):
+    with pytest.raises(UserError, match=r"'~/log.db' is not expanded: write the home folder in full"):
         open_store(address)
     assert list(here.iterdir()) == []

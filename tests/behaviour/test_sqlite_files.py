@@ -95,7 +95,7 @@ def test_a_connection_that_reads_cannot_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["", ":memory:"])
 def test_a_store_without_a_file_is_refused(path: str) -> None:
-    with pytest.raises(UserError, match="needs a file; for a log that is not kept use MemoryStore"):
+    with pytest.raises(UserError, match="needs a file; for a log that is not stored use MemoryStore"):
         SqliteStore(path)
 
 
@@ -136,15 +136,15 @@ def make_loop(path: Path) -> None:
 UNUSABLE: dict[Callable[[Path], None], tuple[type[HoldfastError], str]] = {
     make_newer: (
         StoreError,
-        f"was written by a newer Holdfast (its version: {NEWER}, known here: {NEWER - 1}): upgrade holdfast",
+        f"was written by a newer Holdfast (schema version {NEWER}, this one knows {NEWER - 1}): upgrade holdfast",
     ),
-    make_foreign: (StoreError, "is a database of another program: name another file"),
-    make_foreign_by_its_mark: (StoreError, "is a database of another program: name another file"),
-    make_text: (StoreError, "is not a database: name another file"),
-    make_damaged: (StoreError, "is damaged: restore it from a copy"),
-    make_folder: (UserError, "is a folder, not a database: name a file in it, such as "),
-    make_pipe: (UserError, "is not a regular file: name one"),
-    make_loop: (StoreError, "cannot be opened (Too many levels of symbolic links): name another file"),
+    make_foreign: (StoreError, "is a database of another program: use another file"),
+    make_foreign_by_its_mark: (StoreError, "is a database of another program: use another file"),
+    make_text: (StoreError, "is not a database: use another file"),
+    make_damaged: (StoreError, "is damaged: restore it from a backup"),
+    make_folder: (UserError, "is a folder, not a database: use a file in it, such as "),
+    make_pipe: (UserError, "is not a regular file: use one"),
+    make_loop: (StoreError, "cannot be opened (Too many levels of symbolic links): use another file"),
 }
 
 
@@ -170,7 +170,7 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_that_no_system_takes_is_refused() -> None:
-    with pytest.raises(UserError, match=r"cannot be a file's name \(.*embedded null"):
+    with pytest.raises(UserError, match=r"is not a valid file name \(.*embedded null"):
         SqliteStore("log\0.db")
 
 
@@ -273,18 +273,18 @@ def test_a_file_with_nothing_in_it_becomes_a_store(tmp_path: Path) -> None:
 
 
 EXPLAINED = {
-    sqlite3.SQLITE_FULL: "no room to write FILE: free some space on its disk, then open the store again",
+    sqlite3.SQLITE_FULL: "no space left to write FILE: free some on its disk, then open the store again",
     sqlite3.SQLITE_BUSY: "FILE is locked by another program: close that program, then open the store again",
     sqlite3.SQLITE_LOCKED: "FILE is locked by another program: close that program, then open the store again",
     sqlite3.SQLITE_READONLY: "no permission to write FILE: check who owns the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "FILE cannot be opened: check that it is still there, and who owns it and its folder",
+    sqlite3.SQLITE_CANTOPEN: "FILE cannot be opened: check that it still exists, and who owns it and its folder",
     sqlite3.SQLITE_PERM: "no permission to write FILE: check who owns the file and its folder",
-    sqlite3.SQLITE_NOTADB: "FILE is not a database: name another file",
-    sqlite3.SQLITE_CORRUPT: "FILE is damaged: restore it from a copy",
+    sqlite3.SQLITE_NOTADB: "FILE is not a database: use another file",
+    sqlite3.SQLITE_CORRUPT: "FILE is damaged: restore it from a backup",
     sqlite3.SQLITE_IOERR: "the disk failed under FILE: check the disk, then open the store again",
     sqlite3.SQLITE_IOERR | (3 << 8): "the disk failed under FILE: check the disk, then open the store again",
-    sqlite3.SQLITE_NOLFS: "FILE cannot be used (SQLite error 22): restore it from a copy",
-    None: "FILE is damaged: restore it from a copy",
+    sqlite3.SQLITE_NOLFS: "FILE cannot be used (SQLite error 22): restore it from a backup",
+    None: "FILE is damaged: restore it from a backup",
 }
 
 

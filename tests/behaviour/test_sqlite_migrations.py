@@ -54,7 +54,7 @@ def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
 
 @pytest.mark.parametrize("numbers", [[2], [1, 3], [1, 1], [0, 1]])
 def test_migrations_without_an_order_are_refused(numbers: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"migration 'm' has number \d, \d is next"):
+    with pytest.raises(ValueError, match=r"migration 'm' has number \d, expected \d"):
         in_sequence([Migration(number, "m", "") for number in numbers])
 
 

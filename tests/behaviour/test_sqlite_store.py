@@ -90,7 +90,7 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
         answers[-1].exception(timeout=10)
     writer.close(StoreError("closed"))
     assert answers[0].exception() is None
-    assert "no room to write" in failure(answers[2])
+    assert "no space left to write" in failure(answers[2])
     with SqliteStore(path) as store:
         assert [row.event_count for row in store.sessions()] == [len(list(store.read("s")))]
 
@@ -137,7 +137,7 @@ def test_nothing_is_acknowledged_once_the_file_is_gone(path: Path, lose: Callabl
 def test_a_file_that_is_gone_is_not_made_anew_by_reading(path: Path) -> None:
     with SqliteStore(path) as store:
         path.unlink()
-        with pytest.raises(StoreError, match="cannot be opened: check that it is still there"):
+        with pytest.raises(StoreError, match="cannot be opened: check that it still exists"):
             list(store.read("s"))
         assert not path.exists()
 
@@ -148,7 +148,9 @@ def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(p
             path,
             "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
         )
-        assert failure(store.append([said(0)])) == (f"{path} cannot be used (SQLite error 19): restore it from a copy")
+        assert failure(store.append([said(0)])) == (
+            f"{path} cannot be used (SQLite error 19): restore it from a backup"
+        )
         assert store.sessions() == ()
 
 
@@ -162,13 +164,13 @@ def test_a_damaged_file_is_told_of_when_it_is_read(path: Path) -> None:
     whole[empty_bytes:] = b"\xa5" * (len(whole) - empty_bytes)
     path.write_bytes(whole)
     with SqliteStore(path) as store:
-        with pytest.raises(StoreError, match="is damaged: restore it from a copy"):
+        with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
             list(store.read("s"))
         assert "is damaged" in failure(store.append([said(999)]))
 
 
 NEWER = "was written by a newer Holdfast: upgrade holdfast to read this session"
-DAMAGED = "is damaged: restore the database from a copy, or delete session 's'"
+DAMAGED = "is damaged: restore the database from a backup, or delete session 's'"
 
 UNREADABLE = {
     "type = 'tea.served', payload = '{\"type\":\"tea.served\"}'": f"of type 'tea.served', version 1, {NEWER}",
@@ -209,7 +211,7 @@ def test_text_that_is_no_text_is_not_quoted(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(talk(1)).result(10)
         change(path, "UPDATE events SET payload = CAST(x'61207365637265742080' AS TEXT)")
-        with pytest.raises(StoreError, match="is damaged: restore it from a copy") as refusal:
+        with pytest.raises(StoreError, match="is damaged: restore it from a backup") as refusal:
             list(store.read("s"))
         assert "secret" not in str(refusal.value)
 
@@ -218,7 +220,7 @@ def test_a_damaged_list_of_sessions_is_told_of(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(talk(1)).result(10)
         change(path, "UPDATE sessions SET event_count = 'many'")
-        with pytest.raises(StoreError, match="the list of sessions is damaged: restore the database from a copy"):
+        with pytest.raises(StoreError, match="the list of sessions is damaged: restore the database from a backup"):
             store.sessions()
 
 
@@ -321,7 +323,7 @@ def test_a_callback_may_append_and_close_but_not_wait_for_a_deletion(path: Path)
     first = store.append([said(0)])
     first.add_done_callback(follow_up)
     assert finished.wait(10)
-    assert heard[3] == "a callback of an append cannot wait for the writer: do this from another thread"
+    assert heard[3] == "an append callback runs on the writer thread and cannot wait for it: use another thread"
     assert [done.exception(timeout=10) for done in heard if isinstance(done, Future)] == [None] * 3
     with SqliteStore(path) as again:
         assert list(again.read("s")) == talk(4)

@@ -84,7 +84,7 @@ async def test_a_pause_that_is_longer_than_the_lifetime_has_let_it_expire() -> N
         await session.send("And now?")
     late = stage.judged()[-1]
     assert late.kind == "ttl_expired"
-    assert late.detail == "idle for 301 s, kept for 300 s"
+    assert late.detail == "idle for 301 s, TTL 300 s"
     assert (late.read_tokens, late.lost_tokens) == (0, late.expected_tokens)
     price = shipped_models()[SONNET].prices[-1]
     assert late.lost_usd == (price.cache_write_5m - price.cache_read) * late.lost_tokens / 1_000_000
@@ -148,19 +148,19 @@ def missed(reason: str) -> Diagnosis:
 
 HELD = {
     HIT: NOTHING,
-    missed("system_changed"): "the provider reports a miss (system_changed), and what was there was read",
+    missed("system_changed"): "the provider reports a miss (system_changed), but the cached tokens were read",
     NOT_FOUND: NOTHING,
 }
 GONE = {
     HIT: NOTHING,
-    missed("messages_changed"): "the provider reports messages_changed, and the bytes that we sent were the same",
+    missed("messages_changed"): "the provider reports messages_changed, but the bytes that we sent were the same",
     NOT_FOUND: NOTHING,
 }
 MOVED = {
-    HIT: "the provider sees no change, and our bytes moved",
+    HIT: "the provider sees no change, but our bytes changed",
     missed("system_changed"): NOTHING,
-    missed("tools_changed"): "the provider reports tools_changed, and our bytes moved in the system",
-    missed("input_changed"): "the provider reports input_changed, and our bytes moved in the system",
+    missed("tools_changed"): "the provider reports tools_changed, but our bytes changed in the system",
+    missed("input_changed"): "the provider reports input_changed, but our bytes changed in the system",
     missed("something_new"): NOTHING,
     NOT_FOUND: NOTHING,
 }

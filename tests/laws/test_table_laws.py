@@ -175,4 +175,4 @@ def answers(tables: Tables) -> list[object]:
         found += [report_of(tables, scope), tables.models(scope), tables.outcomes(scope), tables.verdicts(scope)]
         found += [tables.session_amounts(scope, order="spent", limit=1, offset=1)]
         found += [tables.session_amounts(scope, order="newest")]
-    return [*found, *(tables.session_calls(session, after=after) for session in SESSIONS for after in (0, 2))]
+    return found

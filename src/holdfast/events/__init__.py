@@ -1,1 +1,1 @@
-"""What can happen in a session: one closed union of events, and the log that keeps them."""
+"""Everything that can happen in a session, as one closed union of events, and the log protocol that stores them."""

@@ -1,18 +1,18 @@
-"""Who may ask a service for what: keys as they are kept, without what would open a door."""
+"""API keys as a store holds them: digests and scopes, never the secrets themselves."""
 
 from typing import Protocol
 
 import msgspec
 
+# The cookie in which the dashboard sends a key.
 COOKIE = "holdfast_key"
-"""In which a page in a browser carries a key."""
 
 
 class KeyRow(msgspec.Struct, frozen=True):
-    """`digest` is that of the secret part; the key itself is shown once and kept nowhere.
+    """`digest` is that of the secret part; the key itself is shown once and never stored.
 
-    `entity` is the URI under which the holder signs, where one was given; what goes through with the key is on the
-    account of its user and its team.
+    `entity` is the URI with which the holder signs, if one was given. Requests made with the key are charged to its
+    user and team.
     """
 
     id: str
@@ -30,14 +30,16 @@ class KeyRow(msgspec.Struct, frozen=True):
 class KeepsKeys(Protocol):
     def add_key(self, row: KeyRow) -> None: ...
 
-    def key(self, key_id: str) -> KeyRow | None:
-        """One row, found by its id."""
+    def key(self, key_id: str) -> KeyRow | None: ...
 
     def all_keys(self) -> tuple[KeyRow, ...]:
-        """All that were ever made, oldest first."""
+        """All keys ever created, oldest first."""
 
     def has_keys(self) -> bool:
-        """Whether one was ever made; a revoked one counts, so that no revocation opens a door."""
+        """Whether a key was ever created.
+
+        Revoked keys count, so that revoking the last one does not disable authentication.
+        """
 
     def revoke_key(self, key_id: str, *, at: float) -> bool:
-        """From now on it opens nothing; whether there was such a key that still did."""
+        """Revokes a key; False if there is no such key or it was already revoked."""

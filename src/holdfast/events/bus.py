@@ -1,4 +1,4 @@
-"""Who hears of an event once it is on the log; a listener that raises harms nobody but itself."""
+"""Notifies listeners of events that are on the log; an exception in one listener affects no other."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ class Bus:
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear every event from now on; call the result to stop."""
+        """Calls `listener` with every event from now on; call the returned function to unsubscribe."""
         self._listeners.append(listener)
 
         def stop() -> None:
@@ -29,6 +29,6 @@ class Bus:
             for listener in tuple(self._listeners):
                 try:
                     listener(event)
-                except Exception as error:  # noqa: BLE001 - a listener's fault must not reach the loop
-                    # The message of the error could quote a prompt; its type cannot.
+                except Exception as error:  # noqa: BLE001 - an error of a listener must not reach the loop
+                    # The error message could quote a prompt; its type cannot.
                     logger.warning("a listener failed on %s: %s", type_of(event.payload), type(error).__name__)

@@ -1,4 +1,4 @@
-"""What people have set for the caches of all sessions and of one, as everything but a store sees it."""
+"""Cache controls that users set, for all sessions of a store and for a single one, and the protocol to store them."""
 
 from typing import Annotated, Literal, Protocol
 
@@ -12,10 +12,10 @@ TtlSetting = Literal["auto", "5m", "1h"]
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds for every session of a store.
+    """Settings for every session of a store.
 
-    A provider that is not named is on. `ttl` is the lifetime of marks, and `auto` leaves it to the plan.
-    `gemini_ttl_seconds` is how long a cache lives that Gemini keeps under a name; None leaves it to the session.
+    A provider that is not listed is enabled. `ttl` is the TTL of cache breakpoints; `auto` leaves it to the planner.
+    `gemini_ttl_seconds` is the TTL of explicit Gemini caches; None leaves it to the session.
     """
 
     providers: dict[str, bool] = {}
@@ -25,8 +25,10 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionControl(msgspec.Struct, frozen=True):
-    """What was said of one session: whether it may cache, how often its cache was given up, and how often it was told
-    to take what its head would say now."""
+    """Controls of one session.
+
+    `generation` counts cache invalidations, `refreshes` how often the session was asked to refresh its stable prefix.
+    """
 
     caching_enabled: bool = True
     generation: int = 0
@@ -40,13 +42,13 @@ class Controls(msgspec.Struct, frozen=True):
 
 
 class KeepsControls(Protocol):
-    """What is set holds for every process that uses the store, from its next call on."""
+    """Controls apply to every process that uses the store, from its next call on."""
 
     def controls(self, session_id: str) -> Controls:
-        """What holds for a session; one look, however long the session is."""
+        """The controls of a session, by one primary-key lookup."""
 
     def session_controls(self) -> dict[str, SessionControl]:
-        """What was said of each session that something was said of."""
+        """The controls of every session that has any."""
 
     def settings(self) -> CacheSettings: ...
 
@@ -55,7 +57,7 @@ class KeepsControls(Protocol):
     def enable(self, session_id: str, *, enabled: bool) -> SessionControl: ...
 
     def invalidate(self, session_id: str, *, at: float) -> SessionControl:
-        """Begin another generation; two who do so at once begin two."""
+        """Increases the generation; concurrent calls increase it once each."""
 
     def adopt(self, session_id: str) -> SessionControl:
-        """Have the session take what its head would say now, with its next turn."""
+        """Asks the session to refresh its stable prefix with its next turn."""

@@ -1,4 +1,4 @@
-"""An event as it is kept: who, when, in which session and turn, and what happened."""
+"""The event envelope: who, when, in which session and turn, and the payload."""
 
 import enum
 from typing import Literal
@@ -34,7 +34,7 @@ class Sensitivity(enum.StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """`at` is in seconds since the epoch; ids rise with time, so the order of ids is the order of events."""
+    """`at` is in seconds since the epoch. Ids are ordered by time, so the order of ids is the order of events."""
 
     id: str
     at: float
@@ -46,6 +46,7 @@ class Event(msgspec.Struct, frozen=True):
     version: int = SCHEMA_VERSION
 
 
+# Payloads that contain conversation content, or can.
 _PRIVATE: frozenset[type[msgspec.Struct]] = frozenset(
     (
         ContextCompacted,
@@ -75,5 +76,5 @@ def type_of(payload: AnyPayload) -> str:
 
 
 def sensitivity_of(payload: AnyPayload) -> Sensitivity:
-    """The least private this kind of event may ever be treated as."""
+    """The minimum sensitivity with which events of this type must be treated."""
     return Sensitivity.PRIVATE if type(payload) in _PRIVATE else Sensitivity.PSEUDONYMOUS

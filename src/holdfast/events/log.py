@@ -1,4 +1,4 @@
-"""The append-only log, as everything but a store sees it."""
+"""The append-only event log as seen by everything but a store."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ from holdfast.events.envelope import Event
 
 
 class SessionRow(msgspec.Struct, frozen=True, gc=False):
-    """One line of a session list; what is needed to choose a session without reading its events."""
+    """One row of a session list: enough to choose a session without reading its events."""
 
     id: str
     name: str | None
@@ -22,21 +22,21 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class Log(Protocol):
-    """An append is durable, whole and in order once its future is done; a read sees every such append."""
+    """An append is durable, complete and in order once its future is done; every later read sees it."""
 
     def append(self, events: Sequence[Event]) -> Future[None]: ...
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
-        """A session's events in order, from the one behind the event `after` on. Unknown session: none."""
+        """A session's events in order, starting after the event `after`. Empty for an unknown session."""
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
-        """Newest activity first."""
+        """The most recently active first."""
 
     def lessons(self, *, limit: int) -> tuple[Event, ...]:
-        """The newest `cache.learned` events of all sessions, oldest first; what cannot be read is passed over."""
+        """The newest `cache.learned` events of all sessions, oldest first; unreadable ones are skipped."""
 
     def delete(self, session_id: str) -> int:
-        """Remove a session for good; how many events went."""
+        """Deletes a session permanently and returns the number of events deleted."""
 
     def close(self) -> None:
-        """Write what is queued, then let go of everything."""
+        """Writes what is queued, then releases all resources."""

@@ -1,7 +1,7 @@
-"""What all payloads have in common."""
+"""The common base of all event payloads."""
 
 import msgspec
 
 
 class Payload(msgspec.Struct, frozen=True, tag_field="type"):
-    """Common to all payloads: the tag, which is the event's type."""
+    """The tag of a payload is the event type."""

@@ -1,6 +1,6 @@
-"""Everything that can happen, as one closed union: a new case must be handled by every fold.
+"""All event payloads as one closed union: every fold must handle a new case.
 
-Usage is in disjoint buckets. Text that came from outside is redacted before it enters an error message.
+Usage is in disjoint buckets. External text is redacted before it enters an error message.
 """
 
 from decimal import Decimal
@@ -34,9 +34,9 @@ from holdfast.events.payloads_tools import ToolInputInvalid as ToolInputInvalid
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The session that started this one, for which of its calls, and how many sessions stand above.
+    """The session that started this one, the tool call it was started for, and how many sessions are above it.
 
-    `head_session_id` is the first of those that share one head, and with it one cache.
+    `prefix_session_id` is the first of the sessions that share one stable prefix, and with it one cache.
     """
 
     session_id: str
@@ -46,7 +46,7 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class SessionStarted(Payload, frozen=True, tag="session.started"):
-    """What a `simulated` session takes is nobody's money."""
+    """A `simulated` session costs no real money."""
 
     model: str
     workspace_path: str | None = None
@@ -70,9 +70,9 @@ class SessionEnded(Payload, frozen=True, tag="session.ended"):
 
 
 class EpochOpened(Payload, frozen=True, tag="epoch.opened"):
-    """What does not change until the next epoch: pinned here so that a resumed session sends the same bytes.
+    """What stays fixed until the next epoch, pinned so that a resumed session sends the same bytes.
 
-    `padding` is the reason why a layer of padding is in `system`, or why there is none.
+    `padding` is the reason why `system` contains a padding layer, or why it does not.
     """
 
     epoch: int
@@ -110,7 +110,7 @@ class MessageAppended(Payload, frozen=True, tag="message.appended"):
 
 
 class MessagesWithdrawn(Payload, frozen=True, tag="message.withdrawn"):
-    """What no model has answered yet leaves the conversation: nothing of it was taken, and nothing of it is cached."""
+    """Removes messages that no model has answered: the provider accepted none of them, so none is cached."""
 
     reason: str
 
@@ -118,8 +118,8 @@ class MessagesWithdrawn(Payload, frozen=True, tag="message.withdrawn"):
 class ContextInjected(Payload, frozen=True, tag="context.injected"):
     """Text of a volatile layer, exactly as it is sent.
 
-    In the messages it is history from now on (ephemeral text leaves it with the turn); at the end of the system
-    prompt it replaces what stood there.
+    In the messages it is history from now on (ephemeral text leaves with the turn); at the end of the system prompt it
+    replaces the previous text.
     """
 
     layer: str
@@ -129,10 +129,11 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
 
 
 class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
-    """The plan, and the digest chain from the first block that the call before did not have.
+    """The plan, and the digest chain from the first block that the previous call did not have.
 
-    `shared_blocks` leading blocks are those of the call before, byte for byte; where it had more, `moved` says what
-    happened there. `settings` are the parameters that a cached prefix depends on, by the names of the catalog's rules.
+    The first `shared_blocks` blocks equal those of the previous call, byte for byte; where it had more, `prefix_change`
+    describes the change. `settings` are the parameters that a cached prefix depends on, named as in the catalog's
+    rules.
     """
 
     plan: Plan
@@ -146,7 +147,10 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
 
 
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):
-    """From here on another model speaks. `dropped` blocks stayed behind, by kind; the cost is that of a cold cache."""
+    """From here on another model answers. `dropped` counts the blocks that were not transferred, by kind.
+
+    `cache_miss_cost_usd` is the cost of writing the prompt into the new model's empty cache.
+    """
 
     before: str
     after: str
@@ -161,9 +165,9 @@ KeepingAction = Literal["created", "extended", "deleted", "lost", "refused"]
 
 
 class CacheKept(Payload, frozen=True, tag="cache.kept"):
-    """What became of a prefix that the provider keeps under a name.
+    """A change of an explicit cache at the provider.
 
-    Storage is paid for in advance, at creation and extension; what is deleted early gives the rest back, so that
+    Storage is paid in advance at creation and extension. Deleting early is recorded as a negative storage cost, so that
     the amounts of all events add up to what was really stored.
     """
 
@@ -182,11 +186,10 @@ PingKind = Literal["refresh", "upgrade", "warm"]
 
 
 class CachePinged(Payload, frozen=True, tag="cache.pinged"):
-    """A request that asked for nothing.
+    """A request for no output: it refreshed the cache, extended its TTL, or prewarmed the stable prefix.
 
-    It kept what is cached, gave it a longer life, or put the head there before it was needed. `piece` is where its last
-    mark stood, `pieces` how many of the conversation it held, and `marked_tokens` how many tokens that is; it was sent
-    at `sent_at`.
+    `breakpoint_block` is the block of its last breakpoint, `block_count` the number of conversation blocks it contained
+    and `prefix_tokens` their tokens; it was sent at `sent_at`.
     """
 
     kind: PingKind
@@ -203,11 +206,11 @@ class CachePinged(Payload, frozen=True, tag="cache.pinged"):
 
 
 class CacheLearned(Payload, frozen=True, tag="cache.learned"):
-    """What a session has seen so far: how long it waits, and what its provider's cache does. The newest one counts.
+    """What a session has observed so far: its idle times and its provider's cache behaviour. The newest one counts.
 
-    Gaps are counted by their length, those that waited for a tool and for a person apart. An anchor is a long lifetime
-    behind a warm prefix: read after a pause, or lost. A floor lies above the largest marked prompt of which nothing
-    was kept, and not above the smallest of which something was.
+    Idle times are histograms by length, separately for waiting on a tool and on a person. An anchor is a breakpoint
+    with the long TTL after a warm prefix: it was read after a pause, or lost. The provider's floor is above the largest
+    prompt with a breakpoint of which nothing was cached, and at most the smallest of which something was.
     """
 
     model: str
@@ -225,7 +228,7 @@ class CacheLearned(Payload, frozen=True, tag="cache.learned"):
 
 
 class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
-    """`waited_seconds` passed before it was sent, for another request that was writing the same prefix."""
+    """`waited_seconds` is how long it waited for another request that was writing the same prefix."""
 
     model: str
     provider: str
@@ -235,9 +238,13 @@ class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
 
 
 class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
-    """Where whole replies are kept for equal requests, `completion_key` names this one, and `completion_kept` says that
-    its reply is. A call from that source has taken nothing; one for a summary is none of the conversation's. Of its
-    usage, `compacting` is what the provider took to sum up the conversation first."""
+    """A call that was answered.
+
+    With a completion cache, `completion_key` identifies the request and `is_completion_cached` says whether the reply
+    was stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the
+    conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
+    first.
+    """
 
     model: str
     provider: str
@@ -251,7 +258,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     request_id: str
     response_id: str = ""
     retry_count: int = 0
-    diagnosis: Diagnosis | None = None  # What the provider says of its cache, where it was asked to compare.
+    diagnosis: Diagnosis | None = None  # Only where the provider was asked to diagnose its cache.
     source: ReplySource = "provider"
     completion_key: str = ""
     completion_kept: bool = False
@@ -259,7 +266,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
 
     @property
     def answering(self) -> Usage:
-        """What the answer itself took: what it read and wrote is in the cache."""
+        """The usage of the answer itself; only what that read and wrote is in the cache afterwards."""
         return self.usage if self.compacting is msgspec.UNSET else without(self.usage, self.compacting)
 
 
@@ -271,21 +278,21 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     retry_count: int
     latency_ms: int
     request_id: str
-    usage: Usage = Usage()  # What the provider had reported before the call broke off; it is paid for all the same.
+    usage: Usage = Usage()  # Reported before the call was interrupted; it is charged all the same.
     cost_usd: Decimal = Decimal(0)
-    refused_diagnosis: bool = False  # It failed only for asking why a cache did not hold; nobody asks that again.
+    refused_diagnosis: bool = False  # It failed only because a diagnosis was requested; do not request one again.
     output_estimated: bool = False
 
 
 class DelegationStarted(Payload, frozen=True, tag="delegation.started"):
-    """From here on another session works for this one; what it costs is counted here once it is over."""
+    """From here on another session works for this one; its cost is counted here once it has ended."""
 
     tool_use_id: str
     child_session_id: str
 
 
 class DelegationCompleted(Payload, frozen=True, tag="delegation.completed"):
-    """What a session took that worked for this one, and those that worked for it in turn."""
+    """The usage and cost of a session that worked for this one, including the sessions it started in turn."""
 
     child_session_id: str
     outcome: Literal["completed", "failed", "cancelled", "interrupted"]

@@ -1,4 +1,4 @@
-"""What happens when a conversation is made shorter: the log stays, and the view of it changes."""
+"""Compaction events: the log stays complete, only the view of it that is sent changes."""
 
 from decimal import Decimal
 from typing import Literal
@@ -9,18 +9,19 @@ from holdfast.canonical.blocks import Role
 from holdfast.canonical.usage import Usage
 from holdfast.events.payload import Payload
 
+# `clear` replaces old tool results by one line each. `checkpoint` replaces messages by a summary; `seed` does so by the
+# seed's rules.
 Strategy = Literal["clear", "checkpoint", "seed"]
-"""`clear`: old tool results give way to a line each. `checkpoint`: a record stands for what was said. `seed`: the same,
-by the rules of the source project."""
 
 Trigger = Literal["asked", "cold", "money", "soft", "hard", "overflow"]
 
 
 class CompactionNumbers(msgspec.Struct, frozen=True):
-    """What a compaction was decided by. Tokens are corrected estimates, money is in dollars.
+    """The numbers that a compaction was decided by. Tokens are calibrated estimates.
 
-    The head stands in front of what changes and stays. `cost_usd` is what writing the shorter prompt costs above
-    reading the long one, once; `break_even_calls` is how many calls have to follow, None where no number is enough.
+    The stable prefix comes before everything that changes, and stays. `cost_usd` is the one-time cost of writing the
+    shorter prompt above reading the long one; `break_even_calls` is how many calls must follow to recover it, None if
+    no number does.
     """
 
     prompt_tokens: int
@@ -36,25 +37,25 @@ class CompactionNumbers(msgspec.Struct, frozen=True):
 
 
 class RecordSegment(msgspec.Struct, frozen=True):
-    """A part of the record: what was found by rule, what the model has written about it, and how to go on."""
+    """A part of the summary: facts extracted by rule, the LLM summary, or a note on how to continue."""
 
     kind: Literal["record", "prose", "note"]
     text: str
 
 
 class ClearedResult(msgspec.Struct, frozen=True):
-    """What stands in place of a tool's output from now on."""
+    """The text that replaces a tool's output from now on."""
 
     tool_use_id: str
     text: str
 
 
 class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
-    """The view of the messages `first` to `last` of the log is another one from here on; `digest` is that of theirs.
+    """From here on the messages `first` to `last` of the log are shown differently; `digest` identifies the originals.
 
-    The leading `kept_blocks` of the prompt stay what they were, and `kept_tokens` of them were cached by a mark of
-    their own. Tokens before and after are estimates of the whole prompt. `cost_usd` was paid for what the model wrote,
-    by a call that is on the log itself.
+    The first `unchanged_blocks` blocks of the prompt are unchanged, and `cached_tokens` of them were cached up to a
+    breakpoint of their own. `tokens_before` and `tokens_after` are estimates for the whole prompt. `cost_usd` is that
+    of the LLM summary, whose call is on the log as well.
     """
 
     strategy: Strategy
@@ -78,7 +79,10 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
 
 
 class CompactionRefused(Payload, frozen=True, tag="context.compaction_refused"):
-    """A compaction was due and would not help: it is not tried for some calls, if `final` not until the user speaks."""
+    """A compaction was due but would not help.
+
+    It is tried again after some calls, or if `is_final` after the next user message.
+    """
 
     trigger: Trigger
     reason: str
@@ -87,7 +91,7 @@ class CompactionRefused(Payload, frozen=True, tag="context.compaction_refused"):
 
 
 class SkillReleased(Payload, frozen=True, tag="skill.released"):
-    """A skill's body has left the conversation: it can be loaded again, and its budget is free."""
+    """A skill body left the conversation: it can be loaded again, and its token budget is free."""
 
     skill_id: str
     tool_use_id: str | None

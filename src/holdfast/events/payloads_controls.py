@@ -1,15 +1,15 @@
-"""What can happen when people set something for the caches of sessions that run."""
+"""Events for cache controls that users set while a session runs."""
 
 from holdfast.events.controls import TtlSetting
 from holdfast.events.payload import Payload
 
 
 class CacheControlled(Payload, frozen=True, tag="cache.controlled"):
-    """What people have set holds for the requests that follow.
+    """The cache controls that apply to the following requests.
 
-    `nonce` stands in front of the stable system prompt, and `cache_key` in the place of the session's id, once a cache
-    was given up. `reason` says why what was cached is lost, where it is; `new_prefix` that the first bytes are others.
-    `adoptions` counts how often people have told the session to take a newer head.
+    After a cache invalidation, `nonce` precedes the stable system prompt and `cache_key` replaces the session id.
+    `reason` says why cached content is lost, if it is; `new_prefix` that the prompt starts with different bytes.
+    `refreshes` counts how often the session was asked to refresh its stable prefix.
     """
 
     enabled: bool = True

@@ -1,4 +1,4 @@
-"""What can happen when a request of somebody else's client goes through a gateway."""
+"""Events for requests of other clients that pass through the gateway."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from holdfast.events.payload import Payload
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that was changed in a request, or could have been: `habit` names it, `place` says where.
+    """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
 
-    `usd` is what leaving it costs in this call, where all others are mended; `diff` shows what is changed, with every
-    letter as x and every digit as 0.
+    `cost_usd` is what leaving it costs in this call if all others are fixed; `diff` shows the change with every letter
+    as x and every digit as 0.
     """
 
     habit: str
@@ -20,9 +20,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Priced(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a prompt costs by the model of the cache: as it was sent, and improved; and its tokens both ways.
+    """The cost of a prompt by the cache model, as sent and as improved, with its tokens in both versions.
 
-    `improved_shared_tokens` are those that the improved request begins with like the improved one before.
+    `improved_shared_tokens` is the length of the prefix shared with the previous improved request.
     """
 
     as_sent_usd: float
@@ -33,10 +33,10 @@ class Priced(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What knows a conversation again after a restart, in digests alone.
+    """Digests that identify a conversation after a restart.
 
-    The first `kept` blocks are those of the request before, `blocks` stand behind them. `session` is the digest of an
-    id that the client sent, and `because` says where it stood.
+    The first `shared_blocks` blocks are those of the previous request, followed by `blocks`. `session_digest` is the
+    digest of an id that the client sent, and `reason` says where in the request it was found.
     """
 
     mount: str
@@ -48,10 +48,10 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
-    """Why a request was taken for one of this session, how sure that is from 0 to 1, and whose key it came with.
+    """Why a request was assigned to this session, with which confidence from 0 to 1, and by whose key.
 
-    `key_id` is that of a key of our own, and user and team are those that it was made for; keys of providers are never
-    kept. `shape` has a letter for each block that the request before did not have.
+    `key_id` is one of our own keys, with its user and team; provider keys are never stored. `shape` has one letter for
+    each block that the previous request did not have.
     """
 
     because: str

@@ -1,6 +1,6 @@
-"""What can happen when something known goes wrong: that it did, what was tried, what came of it, what was mended.
+"""Events for known failures: the report, each attempt and its result, and repairs of the request.
 
-Scenarios and steps are told by name, so that a log can be read whose names this version does not know.
+Scenarios and steps are stored by name, so that a log with names unknown to this version can still be read.
 """
 
 from typing import Literal
@@ -10,14 +10,14 @@ import msgspec
 from holdfast.canonical.prompt import Passage
 from holdfast.events.payload import Payload
 
+# What happens to an enqueued recipe: it is run, shown to a person, or the work ends.
 FollowUp = Literal["run", "surface", "end"]
-"""What becomes of a recipe that was enqueued: it is run, shown to a person, or the work ends."""
 
 Trigger = Literal["automatic", "manual"]
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What became of one step. `recovered` says that none of those behind it is needed any more."""
+    """The result of one step. `recovered` means that the remaining steps are not needed."""
 
     step: str
     status: Literal["done", "recovered", "failed"]
@@ -26,21 +26,21 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Recovery(Payload, frozen=True):
-    """Common to what tells of a recovery: attempts are counted by `incident`."""
+    """The common base of recovery events; attempts are counted per `incident`."""
 
     incident: str
     scenario: str
 
 
 class RecoveryEnqueued(Recovery, frozen=True, tag="recovery.enqueued"):
-    """A known failure was reported, and its recipe waits to be followed."""
+    """A known failure was reported, and its recipe waits to be run."""
 
     follow_up: FollowUp
     detail: str = ""
 
 
 class RecoveryAttempted(Recovery, frozen=True, tag="recovery.attempted"):
-    """`steps` are those of the recipe; the ones in front of `first_step` were done before."""
+    """`steps` are those of the recipe; steps before `first_step` were done in an earlier attempt."""
 
     attempt: int
     attempts_max: int
@@ -55,7 +55,7 @@ class RecoverySucceeded(Recovery, frozen=True, tag="recovery.succeeded"):
 
 
 class RecoveryFailed(Recovery, frozen=True, tag="recovery.failed"):
-    """The last of the results is what failed; it is the first of those that remain."""
+    """The last result is the step that failed; it is also the first of `remaining`."""
 
     attempt: int
     results: tuple[StepResult, ...]
@@ -64,7 +64,7 @@ class RecoveryFailed(Recovery, frozen=True, tag="recovery.failed"):
 
 
 class RecoveryEscalated(Recovery, frozen=True, tag="recovery.escalated"):
-    """Nothing more is tried by itself; `policy` says whose turn it is."""
+    """No further automatic attempt is made; `policy` says who acts next."""
 
     policy: str
     reason: str
@@ -72,7 +72,7 @@ class RecoveryEscalated(Recovery, frozen=True, tag="recovery.escalated"):
 
 
 class Splice(msgspec.Struct, frozen=True):
-    """`removed` passages from `at` on, counted before any splice, make place for these."""
+    """Replaces `removed` history entries starting at `at`, counted before any splice, by `entries`."""
 
     at: int
     removed: int
@@ -80,28 +80,28 @@ class Splice(msgspec.Struct, frozen=True):
 
 
 class Mending(Payload, frozen=True):
-    """Common to what changes the view of a conversation so that the provider takes it; the log keeps what was said."""
+    """The common base of events that change what is sent so that the provider accepts it; the log is unchanged."""
 
     reason: str
 
 
 class PassagesMended(Mending, frozen=True, tag="context.mended"):
-    """Splices in the order of the passages."""
+    """Splices are in ascending order."""
 
     splices: tuple[Splice, ...]
 
 
 class ThinkingDropped(Mending, frozen=True, tag="context.thinking_dropped"):
-    """All thinking in the first `passages` passages is sent no more: that is `blocks` of them."""
+    """Thinking in the first `entry_count` history entries is no longer sent: `block_count` blocks of it."""
 
     passages: int
     blocks: int
 
 
 class ProviderLimited(Payload, frozen=True, tag="provider.limited"):
-    """What the provider was found not to take, until another model is spoken to; None where nothing was found.
+    """Limits found from the provider's refusals, in force until the model is switched; None where none was found.
 
-    `short_lifetimes` says that it takes the shortest lifetime alone.
+    `shortest_ttl_only` means that only the shortest TTL is accepted.
     """
 
     reason: str

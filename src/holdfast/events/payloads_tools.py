@@ -1,4 +1,4 @@
-"""What happens to a tool: it is asked for, allowed or not, called, and done."""
+"""Events of a tool call: requested, confirmed or denied, called, completed or failed."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a store keeps beside its log: keys, settings, and the order in which all events came."""
+"""What a store holds beside the log: keys, controls, and the global order of all events."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from holdfast.events.envelope import Event
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """An event of any session and its place among all; the event is None where this version cannot read it."""
+    """An event and its position among the events of all sessions; None where this version cannot read it."""
 
     place: int
     event: Event | None
@@ -18,19 +18,19 @@ class Placed(msgspec.Struct, frozen=True):
 
 class Feed(Protocol):
     def newest_place(self) -> int:
-        """The place of the newest event; 0 where there is none."""
+        """The position of the newest event; 0 if there is none."""
 
-    def behind(self, place: int, *, limit: int) -> tuple[Placed, ...]:
-        """Events behind a place, in order. Places rise, and some are never taken."""
+    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
+        """Events after a position, in order. Positions increase, with gaps."""
 
 
 class Records(KeepsControls, KeepsKeys, Feed, Protocol):
-    """All that a service needs of a store, beside the log."""
+    """Everything beside the log that a service needs from a store."""
 
 
 @runtime_checkable
 class HasRecords(Protocol):
-    """A store that keeps more than a log."""
+    """A store that has records beside the log."""
 
     @property
     def records(self) -> Records: ...

@@ -1,1 +1,1 @@
-"""What the events mean: calls, usage and cost."""
+"""Derives calls, usage, cost and cache verdicts from the event log."""

@@ -1,4 +1,4 @@
-"""What roll-ups say, whoever keeps them: rows of sums in, the answers of `Tables` out."""
+"""Turns rows of roll-up sums, wherever they are stored, into the results that `CostQueries` promises."""
 
 import datetime
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,6 @@ from typing import Protocol, get_args
 
 from holdfast.errors import UserError
 from holdfast.events.log import SessionRow
-from holdfast.ledger.books import Entry
 from holdfast.ledger.money import dollars
 from holdfast.ledger.postings import Sums
 from holdfast.ledger.rollups import DAYS, OUTCOME_DAYS, SESSION_DAYS, VERDICT_DAYS, Ended, Given, Key, RollUp
@@ -32,23 +31,21 @@ KINDS: dict[object, VerdictKind] = {kind: kind for kind in get_args(VerdictKind)
 
 
 class Source(Protocol):
-    """Where rows come from; a key may come more than once, and its sums are to be added."""
+    """Supplies roll-up rows. A key may occur more than once; its sums are then added."""
 
     def rows(self, table: RollUp, keys: tuple[str, ...], scope: Scope) -> Rows: ...
 
     def sessions(
         self, scope: Scope, *, order: SessionOrder, limit: int, offset: int
     ) -> Sequence[tuple[SessionRow, Sums]]:
-        """Sessions that have made a call or spent anything."""
+        """Sessions that made a call or spent anything."""
 
     def worst(self, session_ids: Sequence[str], scope: Scope) -> dict[str, VerdictKind]:
-        """The verdict of the call that lost most, the first of them; nothing for a session that has lost nothing."""
-
-    def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]: ...
+        """The verdict of the call that lost most (the first, if several did); sessions without a loss are left out."""
 
 
 class Answers:
-    """The `Tables` of a source."""
+    """Implements `CostQueries` on top of a source of rows."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -58,59 +55,75 @@ class Answers:
         return amounts_of(sum((Sums(*sums) for _, sums in self._source.rows(table, (), scope)), Sums()))
 
     def days(self, scope: Scope = EVERYTHING) -> tuple[DayAmounts, ...]:
-        found = self._added(DAYS, ("day",), scope)
+        sums_by_day = self._sum_by_key(DAYS, ("day",), scope)
         return tuple(
             DayAmounts(datetime.date.fromisoformat(str(day)), amounts_of(Sums(*sums)))
-            for (day,), sums in sorted(found.items())
+            for (day,), sums in sorted(sums_by_day.items())
         )
 
     def models(self, scope: Scope = EVERYTHING) -> tuple[ModelAmounts, ...]:
-        found = self._added(DAYS, ("provider", "model"), scope)
+        sums_by_model = self._sum_by_key(DAYS, ("provider", "model"), scope)
         models = [
             ModelAmounts(str(provider), str(model), amounts_of(Sums(*sums)))
-            for (provider, model), sums in found.items()
+            for (provider, model), sums in sums_by_model.items()
         ]
-        return tuple(sorted(models, key=lambda one: (-one.amounts.spent_usd, one.provider, one.model)))
+        return tuple(
+            sorted(
+                models,
+                key=lambda model_amounts: (
+                    -model_amounts.amounts.spent_usd,
+                    model_amounts.provider,
+                    model_amounts.model,
+                ),
+            )
+        )
 
     def causes(self, scope: Scope = EVERYTHING) -> tuple[Cause, ...]:
         return tuple(cause for cause in self.verdicts(scope) if cause.calls)
 
     def verdicts(self, scope: Scope = EVERYTHING) -> tuple[Cause, ...]:
         causes = []
-        for (kind, component), sums in self._added(VERDICT_DAYS, ("kind", "component"), scope).items():
-            given, at_fault = Given(*sums), str(component) or None
-            causes.append(Cause(KINDS[kind], at_fault, given.losses, given.tokens, dollars(given.lost), given.calls))
+        for (kind, component), sums in self._sum_by_key(VERDICT_DAYS, ("kind", "component"), scope).items():
+            verdict_sums, component_name = Given(*sums), str(component) or None
+            causes.append(
+                Cause(
+                    KINDS[kind],
+                    component_name,
+                    verdict_sums.losses,
+                    verdict_sums.tokens,
+                    dollars(verdict_sums.lost),
+                    verdict_sums.calls,
+                )
+            )
         return tuple(sorted(causes, key=lambda cause: (-cause.lost_usd, cause.kind, cause.component or "")))
 
     def session_amounts(
         self, scope: Scope = EVERYTHING, *, order: SessionOrder = "lost", limit: int = PAGE_MAX, offset: int = 0
     ) -> tuple[SessionAmounts, ...]:
-        _check_page(limit, offset)
-        found = self._source.sessions(scope, order=order, limit=limit, offset=offset)
-        worst = self._source.worst([row.id for row, _ in found], scope)
+        _check_page_range(limit, offset)
+        sessions = self._source.sessions(scope, order=order, limit=limit, offset=offset)
+        worst = self._source.worst([row.id for row, _ in sessions], scope)
         return tuple(
             SessionAmounts(row.id, row.name, row.model, row.last_event_at, amounts_of(sums), worst.get(row.id))
-            for row, sums in found
+            for row, sums in sessions
         )
 
-    def session_calls(self, session_id: str, *, after: int = 0, limit: int = PAGE_MAX) -> tuple[Entry, ...]:
-        _check_page(limit, after)
-        return tuple(self._source.calls(session_id, after=after, limit=limit))
-
     def outcomes(self, scope: Scope = EVERYTHING) -> tuple[Outcome, ...]:
-        found: dict[Key, list[tuple[int, Ended]]] = {}
+        rows_by_key: dict[Key, list[tuple[int, Ended]]] = {}
         keys = ("provider", "model", "outcome", "latency_bits")
-        for (*key, bits), sums in sorted(self._added(OUTCOME_DAYS, keys, scope).items()):
-            found.setdefault(tuple(key), []).append((int(bits), Ended(*sums)))
-        outcomes = [_outcome(key, parts) for key, parts in found.items()]
-        return tuple(sorted(outcomes, key=lambda one: (-one.calls, one.provider, one.model, one.outcome)))
+        for (*key, bits), sums in sorted(self._sum_by_key(OUTCOME_DAYS, keys, scope).items()):
+            rows_by_key.setdefault(tuple(key), []).append((int(bits), Ended(*sums)))
+        outcomes = [_build_outcome(key, parts) for key, parts in rows_by_key.items()]
+        return tuple(
+            sorted(outcomes, key=lambda outcome: (-outcome.calls, outcome.provider, outcome.model, outcome.outcome))
+        )
 
-    def _added(self, table: RollUp, keys: tuple[str, ...], scope: Scope) -> dict[Key, tuple[int, ...]]:
-        found: dict[Key, tuple[int, ...]] = {}
+    def _sum_by_key(self, table: RollUp, keys: tuple[str, ...], scope: Scope) -> dict[Key, tuple[int, ...]]:
+        totals: dict[Key, tuple[int, ...]] = {}
         for key, sums in self._source.rows(table, keys, scope):
-            before = found.get(key)
-            found[key] = sums if before is None else tuple(map(int.__add__, before, sums))
-        return found
+            before = totals.get(key)
+            totals[key] = sums if before is None else tuple(map(int.__add__, before, sums))
+        return totals
 
 
 def amounts_of(sums: Sums) -> Amounts:
@@ -126,28 +139,33 @@ def amounts_of(sums: Sums) -> Amounts:
     )
 
 
-def _check_page(limit: int, offset: int) -> None:
+def _check_page_range(limit: int, offset: int) -> None:
     if not 0 < limit <= PAGE_MAX or offset < 0:
-        raise UserError(f"a page has 1 to {PAGE_MAX} rows and begins at 0 or later, not {limit} from {offset} on")
+        raise UserError(f"limit must be 1 to {PAGE_MAX} and offset 0 or more, not limit {limit} and offset {offset}")
 
 
-def _outcome(key: Key, parts: list[tuple[int, Ended]]) -> Outcome:
-    """Parts are in the order of their bits."""
+def _build_outcome(key: Key, parts: list[tuple[int, Ended]]) -> Outcome:
+    """`parts` are sorted by the number of bits of their latency."""
     provider, model, outcome = map(str, key)
-    calls = sum(ended.calls for _, ended in parts)
+    calls = sum(sums.calls for _, sums in parts)
     return Outcome(
         provider=provider,
         model=model,
         outcome=outcome,
         calls=calls,
-        retries=sum(ended.retries for _, ended in parts),
-        latency_ms_mean=sum(ended.latency_ms for _, ended in parts) / calls,
-        latency_ms_median_under=_under(parts, (calls + 1) // 2),
-        latency_ms_p95_under=_under(parts, -(-calls * 19 // 20)),
+        retries=sum(sums.retries for _, sums in parts),
+        latency_ms_mean=sum(sums.latency_ms for _, sums in parts) / calls,
+        # Ranks, counted from 1: the median is call ceil(n / 2), the 95th percentile is call ceil(0.95 * n) = ceil(19n /
+        # 20).
+        latency_ms_median_under=_latency_bound_ms(parts, (calls + 1) // 2),
+        latency_ms_p95_under=_latency_bound_ms(parts, -(-calls * 19 // 20)),
     )
 
 
-def _under(parts: list[tuple[int, Ended]], rank: int) -> int:
-    """The power of two that so many calls, counted from the fastest, stay under."""
-    seen = accumulate(ended.calls for _, ended in parts)
-    return int(2 ** next(bits for (bits, _), reached in zip(parts, seen, strict=True) if reached >= rank))
+def _latency_bound_ms(parts: list[tuple[int, Ended]], rank: int) -> int:
+    """The smallest power of two, in milliseconds, under which the fastest `rank` calls stay."""
+    # The roll-up keeps only the number of bits b of a latency, which is then in [2**(b - 1), 2**b) ms.
+    cumulative_calls = accumulate(sums.calls for _, sums in parts)
+    return int(
+        2 ** next(bits for (bits, _), calls_so_far in zip(parts, cumulative_calls, strict=True) if calls_so_far >= rank)
+    )

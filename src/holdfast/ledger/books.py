@@ -1,6 +1,7 @@
-"""The books of a session: every event is entered once, and what is remembered does not grow with the session.
+"""Session accounting: turns each event, once, into call entries with cost and verdict.
 
-A store enters events as it writes them; `entries` does the same for a whole log at once.
+The state carried from event to event does not grow with the session. A store records events as it writes them;
+`iter_entries` does the same for a whole log.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,9 +39,11 @@ from holdfast.ledger.money import bounded, integer, rounded
 from holdfast.ledger.shares import Head, Payer, head_of, payer, stable_written
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, Left, Request, Verdict, judge, left_by
 
+# Requests of one session that can be in progress at once; older ones are taken as never answered. It keeps the state
+# bounded when a process dies between `llm.call_started` and the end of the call.
 UNDER_WAY_MAX = 64
-"""Requests of one session that can be under way at once; what began before those was never answered."""
 
+# Payloads that change the accounting state; all other events leave it unchanged.
 ENTERED = (
     SessionStarted,
     EpochOpened,
@@ -58,11 +61,10 @@ ENTERED = (
     ContextCompacted,
     GatewayForwarded,
 )
-"""What changes the books; all other events leave them as they are."""
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """`blocks_shared` of the `blocks_before` of the call before stood in this call too, byte for byte."""
+    """`blocks_shared` of the previous call's `blocks_before` blocks are also in this call, byte for byte."""
 
     number: int
     at: float
@@ -83,12 +85,13 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A call that a provider has taken money for: what it was, what was planned, and how it is judged.
+    """A call that a provider charged for: what was planned, what it cost, and its verdict.
 
-    `uncached_usd` is what it would have cost without a cache, or its cost where no price is known; `chain` is the
-    digest of all that it sent. A call that broke off, of which no usage was told, or whose model the catalog does not
-    know, has no verdict, nor has one that a kept reply has answered: it cost nothing, and left every cache as it was.
-    `stable_written` tokens were written for tools and stable system prompt.
+    `uncached_usd` is what it would have cost without a cache, or its actual cost where no price is known;
+    `prompt_digest` is the digest of everything it sent. A call has no verdict if it was interrupted, if no usage was
+    reported, or if the catalog does not know the model; nor if the completion cache answered it, which costs nothing
+    and leaves every provider cache unchanged. `stable_write_tokens` tokens were written for the tools and the stable
+    system prompt.
     """
 
     event_id: str
@@ -110,11 +113,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Books(msgspec.Struct, frozen=True):
-    """What has to be remembered of a session so that its next call can be entered.
+    """The accounting state of a session: everything needed to record its next call.
 
-    The newest request has `blocks` blocks and the digest `chain`; the newest that was answered had `answered` of them.
-    One that came to nothing is `refused`: the next is compared with what the provider had taken before it. What a
-    `simulated` session takes is nobody's money.
+    The latest request has `blocks` blocks and the digest `prompt_digest`; the latest answered one had `answered_blocks`
+    blocks. A request that failed without usage is stored as `refused_request`: the next one is compared with what the
+    provider had accepted before it. A `is_simulated` session costs no real money.
     """
 
     number: int = 0
@@ -133,195 +136,210 @@ class Books(msgspec.Struct, frozen=True):
 
 
 def entered(
-    books: Books, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
+    state: Books, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
 ) -> tuple[Books, Entry | None]:
-    """The books with one more event, and the call that it ended, if it did."""
+    """The state after one more event, and the entry of the call that the event ended, if it ended one."""
     event = bounded(event)
     match event.payload:
-        case RequestPrepared() as it:
-            return _prepared(books, it, event.at), None
-        case LlmCallStarted(request_id=request_id) if books.newest is not None:
-            under_way = (*books.under_way, (request_id, books.newest))[-UNDER_WAY_MAX:]
-            return msgspec.structs.replace(books, under_way=under_way), None
-        case LlmCallCompleted(source="completion-cache" | "summary") as it:
-            return _beside(books, event, it, models)
-        case LlmCallCompleted() | LlmCallFailed() as it:
-            return _ended(books, event, it, models=models, drop_tokens_min=drop_tokens_min)
-        case other:
-            return _noted(books, other), None
+        case RequestPrepared() as payload:
+            return _record_request(state, payload, event.at), None
+        case LlmCallStarted(request_id=request_id) if state.newest is not None:
+            under_way = (*state.under_way, (request_id, state.newest))[-UNDER_WAY_MAX:]
+            return msgspec.structs.replace(state, under_way=under_way), None
+        case LlmCallCompleted(source="completion-cache" | "summary") as payload:
+            return _record_side_call(state, event, payload, models)
+        case LlmCallCompleted() | LlmCallFailed() as payload:
+            return _record_call_end(state, event, payload, models=models, drop_tokens_min=drop_tokens_min)
+        case payload:
+            return _record_other(state, payload), None
 
 
 def entries(events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[Entry]:
     """The calls of a session in the order in which they ended, however they overlapped.
 
-    They were completed, or broken off after the provider had begun.
+    Includes calls that were interrupted after the provider had begun to answer.
     """
-    books = Books()
+    state = Books()
     for event in events:
         if isinstance(event.payload, ENTERED):
-            books, entry = entered(books, event, models, drop_tokens_min=drop_tokens_min)
+            state, entry = entered(state, event, models, drop_tokens_min=drop_tokens_min)
             if entry is not None:
                 yield entry
 
 
-def _noted(books: Books, payload: AnyPayload) -> Books:
+def _record_other(state: Books, payload: AnyPayload) -> Books:
     replace = msgspec.structs.replace
     match payload:
         case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
-            whose = payer(user_id=user_id, team_id=team_id)
-            return replace(books, simulated=books.simulated or simulated, payer=whose)
+            account = payer(user_id=user_id, team_id=team_id)
+            return replace(state, simulated=state.simulated or simulated, payer=account)
         case GatewayForwarded(key_id=key_id, user_id=user_id, team_id=team_id):
-            return replace(books, payer=payer(key_id=key_id, user_id=user_id, team_id=team_id))
+            return replace(state, payer=payer(key_id=key_id, user_id=user_id, team_id=team_id))
         case EpochOpened(epoch=epoch) if epoch > 1:
-            return replace(books, planned=("epoch", f"epoch {epoch} was opened"))
+            return replace(state, planned=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
-            # Another model has another cache: there is nothing that could have moved.
+            # Caches are per model: the new one has no earlier prefix to compare with.
             planned = ("model", f"the model was switched to {after}")
-            return replace(books, planned=planned, blocks=0, chain="", head=Head(), refused=None)
+            return replace(state, planned=planned, blocks=0, chain="", head=Head(), refused=None)
         case CacheControlled(reason=reason, new_prefix=new_prefix):
-            asked_for = replace(books, planned=("settings", reason) if reason else books.planned)
-            # Another prefix was asked for: there is nothing that could have moved.
-            return replace(asked_for, blocks=0, chain="", head=Head(), refused=None) if new_prefix else asked_for
-        case ContextCompacted() as it:
-            planned = ("compaction", f"messages {it.first} to {it.last} were compacted ({it.trigger})")
-            blocks, answered = min(books.blocks, it.kept_blocks), min(books.answered, it.kept_blocks)
-            return replace(books, planned=planned, blocks=blocks, answered=answered, refused=None)
-        case MessagesWithdrawn() if books.blocks > books.answered:
-            # The provider took nothing of what was refused.
-            return replace(books, blocks=books.answered)
+            updated = replace(state, planned=("settings", reason) if reason else state.planned)
+            # A new prefix was requested, so there is no earlier one to compare with.
+            return replace(updated, blocks=0, chain="", head=Head(), refused=None) if new_prefix else updated
+        case ContextCompacted() as compacted:
+            planned = (
+                "compaction",
+                f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})",
+            )
+            blocks, answered = min(state.blocks, compacted.kept_blocks), min(state.answered, compacted.kept_blocks)
+            return replace(state, planned=planned, blocks=blocks, answered=answered, refused=None)
+        case MessagesWithdrawn() if state.blocks > state.answered:
+            # The provider accepted no part of the refused request.
+            return replace(state, blocks=state.answered)
         case Mending(reason=reason):
-            planned = ("recovery", f"the view was mended: {reason}")
-            return replace(books, planned=planned, blocks=min(books.blocks, books.answered), refused=None)
-        case ProviderLimited(reason=reason) as it if it.marks_max is not None or it.short_lifetimes:
-            return replace(books, planned=("recovery", f"marks were changed: {reason}"))
-        case MessageAppended(message=message) if not books.images and any(map(has_image, message.content)):
-            return replace(books, images=True)
-        case CachePinged() as it if it.piece is not None and books.left and it.sent_at >= books.left.used_at:
-            kept = it.usage.cache_read + it.usage.cache_write
-            return replace(books, left=replace(books.left, used_at=it.sent_at, tokens=kept, ttl=it.ttl, mark=it.piece))
+            planned = ("recovery", f"the request was repaired: {reason}")
+            return replace(state, planned=planned, blocks=min(state.blocks, state.answered), refused=None)
+        case ProviderLimited(reason=reason) as limits if limits.marks_max is not None or limits.short_lifetimes:
+            return replace(state, planned=("recovery", f"breakpoints were changed: {reason}"))
+        case MessageAppended(message=message) if not state.images and any(map(has_image, message.content)):
+            return replace(state, images=True)
+        case CachePinged() as ping if ping.piece is not None and state.left and ping.sent_at >= state.left.used_at:
+            # Every request that reads or writes an entry restarts its TTL, so a ping replaces what the last call left.
+            cached_tokens = ping.usage.cache_read + ping.usage.cache_write
+            cached = replace(state.left, used_at=ping.sent_at, tokens=cached_tokens, ttl=ping.ttl, mark=ping.piece)
+            return replace(state, left=cached)
         case _:
-            return books
+            return state
 
 
-def _prepared(books: Books, it: RequestPrepared, at: float) -> Books:
-    links = it.links
-    moved = links[0] if links and it.shared_blocks < books.blocks else None
-    chain = links[-1].digest if links else books.chain
-    head = head_of(books.head, it.shared_blocks, links)
+def _record_request(state: Books, prepared: RequestPrepared, at: float) -> Books:
+    digests = prepared.links
+    first_changed = digests[0] if digests and prepared.shared_blocks < state.blocks else None
+    chain = digests[-1].digest if digests else state.chain
+    stable_prefix = head_of(state.head, prepared.shared_blocks, digests)
     request = Request(
         at=at,
-        plan=it.plan,
+        plan=prepared.plan,
         chain=chain,
-        settings=dict(it.settings),
-        blocks_before=books.blocks,
-        blocks_shared=it.shared_blocks,
-        moved_layer=moved.layer if moved else None,
-        move=it.moved or (Move(moved.start) if moved else None),
-        planned=books.planned,
-        images=books.images,
-        stable_share=head.share,
-        payer=books.payer,
+        settings=dict(prepared.settings),
+        blocks_before=state.blocks,
+        blocks_shared=prepared.shared_blocks,
+        moved_layer=first_changed.layer if first_changed else None,
+        move=prepared.moved or (Move(first_changed.start) if first_changed else None),
+        planned=state.planned,
+        images=state.images,
+        stable_share=stable_prefix.share,
+        payer=state.payer,
     )
-    if books.refused is not None:
-        request = _past(books.refused, request)
-    blocks = it.shared_blocks + len(links)
+    if state.refused is not None:
+        request = _compare_past_refusal(state.refused, request)
+    blocks = prepared.shared_blocks + len(digests)
     return msgspec.structs.replace(
-        books, newest=request, planned=None, blocks=blocks, chain=chain, head=head, refused=None
+        state, newest=request, planned=None, blocks=blocks, chain=chain, head=stable_prefix, refused=None
     )
 
 
-def _past(refused: Request, request: Request) -> Request:
-    """The request as it stands to the one before the refused one: what that had moved is still moved."""
+def _compare_past_refusal(refused: Request, request: Request) -> Request:
+    """The request compared with the one before the refused one: a change made by the refused request still counts."""
     if refused.moved and refused.blocks_shared <= request.blocks_shared:
-        layer, move, shared = refused.moved_layer, refused.move, refused.blocks_shared
+        layer, change, shared = refused.moved_layer, refused.move, refused.blocks_shared
     else:
-        layer, move, shared = request.moved_layer, request.move, request.blocks_shared
+        layer, change, shared = request.moved_layer, request.move, request.blocks_shared
     return msgspec.structs.replace(
-        request, blocks_before=refused.blocks_before, blocks_shared=shared, moved_layer=layer, move=move
+        request, blocks_before=refused.blocks_before, blocks_shared=shared, moved_layer=layer, move=change
     )
 
 
-def _ended(
-    books: Books, event: Event, it: LlmCallCompleted | LlmCallFailed, *, models: Models, drop_tokens_min: int
+def _record_call_end(
+    state: Books, event: Event, payload: LlmCallCompleted | LlmCallFailed, *, models: Models, drop_tokens_min: int
 ) -> tuple[Books, Entry | None]:
-    request = next((sent for name, sent in reversed(books.under_way) if name == it.request_id), books.newest)
-    under_way = tuple(one for one in books.under_way if one[0] != it.request_id)
-    completed = isinstance(it, LlmCallCompleted)
-    if not completed and it.usage == Usage():
-        # What was planned before a request that came to nothing holds for the next one.
-        planned = books.planned or (request.planned if request else None)
-        refused = request if request is books.newest else books.refused
-        return msgspec.structs.replace(books, under_way=under_way, planned=planned, refused=refused), None
-    row = _priced(models, it.model)
-    verdict, left = None, books.left
-    if request is not None and row is not None and it.usage.tokens_sent and not cached_by_others(row):
-        if isinstance(it, LlmCallCompleted):
-            verdict = judge(left, request, it.usage, row, diagnosis=it.diagnosis, drop_tokens_min=drop_tokens_min)
-        left = left_by(request, it.answering if isinstance(it, LlmCallCompleted) else it.usage, row)
-    elif request is not None and left is not None and not it.usage.tokens_sent:
-        # The provider did not say what it took: what was there is there still, unless it was left behind.
-        left = None if request.moved else msgspec.structs.replace(left, used_at=max(left.used_at, request.at))
+    request = next(
+        (candidate for request_id, candidate in reversed(state.under_way) if request_id == payload.request_id),
+        state.newest,
+    )
+    under_way = tuple(pair for pair in state.under_way if pair[0] != payload.request_id)
+    completed = isinstance(payload, LlmCallCompleted)
+    if not completed and payload.usage == Usage():
+        # A change planned before a request that failed without usage applies to the next one.
+        planned = state.planned or (request.planned if request else None)
+        refused = request if request is state.newest else state.refused
+        return msgspec.structs.replace(state, under_way=under_way, planned=planned, refused=refused), None
+    model = _find_priced_model(models, payload.model)
+    verdict, cached = None, state.left
+    if request is not None and model is not None and payload.usage.tokens_sent and not cached_by_others(model):
+        if isinstance(payload, LlmCallCompleted):
+            verdict = judge(
+                cached, request, payload.usage, model, diagnosis=payload.diagnosis, drop_tokens_min=drop_tokens_min
+            )
+        cached = left_by(request, payload.answering if isinstance(payload, LlmCallCompleted) else payload.usage, model)
+    elif request is not None and cached is not None and not payload.usage.tokens_sent:
+        # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
+        cached = None if request.moved else msgspec.structs.replace(cached, used_at=max(cached.used_at, request.at))
     entry = Entry(
         event_id=event.id,
         turn_id=event.turn_id,
-        provider=it.provider,
-        record=_record(books.number + 1, event.at, it, request),
-        uncached_usd=rounded(_uncached_usd(event, it, row)),
-        pricing_version=it.pricing_version if isinstance(it, LlmCallCompleted) else "",
-        stop_reason=it.stop_reason if isinstance(it, LlmCallCompleted) else it.error_class,
-        retries=it.retry_count,
+        provider=payload.provider,
+        record=_build_call_record(state.number + 1, event.at, payload, request),
+        uncached_usd=rounded(_uncached_usd(event, payload, model)),
+        pricing_version=payload.pricing_version if isinstance(payload, LlmCallCompleted) else "",
+        stop_reason=payload.stop_reason if isinstance(payload, LlmCallCompleted) else payload.error_class,
+        retries=payload.retry_count,
         plan=request.plan if request else Plan(),
         chain=request.chain if request else "",
         verdict=verdict,
-        completion_key=it.completion_key if isinstance(it, LlmCallCompleted) else "",
-        completion_kept=isinstance(it, LlmCallCompleted) and it.completion_kept,
-        stable_written=stable_written(request.stable_share, it.usage) if request else 0,
-        payer=request.payer if request else books.payer,
+        completion_key=payload.completion_key if isinstance(payload, LlmCallCompleted) else "",
+        completion_kept=isinstance(payload, LlmCallCompleted) and payload.completion_kept,
+        stable_written=stable_written(request.stable_share, payload.usage) if request else 0,
+        payer=request.payer if request else state.payer,
     )
-    answered = books.blocks if completed else books.answered
-    number = books.number + 1
-    return msgspec.structs.replace(books, number=number, under_way=under_way, answered=answered, left=left), entry
+    answered = state.blocks if completed else state.answered
+    number = state.number + 1
+    return msgspec.structs.replace(state, number=number, under_way=under_way, answered=answered, left=cached), entry
 
 
-def _beside(books: Books, event: Event, it: LlmCallCompleted, models: Models) -> tuple[Books, Entry]:
-    """A call that is none of the conversation's: nothing was prepared for it, and nothing is to be compared with it."""
+def _record_side_call(state: Books, event: Event, payload: LlmCallCompleted, models: Models) -> tuple[Books, Entry]:
+    """Records a call outside the conversation (a summary, or a completion-cache hit).
+
+    No request was prepared for it, and no later request is compared with it.
+    """
     entry = Entry(
         event_id=event.id,
         turn_id=event.turn_id,
-        provider=it.provider,
-        record=_record(books.number + 1, event.at, it, None),
-        uncached_usd=rounded(_uncached_usd(event, it, _priced(models, it.model))),
-        pricing_version=it.pricing_version,
-        stop_reason=it.stop_reason,
-        source=it.source,
-        completion_key=it.completion_key,
-        payer=books.payer,
+        provider=payload.provider,
+        record=_build_call_record(state.number + 1, event.at, payload, None),
+        uncached_usd=rounded(_uncached_usd(event, payload, _find_priced_model(models, payload.model))),
+        pricing_version=payload.pricing_version,
+        stop_reason=payload.stop_reason,
+        source=payload.source,
+        completion_key=payload.completion_key,
+        payer=state.payer,
     )
-    return msgspec.structs.replace(books, number=books.number + 1), entry
+    return msgspec.structs.replace(state, number=state.number + 1), entry
 
 
-def _priced(models: Models, name: str) -> Model | None:
-    """Without a price nothing can be said to be lost."""
-    row = known_model(name, models)
-    return row if row is not None and row.prices else None
+def _find_priced_model(models: Models, name: str) -> Model | None:
+    """The catalog's model, if it has a price: without one no loss can be computed."""
+    model = known_model(name, models)
+    return model if model is not None and model.prices else None
 
 
-def _uncached_usd(event: Event, it: LlmCallCompleted | LlmCallFailed, row: Model | None) -> Decimal:
-    if row is None:
-        return it.cost_usd
-    return uncached_cost_usd(it.usage, price_at(row, utc_date(event.at), it.usage.tokens_sent))
+def _uncached_usd(event: Event, payload: LlmCallCompleted | LlmCallFailed, model: Model | None) -> Decimal:
+    if model is None:
+        return payload.cost_usd
+    return uncached_cost_usd(payload.usage, price_at(model, utc_date(event.at), payload.usage.tokens_sent))
 
 
-def _record(number: int, at: float, it: LlmCallCompleted | LlmCallFailed, request: Request | None) -> CallRecord:
+def _build_call_record(
+    number: int, at: float, payload: LlmCallCompleted | LlmCallFailed, request: Request | None
+) -> CallRecord:
     return CallRecord(
         number=number,
         at=at,
-        request_id=it.request_id,
-        model=it.model,
-        usage=it.usage,
-        cost_usd=it.cost_usd,
-        latency_ms=it.latency_ms,
-        completed=isinstance(it, LlmCallCompleted),
+        request_id=payload.request_id,
+        model=payload.model,
+        usage=payload.usage,
+        cost_usd=payload.cost_usd,
+        latency_ms=payload.latency_ms,
+        completed=isinstance(payload, LlmCallCompleted),
         blocks_shared=integer(request.blocks_shared) if request else 0,
         blocks_before=integer(request.blocks_before) if request else 0,
         moved_layer=request.moved_layer if request else None,

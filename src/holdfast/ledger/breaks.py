@@ -1,4 +1,4 @@
-"""Where the second of two requests leaves the first, and what that costs."""
+"""Compares two requests: where the second stops matching the first, and what that costs."""
 
 import difflib
 from decimal import Decimal
@@ -23,16 +23,16 @@ from holdfast.ledger.requests import (
 )
 
 DIFF_LINES_MAX = 16
-CHARS_BEFORE = 100
+CHARS_BEFORE = 100  # Enough context around the first difference to recognise the place in a terminal.
 CHARS_AFTER = 300
 LINE_CHARS_MAX = 160
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The first cacheable byte that differs, and the block it is in; `diff` shows the two blocks around it.
+    """The first cacheable byte that differs and the block it is in; `diff` shows both blocks around it.
 
-    `change` is "added" where a block of the second request stands between two layers of the first, such as a tool
-    behind the tools, and "removed" where a layer, or the request, ends before this block.
+    `change` is "added" where a block of the second request comes between two sections of the first (a tool after the
+    last tool, say), and "removed" where a section, or the whole request, ends before this block.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class ChangedParameter(msgspec.Struct, frozen=True):
-    """`first_lost` is the first part of the prompt that can no longer be read."""
+    """`first_lost_section` is the first section of the prompt that can no longer be read from the cache."""
 
     name: str
     first_lost: Place
@@ -62,9 +62,10 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Of `tokens_before`, those the first request left to be read, the second reads `tokens_read`; all estimated.
+    """How much of the first request's cacheable prefix the second can read. Token counts are estimates.
 
-    `lost_usd` is None where no price is known.
+    The first request left `tokens_before` tokens readable; the second reads `tokens_read` of them. `lost_usd` is None
+    where no price is known.
     """
 
     model: str
@@ -83,64 +84,70 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(before: SentRequest, after: SentRequest, price: Price | None) -> Comparison:
-    """Marks do not count: they are in neither's cacheable bytes."""
+    """Cache breakpoints are ignored: they are not part of the cacheable bytes."""
     if before.told.provider != after.told.provider:
         raise UserError(
-            f"the first is a request to {before.told.provider}, the second to {after.told.provider}; "
+            f"the first request is for {before.told.provider}, the second for {after.told.provider}; "
             "no cache is shared between providers"
         )
-    same = shared_links(before.scroll.links, after.scroll.links)
-    moved = _moved(before, after, same) if same < len(before.scroll.links) else None
-    parameters = _changed(before, after)
-    kept = kept_by(before, same) if moved else same
-    kept = min([kept, *(start_of(before, changed.first_lost) for changed in parameters)])
-    was, now = readable_tokens(before, len(before.scroll.pieces)), readable_tokens(before, kept)
+    shared = shared_links(before.scroll.links, after.scroll.links)
+    difference = _find_difference(before, after, shared) if shared < len(before.scroll.links) else None
+    parameters = _changed_parameters(before, after)
+    unaffected = kept_by(before, shared) if difference else shared
+    # A changed parameter invalidates everything from its first lost section on, whatever the bytes say.
+    unaffected = min([unaffected, *(start_of(before, changed.first_lost) for changed in parameters)])
+    readable_before, readable_after = (
+        readable_tokens(before, len(before.scroll.pieces)),
+        readable_tokens(before, unaffected),
+    )
     return Comparison(
         model=before.model,
-        held=moved is None and not parameters,
-        moved=moved,
+        held=difference is None and not parameters,
+        moved=difference,
         parameters=parameters,
-        tiers=tuple(_tiers(before, kept)),
-        tokens_before=was,
-        tokens_read=now,
-        lost_usd=None if price is None else rewrite_usd(before, was - now, price),
-        notes=tuple(_notes(before, was)),
+        tiers=tuple(_tiers(before, unaffected)),
+        tokens_before=readable_before,
+        tokens_read=readable_after,
+        lost_usd=None if price is None else rewrite_usd(before, readable_before - readable_after, price),
+        notes=tuple(_notes(before, readable_before)),
     )
 
 
-def _tiers(request: SentRequest, kept: int) -> list[Tier]:
-    found = []
-    for place in PLACES:
-        first = start_of(request, place)
-        blocks = sum(piece.place == place for piece in request.scroll.pieces)
-        if blocks:
-            found.append(Tier(place, blocks, min(max(kept - first, 0), blocks)))
-    return found
+def _tiers(request: SentRequest, unaffected: int) -> list[Tier]:
+    tiers = []
+    for section in PLACES:
+        first = start_of(request, section)
+        block_count = sum(block.place == section for block in request.scroll.pieces)
+        if block_count:
+            tiers.append(Tier(section, block_count, min(max(unaffected - first, 0), block_count)))
+    return tiers
 
 
 def _notes(request: SentRequest, readable: int) -> list[str]:
     if request.row is None:
-        return [f"the catalog does not know {request.model[:120]}: no price, and every token counts as cached"]
+        return [
+            f"the catalog does not know {request.model[:120]}: no price is known, and every token is assumed cached"
+        ]
     rules = request.row.cache
     if rules.kind == "none" or not request.row.supports_prompt_caching:
-        return ["no cache of this model's is known to us: nothing is lost, because nothing is kept"]
+        return ["this model has no prompt cache that we know of: nothing is cached, so nothing is lost"]
     if not readable:
         total = request.scroll.tokens_total
-        return [f"{total} tokens (estimated) are below the floor of {rules.tokens_min}: nothing of it is kept"]
+        return [f"{total} tokens (estimated) are below the floor of {rules.tokens_min}: nothing is cached"]
     if rules.kind == "marks" and not request.marks:
-        return ["the first request carries no mark, so nothing of it is kept as it is; the figures are for our marks"]
+        return ["the first request has no breakpoint, so nothing of it is cached; the figures assume our breakpoints"]
     return []
 
 
-def _changed(before: SentRequest, after: SentRequest) -> tuple[ChangedParameter, ...]:
+def _changed_parameters(before: SentRequest, after: SentRequest) -> tuple[ChangedParameter, ...]:
     rules = before.row.cache if before.row else None
-    old, new = _values(tier_parameters_of(before)), _values(tier_parameters_of(after))
-    found = (
+    old, new = _parameter_values(tier_parameters_of(before)), _parameter_values(tier_parameters_of(after))
+    parameters = (
         ChangedParameter(name, lost)
         for name in old
         if old[name] != new.get(name) and (lost := _first_lost(name, rules)) is not None
     )
-    return tuple(sorted(found, key=lambda changed: (PLACES.index(changed.first_lost), changed.name)))
+    return tuple(sorted(parameters, key=lambda changed: (PLACES.index(changed.first_lost), changed.name)))
 
 
 def _first_lost(name: str, rules: CacheRules | None) -> Place | None:
@@ -151,65 +158,67 @@ def _first_lost(name: str, rules: CacheRules | None) -> Place | None:
     return rules.invalidates.get(name)
 
 
-def _values(parameters: TierParameters) -> dict[str, object]:
-    named: dict[str, object] = msgspec.structs.asdict(parameters)
-    del named["others"]
-    return {**named, **parameters.others}
+def _parameter_values(parameters: TierParameters) -> dict[str, object]:
+    values: dict[str, object] = msgspec.structs.asdict(parameters)
+    del values["others"]
+    return {**values, **parameters.others}
 
 
-def _moved(before: SentRequest, after: SentRequest, block: int) -> Moved:
+def _find_difference(before: SentRequest, after: SentRequest, block: int) -> Moved:
     old, new = before.scroll.cacheable_bytes(), after.scroll.cacheable_bytes()
-    is_there = block < len(after.scroll.links)
+    is_present = block < len(after.scroll.links)
     byte = common_length(old, new, before.scroll.links[block].start)
-    piece = before.scroll.pieces[block]
-    other = after.scroll.pieces[block] if is_there else None
-    change = _change(piece, other)
+    old_block = before.scroll.pieces[block]
+    new_block = after.scroll.pieces[block] if is_present else None
+    change = _classify_change(old_block, new_block)
     return Moved(
         path=before.paths[block],
-        path_after=after.paths[block] if is_there else None,
-        place=other.place if other and change == "added" else piece.place,
+        path_after=after.paths[block] if is_present else None,
+        place=new_block.place if new_block and change == "added" else old_block.place,
         block=block,
         byte=byte,
         diff=tuple(
             readable_diff(
-                "" if change == "added" else said_in(piece), said_in(other) if other and change != "removed" else ""
+                "" if change == "added" else said_in(old_block),
+                said_in(new_block) if new_block and change != "removed" else "",
             )
         ),
         change=change,
     )
 
 
-def _change(old: Piece, new: Piece | None) -> Literal["changed", "added", "removed"]:
+def _classify_change(old: Piece, new: Piece | None) -> Literal["changed", "added", "removed"]:
     if new is None or PLACES.index(new.place) > PLACES.index(old.place):
         return "removed"
     return "added" if new.place != old.place else "changed"
 
 
-def said_in(piece: Piece) -> str:
-    """A block for a reader: who says it, then its text, or its JSON on lines of its own."""
-    who = f"[{piece.role}]\n" if piece.role else ""
+def said_in(block: Piece) -> str:
+    """A block for a reader: its role, then its text, or its indented JSON."""
+    role_line = f"[{block.role}]\n" if block.role else ""
     try:
-        value = msgspec.json.decode(piece.data)
+        value = msgspec.json.decode(block.data)
         if isinstance(value, dict) and isinstance(value.get("text"), str) and value.keys() <= {"type", "text"}:
-            return who + str(value["text"])
-        return who + msgspec.json.format(piece.data).decode()
+            return role_line + str(value["text"])
+        return role_line + msgspec.json.format(block.data).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return who + (piece.opens + piece.data).decode(errors="replace")
+        return role_line + (block.opens + block.data).decode(errors="replace")
 
 
 def readable_diff(old: str, new: str) -> list[str]:
-    """A few lines of a unified diff around the first difference; what is long is cut there."""
-    at = common_length(old.encode("utf-32-le", "replace"), new.encode("utf-32-le", "replace")) // 4
-    start = max(0, at - CHARS_BEFORE)
-    shown = [_window(text, start, at + CHARS_AFTER) for text in (old, new)]
-    lines = difflib.unified_diff(shown[0].splitlines(), shown[1].splitlines(), lineterm="", n=1)
-    # The first three lines name files and line numbers that there are none of.
-    return [_cut(line) for line in islice(lines, 3, 3 + DIFF_LINES_MAX)]
+    """A few lines of a unified diff around the first difference, with long lines truncated."""
+    # UTF-32 has four bytes per character, so bytes in common / 4 is the number of characters in common.
+    first_difference = common_length(old.encode("utf-32-le", "replace"), new.encode("utf-32-le", "replace")) // 4
+    start = max(0, first_difference - CHARS_BEFORE)
+    excerpts = [_window(text, start, first_difference + CHARS_AFTER) for text in (old, new)]
+    lines = difflib.unified_diff(excerpts[0].splitlines(), excerpts[1].splitlines(), lineterm="", n=1)
+    # Skip the three header lines: there are no file names or line numbers to show.
+    return [_truncate_line(line) for line in islice(lines, 3, 3 + DIFF_LINES_MAX)]
 
 
 def _window(text: str, start: int, end: int) -> str:
     return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
 
 
-def _cut(line: str) -> str:
+def _truncate_line(line: str) -> str:
     return line if len(line) <= LINE_CHARS_MAX else line[: LINE_CHARS_MAX - 1] + "…"

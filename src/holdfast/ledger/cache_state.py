@@ -1,4 +1,4 @@
-"""What a provider keeps of a session by what it last reported: a fold that takes one event after the other."""
+"""The state of a session's provider cache, folded from the usage that the provider reported."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -23,16 +23,16 @@ from holdfast.events.payloads import (
 from holdfast.events.payloads_controls import CacheControlled
 from holdfast.events.payloads_gateway import GatewayForwarded
 
+# Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client
+# behind the gateway none.
 Heeds = Literal["all", "switch", "nothing"]
-"""What a session heeds of what people set: a session of ours all, a wrapped client whether it may cache, and a client
-that went through the gateway nothing."""
 
 
 class CacheState(msgspec.Struct, frozen=True):
-    """`cached_at` is since when something has been kept without a break, `expires_at` slides with each use.
+    """`cached_at` is when the current uninterrupted cached period began; each use moves `expires_at` forward.
 
-    `expires_at` is None where the provider does not say how long it keeps what. `ttl` is the lifetime that the last
-    plan asked for.
+    `expires_at` is None where the provider does not state a TTL. `ttl` is the one that the last plan requested.
+    `explicit_expires_at` is when an explicit cache expires.
     """
 
     session_id: str
@@ -53,7 +53,7 @@ class CacheState(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
-        """The session whose head this one begins with: what is set for its cache holds for both."""
+        """The session whose stable prefix this one starts with: cache controls set for it apply to both."""
         return self.head_session_id or self.session_id
 
     @property
@@ -65,7 +65,6 @@ class CacheState(msgspec.Struct, frozen=True):
 
 
 def fold_cache(state: CacheState, events: Iterable[Event], models: Models) -> CacheState:
-    """The state after some more events."""
     for event in events:
         state = msgspec.structs.replace(_apply(state, event, models), last_event_id=event.id)
     return state
@@ -81,77 +80,79 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
         case GatewayForwarded():
             return change(state, heeds="nothing")
         case ModelSwitched(after=after):
-            return change(_emptied(state), model=after)
+            return change(_clear_cache(state), model=after)  # Caches are per model.
         case CacheControlled(reason=reason) if reason:
-            return _emptied(state)
+            return _clear_cache(state)
         case RequestPrepared(plan=plan):
             return change(state, ttl=plan.marks[-1].ttl if plan.marks else None, sent_at=event.at)
         case LlmCallCompleted(usage=usage, model=model, source=source):
-            seen = change(
+            counted = change(
                 state,
                 model=state.model or model,
                 calls=state.calls + 1,
                 hit_count=state.hit_count + (usage.cache_read > 0),
                 usage=state.usage + usage,
             )
-            return _used(seen, usage, state.sent_at or event.at, models) if source == "provider" else seen
-        case CachePinged(piece=piece) as ping if piece is not None:
-            return _used(change(state, ttl=ping.ttl), ping.usage, ping.sent_at or event.at, models)
-        case CacheKept() as kept:
-            return _kept(state, kept, event.at)
+            return _apply_usage(counted, usage, state.sent_at or event.at, models) if source == "provider" else counted
+        case CachePinged() as ping if ping.piece is not None:
+            return _apply_usage(change(state, ttl=ping.ttl), ping.usage, ping.sent_at or event.at, models)
+        case CacheKept() as explicit_cache:
+            return _apply_explicit_cache(state, explicit_cache, event.at)
         case _:
             return state
 
 
-def _used(state: CacheState, usage: Usage, at: float, models: Models) -> CacheState:
-    row = _row_of(state.model, models)
+def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> CacheState:
+    row = _find_row(state.model, models)
     if row is None or not row.supports_prompt_caching:
-        return _emptied(state)
+        return _clear_cache(state)
+    # While an explicit cache exists its own expiry counts, not the TTL of the implicit one.
     if state.kept_until is not None and state.kept_until > at:
         return state
     tokens = kept_tokens(usage, row.cache)
     if not tokens:
-        return _emptied(state)
-    lifetime = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
-    # Only where a lifetime was asked for is it known when it ends.
-    known = lifetime if state.ttl is not None and row.cache.kind != "implicit" else 0
-    unbroken = state.cached_at if usage.cache_read and state.cached_at is not None else at
+        return _clear_cache(state)
+    ttl_seconds = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
+    # The expiry is known only where we requested a TTL; implicit caches evict whenever the provider likes.
+    ttl_seconds_known = ttl_seconds if state.ttl is not None and row.cache.kind != "implicit" else 0
+    # A read proves that the entry survived since the last use; a write without a read starts a new period.
+    cached_at = state.cached_at if usage.cache_read and state.cached_at is not None else at
     return msgspec.structs.replace(
         state,
         tokens_cached=tokens,
-        cached_at=unbroken,
-        expires_at=at + known if known else None,
+        cached_at=cached_at,
+        expires_at=at + ttl_seconds_known if ttl_seconds_known else None,
         kept_until=None,
     )
 
 
-def _row_of(name: str, models: Models) -> Model | None:
+def _find_row(name: str, models: Models) -> Model | None:
     try:
         return find_model(name, models)
     except UserError:
         return None
 
 
-def _kept(state: CacheState, kept: CacheKept, at: float) -> CacheState:
-    if kept.action in ("created", "extended"):
+def _apply_explicit_cache(state: CacheState, event: CacheKept, at: float) -> CacheState:
+    if event.action in ("created", "extended"):
         return msgspec.structs.replace(
             state,
-            tokens_cached=kept.tokens,
-            cached_at=at if kept.action == "created" or state.cached_at is None else state.cached_at,
-            expires_at=kept.expires_at,
-            kept_until=kept.expires_at,
+            tokens_cached=event.tokens,
+            cached_at=at if event.action == "created" or state.cached_at is None else state.cached_at,
+            expires_at=event.expires_at,
+            kept_until=event.expires_at,
         )
-    return _emptied(state) if kept.action in ("deleted", "lost") else state
+    return _clear_cache(state) if event.action in ("deleted", "lost") else state
 
 
-def _emptied(state: CacheState) -> CacheState:
+def _clear_cache(state: CacheState) -> CacheState:
     return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, kept_until=None)
 
 
 class ProviderSummary(msgspec.Struct, frozen=True):
-    """What the sessions of a provider have sent, and how much of it was read from its cache.
+    """What the sessions of a provider sent, and how much of it was read from the cache.
 
-    `ttl_seconds` is what is left of the entry that lapses last; None where the provider manages that itself.
+    `ttl_seconds` is the remaining time of the entry that expires last; None where the provider does not state it.
     `hit_coverage` is the share of calls that read anything at all.
     """
 
@@ -165,26 +166,30 @@ class ProviderSummary(msgspec.Struct, frozen=True):
 
 
 def provider_summaries(states: Iterable[CacheState], at: float) -> tuple[ProviderSummary, ...]:
-    """One row a provider, by name."""
+    """One summary per provider, sorted by name."""
     by_provider: dict[str, list[CacheState]] = {}
     for state in states:
         if state.provider:
             by_provider.setdefault(state.provider, []).append(state)
-    return tuple(_stats(provider, some, at) for provider, some in sorted(by_provider.items()))
+    return tuple(_summarize(provider, provider_states, at) for provider, provider_states in sorted(by_provider.items()))
 
 
-def _stats(provider: str, states: list[CacheState], at: float) -> ProviderSummary:
-    sent = sum(state.usage.tokens_sent for state in states)
-    read = sum(state.usage.cache_read for state in states)
+def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderSummary:
+    tokens_sent = sum(state.usage.tokens_sent for state in states)
+    tokens_read = sum(state.usage.cache_read for state in states)
     calls = sum(state.calls for state in states)
-    left = [state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)]
-    known = any(state.expires_at is not None for state in states)
+    remaining_seconds = [
+        state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)
+    ]
+    has_expiry = any(state.expires_at is not None for state in states)
     return ProviderSummary(
         provider=provider,
         sessions=len(states),
-        tokens_in=sent,
-        tokens_cached=read,
-        hit_share=read / sent if sent else None,
-        ttl_seconds=max(left, default=0.0) if known else None,
+        tokens_in=tokens_sent,
+        tokens_cached=tokens_read,
+        # Share of tokens, not of calls: calls differ in size by orders of magnitude.
+        hit_share=tokens_read / tokens_sent if tokens_sent else None,
+        # How long something is still cached without another call.
+        ttl_seconds=max(remaining_seconds, default=0.0) if has_expiry else None,
         hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
     )

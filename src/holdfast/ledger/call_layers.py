@@ -1,4 +1,4 @@
-"""What each call's prompt was made of: layers by size, marks, the verdict; and what happened between the calls."""
+"""Timeline of a session's calls: each prompt by layer size, its breakpoints and verdict, and the events in between."""
 
 from collections.abc import Iterable
 
@@ -23,14 +23,14 @@ from holdfast.ledger.books import ENTERED, Books, Entry, entered
 
 
 class Band(msgspec.Struct, frozen=True):
-    """How many cacheable bytes of a prompt are a layer's."""
+    """The number of cacheable bytes of a prompt that belong to one layer."""
 
     layer: str
     bytes: int
 
 
 class PlacedMark(msgspec.Struct, frozen=True):
-    """A mark, the layer it stands in, and how many bytes lie in front of it."""
+    """A cache breakpoint, the layer it is in, and the bytes of the prompt up to and including its block."""
 
     mark: Mark
     layer: str
@@ -38,7 +38,7 @@ class PlacedMark(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A request as its blocks tell it: layers in the order in which they first appear, `ordinal` counts requests."""
+    """A request by its layers, in the order of first appearance. `ordinal` is its number within the session, from 1."""
 
     ordinal: int
     bands: tuple[Band, ...]
@@ -52,14 +52,14 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Stratum(msgspec.Struct, frozen=True):
-    """A call that was paid for, and its request; None where a kept reply has answered it."""
+    """A call that was charged, and its request; None where the completion cache answered it."""
 
     entry: Entry
     sent: Sent | None
 
 
 class Happening(msgspec.Struct, frozen=True):
-    """What happened between calls; `calls_before` of them had ended."""
+    """An event between calls; `calls_before` calls had ended when it happened."""
 
     at: float
     calls_before: int
@@ -68,7 +68,7 @@ class Happening(msgspec.Struct, frozen=True):
 
 
 class Strata:
-    """A session's prompts, one after the other: takes events as they come, and each costs what is new in it."""
+    """The prompts of a session, built event by event: the work per request is proportional to what is new in it."""
 
     def __init__(self, session_id: str, models: Models) -> None:
         self.session_id = session_id
@@ -79,7 +79,7 @@ class Strata:
         self.last_event_id: str | None = None
         self.calls: list[Stratum] = []
         self.happenings: list[Happening] = []
-        self._books = Books()
+        self._accounting = Books()
         self._chain: list[Link] = []
         self._sizes: dict[str, int] = {}
         self._requests = 0
@@ -88,68 +88,69 @@ class Strata:
 
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._take(event)
+            self._apply(event)
             self.last_event_id = event.id
 
-    def _take(self, event: Event) -> None:
-        self._note(event.payload)
-        happened = _told(event.payload)
-        if happened is not None:
-            self.happenings.append(Happening(event.at, len(self.calls), *happened))
+    def _apply(self, event: Event) -> None:
+        self._track(event.payload)
+        description = _describe_event(event.payload)
+        if description is not None:
+            self.happenings.append(Happening(event.at, len(self.calls), *description))
         if not isinstance(event.payload, ENTERED):
             return
-        self._books, entry = entered(self._books, event, self._models)
+        self._accounting, entry = entered(self._accounting, event, self._models)
         if entry is not None:
-            sent = self._under_way.pop(entry.record.request_id, self._newest)
-            self.calls.append(Stratum(entry, sent if entry.source == "provider" else None))
+            request = self._under_way.pop(entry.record.request_id, self._newest)
+            self.calls.append(Stratum(entry, request if entry.source == "provider" else None))
 
-    def _note(self, payload: AnyPayload) -> None:
+    def _track(self, payload: AnyPayload) -> None:
         match payload:
-            case SessionStarted() as it:
-                self.name, self.model, self.simulated = it.name, it.model, it.simulated
-            case RequestPrepared() as it:
-                self._prepare(it)
+            case SessionStarted() as payload:
+                self.name, self.model, self.simulated = payload.name, payload.model, payload.simulated
+            case RequestPrepared() as payload:
+                self._apply_request(payload)
             case LlmCallStarted(request_id=request_id) if self._newest is not None:
                 self._under_way[request_id] = self._newest
             case ModelSwitched(after=after):
                 self.model = after
-                self._cut(0)
+                self._truncate(0)
             case CacheControlled(new_prefix=True):
-                self._cut(0)
+                self._truncate(0)
             case _:
                 pass
 
-    def _prepare(self, it: RequestPrepared) -> None:
-        self._cut(it.shared_blocks)
-        for link in it.links:
-            self._chain.append(link)
-            self._sizes[link.layer] = self._sizes.get(link.layer, 0) + link.end - link.start
+    def _apply_request(self, prepared: RequestPrepared) -> None:
+        self._truncate(prepared.shared_blocks)
+        for digest in prepared.links:
+            self._chain.append(digest)
+            self._sizes[digest.layer] = self._sizes.get(digest.layer, 0) + digest.end - digest.start
         self._requests += 1
         self._newest = Sent(
             ordinal=self._requests,
             bands=tuple(Band(layer, size) for layer, size in self._sizes.items()),
             marks=tuple(
-                PlacedMark(mark, self._chain[mark.piece].layer, self._chain[mark.piece].end)
-                for mark in it.plan.marks
-                if 0 <= mark.piece < len(self._chain)
+                PlacedMark(breakpoint_, self._chain[breakpoint_.piece].layer, self._chain[breakpoint_.piece].end)
+                for breakpoint_ in prepared.plan.marks
+                if 0 <= breakpoint_.piece < len(self._chain)
             ),
             blocks=len(self._chain),
-            body_bytes=it.body_bytes,
+            body_bytes=prepared.body_bytes,
         )
 
-    def _cut(self, keep: int) -> None:
-        while len(self._chain) > keep:
-            link = self._chain.pop()
-            self._sizes[link.layer] -= link.end - link.start
-            if not self._sizes[link.layer]:
-                del self._sizes[link.layer]
+    def _truncate(self, block_count: int) -> None:
+        # Remove from the end only: the cost is proportional to what changed, not to the length of the history.
+        while len(self._chain) > block_count:
+            digest = self._chain.pop()
+            self._sizes[digest.layer] -= digest.end - digest.start
+            if not self._sizes[digest.layer]:
+                del self._sizes[digest.layer]
 
 
-def _told(payload: AnyPayload) -> tuple[str, str] | None:
-    """The kind of what belongs on a time line, and one line about it; no word of what was said."""
+def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
+    """Kind and one-line description of an event for the timeline, without any message content."""
     match payload:
         case EpochOpened(epoch=epoch) if epoch > 1:
-            return "compaction", f"epoch {epoch} was opened: the head was made anew"
+            return "compaction", f"epoch {epoch} was opened: the stable prefix was rebuilt"
         case CachePinged(kind=kind, reason=reason):
             return "ping", f"{kind}: {reason}" if reason else kind
         case CacheKept(action=action, tokens=tokens):

@@ -1,4 +1,4 @@
-"""Every model call of a session: what it sent, read, wrote and cost."""
+"""The model calls of a session and its bill: what was sent, read, written and paid."""
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
@@ -17,30 +17,33 @@ __all__ = ["Bill", "CallRecord", "bill", "calls", "delegated", "keeping_cost_usd
 
 
 def calls(events: Iterable[Event]) -> Iterator[CallRecord]:
-    """The calls that a provider has taken money for, in the order in which they ended, however they overlapped."""
+    """The calls that a provider charged for, in the order in which they ended, however they overlapped."""
     return (entry.record for entry in entries(events, {}))
 
 
 def keeping_cost_usd(events: Iterable[Event]) -> Decimal:
-    """What it cost to make caches under a name and to store them; no call's cost holds any of it."""
-    kept = (event.payload for event in events)
-    return sum((it.cost_usd + it.storage_cost_usd for it in kept if isinstance(it, CacheKept)), Decimal(0))
+    """The cost of creating and storing explicit caches; it is not part of any call's cost."""
+    payloads = (event.payload for event in events)
+    return sum(
+        (payload.cost_usd + payload.storage_cost_usd for payload in payloads if isinstance(payload, CacheKept)),
+        Decimal(0),
+    )
 
 
 def pinging_cost_usd(events: Iterable[Event]) -> Decimal:
-    """What requests cost that asked for nothing; they are no calls, and no call's cost holds any of it."""
+    """The cost of keep-alive and prewarm pings; they are not calls, and no call's cost includes them."""
     return sum((event.payload.cost_usd for event in events if isinstance(event.payload, CachePinged)), Decimal(0))
 
 
 def delegated(events: Iterable[Event]) -> tuple[DelegationCompleted, ...]:
-    """Sessions that worked for this one; their cost is a part of its own, and their calls are on their own logs."""
+    """Sessions that worked for this one. Their cost is part of this session's; their calls are on their own logs."""
     return tuple(event.payload for event in events if isinstance(event.payload, DelegationCompleted))
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What a session took, and what the same calls would have cost without a cache.
+    """What a session cost, and what the same calls would have cost without a cache.
 
-    `keeping_cost_usd`, a part of the cost, went into caches under a name: making and storing them.
+    `explicit_cache_cost_usd`, which is part of the cost, is for creating and storing explicit caches.
     """
 
     calls: int
@@ -51,14 +54,17 @@ class Bill(msgspec.Struct, frozen=True):
 
     @property
     def saved_usd(self) -> Decimal:
+        # Negative if the cache writes and explicit caches cost more than the reads saved.
         return self.uncached_cost_usd - self.cost_usd
 
 
 def bill(records: Iterable[CallRecord], model: Model, *, keeping_usd: Decimal = Decimal(0)) -> Bill:
+    # Explicit caches count as cost only: without a cache they would not exist.
     count, usage, cost, uncached = 0, Usage(), keeping_usd, Decimal(0)
     for record in records:
         count += 1
         usage += record.usage
         cost += record.cost_usd
+        # Some models charge more above a prompt size, so each call is priced with its own row.
         uncached += uncached_cost_usd(record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent))
     return Bill(count, usage, cost, uncached, keeping_usd)

@@ -1,4 +1,4 @@
-"""What a request consists of, where its marks are, and what a change of each part would cost."""
+"""Explains a request: its blocks and layers, its cache breakpoints, and what a change of each part would cost."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -16,11 +16,11 @@ from holdfast.planning.plan import plan
 from holdfast.planning.policy import Moment
 from holdfast.planning.savings import Warmth, with_savings
 
-DIGEST_CHARS = 12
+DIGEST_CHARS = 12  # 48 bits: unique among the blocks of a request, and short enough for a table.
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One block. If it changes, the next call writes `rewritten_tokens` again that it could have read."""
+    """One block. If it changes, the next call rewrites `rewritten_tokens` that it could have read."""
 
     path: str
     place: Place
@@ -33,7 +33,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """What changes together, and what the next call writes again if its first block does."""
+    """Blocks that change together, and what the next call rewrites if the first of them changes."""
 
     name: str
     stability: str
@@ -44,10 +44,11 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class ExplainedMark(msgspec.Struct, frozen=True):
-    """`saving_usd` is what each later call saves that reads up to here instead of sending it uncached.
+    """A cache breakpoint and what it saves.
 
-    `expected_usd` is what the mark is expected to save by the next call, beside those in front of it and less what it
-    costs to write: nobody knows yet whether and when that call comes.
+    `saving_usd` is what each later call saves by reading up to here instead of sending those tokens uncached.
+    `expected_usd` is what the breakpoint is expected to save on the next call beyond the breakpoints before it, minus
+    the cost of writing it, weighted by the probability that the next call comes within the TTL.
     """
 
     piece: int
@@ -61,9 +62,9 @@ class ExplainedMark(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All token counts are estimates. Stabilities are what a part's place lets expect; a request does not say them.
+    """All token counts are estimates. Stabilities are inferred from the section, since a request does not state them.
 
-    `padding` says whether the stable head was made longer, or would be, and why.
+    `padding` says whether the stable prefix was padded, or would be, and why.
     """
 
     model: str
@@ -80,27 +81,31 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(request: SentRequest, price: Price | None, *, padding: str | None = None) -> Explanation:
-    row = request.row
-    planned = _planned(request, price)
-    own = {mark.piece for mark in request.marks}
-    parts = tuple(_parts(request, price))
+    model = request.row
+    planned = _plan_first_call(request, price)
+    own_blocks = {breakpoint_.piece for breakpoint_ in request.marks}
+    parts = tuple(_explain_blocks(request, price))
     return Explanation(
         model=request.model,
         told_by=request.told.because,
-        cache=row.cache.kind if row else "unknown",
+        cache=model.cache.kind if model else "unknown",
         tokens=request.scroll.tokens_total,
-        floor_tokens=row.cache.tokens_min if row else None,
-        layers=tuple(_layers(parts)),
+        floor_tokens=model.cache.tokens_min if model else None,
+        layers=tuple(_group_layers(parts)),
         parts=parts,
-        marks=tuple(_marks(request, tuple(map(_yours, request.marks)), price)),
-        planned=tuple(one for one in _marks(request, planned.marks, price) if one.piece not in own),
+        marks=tuple(_explain_breakpoints(request, tuple(map(_label_own, request.marks)), price)),
+        planned=tuple(
+            breakpoint_
+            for breakpoint_ in _explain_breakpoints(request, planned.marks, price)
+            if breakpoint_.piece not in own_blocks
+        ),
         padding=padding,
         notes=(*_notes(request), *planned.notes),
     )
 
 
-def _planned(request: SentRequest, price: Price | None) -> Plan:
-    """What we would do with the first call of a session, of which nothing is known yet."""
+def _plan_first_call(request: SentRequest, price: Price | None) -> Plan:
+    """The plan that we would make for the first call of a session, with nothing learned yet."""
     if request.row is None:
         return Plan()
     if price is None:
@@ -108,81 +113,91 @@ def _planned(request: SentRequest, price: Price | None) -> Plan:
     return plan(Moment(request.scroll, request.row.cache, price, at=0.0), Memory(), keep_small=True)
 
 
-def _yours(mark: Mark) -> Mark:
-    return msgspec.structs.replace(mark, reason=f"yours, {mark.reason}" if mark.reason else "yours")
+def _label_own(breakpoint_: Mark) -> Mark:
+    return msgspec.structs.replace(
+        breakpoint_, reason=f"yours, {breakpoint_.reason}" if breakpoint_.reason else "yours"
+    )
 
 
-def _layers(parts: tuple[Part, ...]) -> Iterator[Layer]:
+def _group_layers(parts: tuple[Part, ...]) -> Iterator[Layer]:
     for name in dict.fromkeys(part.layer for part in parts):
-        own = [part for part in parts if part.layer == name]
+        blocks = [part for part in parts if part.layer == name]
         yield Layer(
             name=name,
-            stability=own[0].stability,
-            blocks=len(own),
-            tokens=sum(part.tokens for part in own),
-            rewritten_tokens=own[0].rewritten_tokens,
-            rewritten_usd=own[0].rewritten_usd,
+            stability=blocks[0].stability,
+            blocks=len(blocks),
+            tokens=sum(part.tokens for part in blocks),
+            rewritten_tokens=blocks[0].rewritten_tokens,
+            rewritten_usd=blocks[0].rewritten_usd,
         )
 
 
-def _parts(request: SentRequest, price: Price | None) -> Iterator[Part]:
-    scroll = request.scroll
-    whole = readable_tokens(request, len(scroll.pieces))
-    for index, piece in enumerate(scroll.pieces):
-        lost = whole - readable_tokens(request, kept_by(request, index))
+def _explain_blocks(request: SentRequest, price: Price | None) -> Iterator[Part]:
+    buffer = request.scroll
+    readable = readable_tokens(request, len(buffer.pieces))
+    for index, block in enumerate(buffer.pieces):
+        # Rewritten if this block changes: what is readable now minus what stays readable before it.
+        lost = readable - readable_tokens(request, kept_by(request, index))
         yield Part(
             path=request.paths[index],
-            place=piece.place,
-            layer=piece.layer,
-            stability=piece.stability.name.lower(),
-            tokens=scroll.tokens[index],
-            digest=digest(piece.opens + piece.data)[:DIGEST_CHARS],
+            place=block.place,
+            layer=block.layer,
+            stability=block.stability.name.lower(),
+            tokens=buffer.tokens[index],
+            digest=digest(block.opens + block.data)[:DIGEST_CHARS],
             rewritten_tokens=lost,
             rewritten_usd=None if price is None else rewrite_usd(request, lost, price),
         )
 
 
-def _marks(request: SentRequest, marks: tuple[Mark, ...], price: Price | None) -> Iterator[ExplainedMark]:
+def _explain_breakpoints(
+    request: SentRequest, breakpoints: tuple[Mark, ...], price: Price | None
+) -> Iterator[ExplainedMark]:
     floor = request.row.cache.tokens_min if request.row else 0
-    tokens = {mark.piece: request.tokens_before(mark.piece + 1) for mark in marks}
-    kept = _with_savings(request, tuple(mark for mark in marks if tokens[mark.piece] >= floor), price)
-    told = {mark.piece: mark.saving_usd for mark in kept}
-    for mark in marks:
-        upto, below = tokens[mark.piece], tokens[mark.piece] < floor
+    tokens_by_block = {breakpoint_.piece: request.tokens_before(breakpoint_.piece + 1) for breakpoint_ in breakpoints}
+    cacheable = _expect_savings(
+        request, tuple(breakpoint_ for breakpoint_ in breakpoints if tokens_by_block[breakpoint_.piece] >= floor), price
+    )
+    expected_savings = {breakpoint_.piece: breakpoint_.saving_usd for breakpoint_ in cacheable}
+    for breakpoint_ in breakpoints:
+        prefix_tokens, below_floor = tokens_by_block[breakpoint_.piece], tokens_by_block[breakpoint_.piece] < floor
         yield ExplainedMark(
-            piece=mark.piece,
-            path=request.paths[mark.piece],
-            ttl=mark.ttl,
-            reason=mark.reason,
-            prefix_tokens=upto,
-            below_floor=below,
-            saving_usd=None if price is None else Decimal(0) if below else read_saving_usd(upto, price),
-            expected_usd=None if price is None or request.row is None else told.get(mark.piece, Decimal(0)),
+            piece=breakpoint_.piece,
+            path=request.paths[breakpoint_.piece],
+            ttl=breakpoint_.ttl,
+            reason=breakpoint_.reason,
+            prefix_tokens=prefix_tokens,
+            below_floor=below_floor,
+            saving_usd=None if price is None else Decimal(0) if below_floor else read_saving_usd(prefix_tokens, price),
+            expected_usd=None
+            if price is None or request.row is None
+            else expected_savings.get(breakpoint_.piece, Decimal(0)),
         )
 
 
-def _with_savings(request: SentRequest, marks: tuple[Mark, ...], price: Price | None) -> tuple[Mark, ...]:
-    """The marks with what each is expected to save if nothing of the request is cached yet."""
+def _expect_savings(request: SentRequest, breakpoints: tuple[Mark, ...], price: Price | None) -> tuple[Mark, ...]:
+    """The breakpoints with the saving expected of each if nothing of the request is cached yet."""
     if price is None or request.row is None:
         return ()
-    gaps = expected(Memory().gaps.all, NOTHING_LEARNED.gaps.all)
+    # Nothing learned: the prior distribution of idle times alone.
+    idle_times = expected(Memory().gaps.all, NOTHING_LEARNED.gaps.all)
     warmth = Warmth(request.scroll.tokens_total, 0)
-    return with_savings(marks, request.scroll, warmth, gaps, rules=request.row.cache, price=price)
+    return with_savings(breakpoints, request.scroll, warmth, idle_times, rules=request.row.cache, price=price)
 
 
 def _notes(request: SentRequest) -> Iterator[str]:
     row, tokens = request.row, request.scroll.tokens_total
     if row is None:
-        yield f"the catalog does not know {request.model[:120]}: no prices, no floor, no marks of ours"
+        yield f"the catalog does not know {request.model[:120]}: no prices, no floor, and no breakpoints of ours"
         return
     rules = row.cache
     if rules.kind == "none":
-        yield "this model keeps no cache"
+        yield "this model has no prompt cache"
     elif not row.supports_prompt_caching:
         yield f'caching is turned off for {row.id}: [models."{row.id}"] supports_prompt_caching = true turns it on'
     elif tokens < rules.tokens_min:
-        yield f"{tokens} tokens are below the floor of {rules.tokens_min}: the provider keeps nothing of this request"
+        yield f"{tokens} tokens are below the floor of {rules.tokens_min}: the provider caches nothing of this request"
     if rules.kind == "implicit":
-        yield "the provider takes no marks: it reads of itself whatever begins as a request before did"
+        yield "the provider takes no breakpoints: it caches prefixes automatically"
     if len(request.marks) > rules.marks_max > 0:
-        yield f"{len(request.marks)} marks are too many: the provider takes {rules.marks_max}"
+        yield f"{len(request.marks)} breakpoints are too many: the provider accepts {rules.marks_max}"

@@ -1,4 +1,4 @@
-"""What a team asks of all sessions beside their books, and the values that answer."""
+"""Analytics queries over all sessions that go beyond cost roll-ups, and the values they return."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -18,7 +18,7 @@ FiguresOrder = Literal["cost", "recency"]
 
 
 class SkillLoad(msgspec.Struct, frozen=True):
-    """A body that entered a session, and why."""
+    """A skill body that was loaded into a session, and why."""
 
     session_id: str
     at: float
@@ -28,7 +28,7 @@ class SkillLoad(msgspec.Struct, frozen=True):
 
 
 class SessionCost(msgspec.Struct, frozen=True):
-    """`model` is that of its last call, and `turns` counts those that have ended."""
+    """`model` is the model of the last call; `turns` counts the turns that have ended."""
 
     row: SessionRow
     spent_usd: Decimal
@@ -47,7 +47,7 @@ class BrokenCall(msgspec.Struct, frozen=True):
 
 
 class Sized(msgspec.Struct, frozen=True):
-    """So many calls of a model, whose prompts had more tokens than the first `sizes` of some limits, and no other."""
+    """Calls of a model whose prompts exceeded exactly the first `limits_exceeded` of the given limits."""
 
     model: str
     sizes: int
@@ -56,35 +56,35 @@ class Sized(msgspec.Struct, frozen=True):
 
 
 class Figures(Protocol):
-    """Every answer is what the events add up to, at the moment of asking. A scope's session is heeded by none."""
+    """Every result is what the events add up to at the time of the query. All of them ignore a scope's session."""
 
     def groups(self, group_by: GroupBy, scope: Scope = ..., narrowed: Narrowed = ...) -> tuple[Group, ...]:
-        """In no order. Where all is one there is one, else there are those that have spent or called."""
+        """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending."""
 
     def failures(self, scope: Scope = ...) -> dict[str, int]:
-        """How many calls failed, by the class of what went wrong."""
+        """The number of failed calls by error class."""
 
     def latencies(self, scope: Scope = ...) -> dict[str, dict[int, int]]:
-        """How many calls of each model took how many milliseconds."""
+        """For each model, the number of calls by latency in milliseconds."""
 
     def sized(self, limits: Sequence[int], scope: Scope = ...) -> tuple[Sized, ...]:
-        """What calls took, by model and by how many of the limits, which rise, their prompts were over."""
+        """Calls and usage by model and by how many of the ascending `limits` the prompt exceeded."""
 
     def broken(
         self, scope: Scope = ..., *, kind: VerdictKind | None = ..., component: str | None = ..., limit: int, skip: int
     ) -> tuple[BrokenCall, ...]:
-        """Calls whose cache did not hold, those that lost most first."""
+        """Calls that missed the cache, the largest loss first."""
 
     def skill_loads(self, scope: Scope = ...) -> tuple[SkillLoad, ...]:
-        """In the order of the log."""
+        """In log order."""
 
     def session_costs(
         self, *, order: FiguresOrder, limit: int, skip: int, simulated: bool = ...
     ) -> tuple[SessionCost, ...]:
-        """A page of all sessions."""
+        """One page of all sessions."""
 
     def turn(self, turn_id: str) -> tuple[Event, ...]:
-        """The events of a turn in order; none where there is no such turn."""
+        """The events of a turn in order; empty if there is no such turn."""
 
 
 class KeepsFigures(Protocol):
@@ -92,5 +92,5 @@ class KeepsFigures(Protocol):
 
 
 def size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
-    """From how many tokens on some prompt of some model has another price, rising."""
+    """The prompt sizes in tokens above which some model's price changes, ascending."""
     return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))

@@ -1,4 +1,4 @@
-"""By what amounts can be told apart, and what they can be narrowed down to."""
+"""How cost amounts can be grouped and filtered."""
 
 import datetime
 from typing import Literal
@@ -29,7 +29,7 @@ GroupName = str | bool | None
 
 
 class Narrowed(msgspec.Struct, frozen=True):
-    """Only what has these; None is any. Without `workers` sessions that another one has started are left out."""
+    """Includes only what matches; None matches everything. Without `workers`, child sessions are left out."""
 
     model: str | None = None
     provider: str | None = None
@@ -41,20 +41,20 @@ class Narrowed(msgspec.Struct, frozen=True):
 
     @property
     def by(self) -> frozenset[str]:
-        """What it is narrowed down by."""
-        named = ("model", "provider", "session", "gateway_key", "user", "team")
-        return frozenset(name for name in named if getattr(self, name) is not None)
+        """The names of the fields that filter."""
+        fields = ("model", "provider", "session", "gateway_key", "user", "team")
+        return frozenset(name for name in fields if getattr(self, name) is not None)
 
 
 class Group(msgspec.Struct, frozen=True):
-    """`name` is None for what belongs to no key, user or team, and where all is one."""
+    """`name` is None for calls without a key, user or team, and for the single group of `none`."""
 
     name: GroupName
     amounts: Amounts
 
 
 def name_of(group_by: GroupBy, cell: object) -> GroupName:
-    """What a group is called, by its key among the rows."""
+    """The name of a group, from its key in the rows."""
     match group_by:
         case "none":
             return None
@@ -70,7 +70,7 @@ def name_of(group_by: GroupBy, cell: object) -> GroupName:
 
 
 def key_of(group_by: GroupBy, row: SessionRow, posting: Posting) -> str | int:
-    """The key of a group among the rows."""
+    """The key of the group that a posting belongs to."""
     match group_by:
         case "model":
             return posting.model

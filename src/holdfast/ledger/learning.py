@@ -1,4 +1,4 @@
-"""What the sessions of a store have learned, put together for a reader, with the sessions that saw it."""
+"""Summarises for a reader what the sessions of a store have learned about caches and idle times."""
 
 import msgspec
 
@@ -11,7 +11,10 @@ from holdfast.planning.pings import LIFETIMES_SECONDS
 
 
 class CacheLesson(msgspec.Struct, frozen=True):
-    """What a model on a route was seen to do. `floor_tokens` is told only where it is another than the table's."""
+    """Observed behaviour of a model on a route. `floor_tokens` is set only where it differs from the catalog's.
+
+    `upgrade_probability` is the probability that a longer TTL takes over a prefix that is still cached.
+    """
 
     model: str
     route: str
@@ -23,7 +26,7 @@ class CacheLesson(msgspec.Struct, frozen=True):
 
 
 class Rhythms(msgspec.Struct, frozen=True):
-    """How sessions in a workspace wait; `pause` is the share of gaps that only the long lifetime outlives."""
+    """Idle times of the sessions in a workspace; `pause_share` is the share that only the 1-hour TTL outlives."""
 
     workspace: str | None
     sessions: int
@@ -40,46 +43,57 @@ class Lessons(msgspec.Struct, frozen=True):
 
 def lessons_of(log: Log, models: Models | None = None) -> Lessons:
     events = log.lessons(limit=LESSONS_MAX)
-    known = shipped_models() if models is None else models
-    scenes: dict[tuple[str, str], list[Event]] = {}
-    places: dict[str | None, Event] = {}
+    catalog = shipped_models() if models is None else models
+    events_by_scene: dict[tuple[str, str], list[Event]] = {}
+    latest_by_workspace: dict[str | None, Event] = {}
     for event in events:
-        if isinstance(it := event.payload, CacheLearned):
-            scenes.setdefault((it.model, it.route), []).append(event)
-            places[it.workspace_hash] = event
-    caches = tuple(_cache_lesson(Scene(*scene), seen, known) for scene, seen in sorted(scenes.items()))
-    rhythms = tuple(_rhythms(log, place, event, events) for place, event in places.items())
-    return Lessons(caches, tuple(sorted(rhythms, key=lambda rhythm: rhythm.workspace or "")))
+        if isinstance(payload := event.payload, CacheLearned):
+            events_by_scene.setdefault((payload.model, payload.route), []).append(event)
+            latest_by_workspace[payload.workspace_hash] = event
+    caches = tuple(
+        _summarize_cache(Scene(*scene), scene_events, catalog)
+        for scene, scene_events in sorted(events_by_scene.items())
+    )
+    idle_times = tuple(
+        _summarize_idle_times(log, workspace, event, events) for workspace, event in latest_by_workspace.items()
+    )
+    return Lessons(caches, tuple(sorted(idle_times, key=lambda summary: summary.workspace or "")))
 
 
-def _cache_lesson(scene: Scene, events: list[Event], models: Models) -> CacheLesson:
+def _summarize_cache(scene: Scene, events: list[Event], models: Models) -> CacheLesson:
     learned = learn(events, scene)
-    row = known_model(scene.model, models)
-    floor = learned.floor.corrected(row.cache.tokens_min) if row is not None else None
+    model = known_model(scene.model, models)
+    floor = learned.floor.corrected(model.cache.tokens_min) if model is not None else None
     return CacheLesson(
         model=scene.model,
         route=scene.route,
         upgrade=learned.belief.chance,
         anchors_read=learned.belief.read,
         anchors_lost=learned.belief.lost,
-        floor_tokens=floor if row is not None and floor != row.cache.tokens_min else None,
+        floor_tokens=floor if model is not None and floor != model.cache.tokens_min else None,
         sessions=tuple(dict.fromkeys(event.session_id for event in events)),
     )
 
 
-def _rhythms(log: Log, place: str | None, newest: Event, events: tuple[Event, ...]) -> Rhythms:
-    learned = learn(events, Scene("", "", place))
-    first = next(iter(log.read(newest.session_id)), None)
-    path = first.payload.workspace_path if first and isinstance(first.payload, SessionStarted) else None
-    # The end of each session counts as a gap in planning; here it is none.
-    gaps, ends = learned.gaps.all, learned.sessions
-    pause = gaps.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"]) if gaps.total > ends else 0.0
-    share = gaps.total / (gaps.total - ends) if gaps.total > ends else 0.0
+def _summarize_idle_times(log: Log, workspace_hash: str | None, newest: Event, events: tuple[Event, ...]) -> Rhythms:
+    learned = learn(events, Scene("", "", workspace_hash))
+    first_event = next(iter(log.read(newest.session_id)), None)
+    path = (
+        first_event.payload.workspace_path if first_event and isinstance(first_event.payload, SessionStarted) else None
+    )
+    # Planning counts the end of each session as one endless idle time; a reader does not. With n = idle_times.total,
+    # e = ends and k = idle times between 5 minutes and 1 hour, `chance` is k / n and the share wanted is k / (n - e):
+    # pause = (k / n) * (n / (n - e)), so the correction is n / (n - e).
+    idle_times, ends = learned.gaps.all, learned.sessions
+    pause_probability = (
+        idle_times.chance(LIFETIMES_SECONDS["5m"], LIFETIMES_SECONDS["1h"]) if idle_times.total > ends else 0.0
+    )
+    correction = idle_times.total / (idle_times.total - ends) if idle_times.total > ends else 0.0
     return Rhythms(
         workspace=path,
         sessions=round(learned.sessions),
         calls=round(learned.calls),
         tool_gaps=learned.gaps.tool.total,
         person_gaps=max(0.0, learned.gaps.person.total - ends),
-        pause=pause * share,
+        pause=pause_probability * correction,
     )

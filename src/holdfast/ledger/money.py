@@ -1,8 +1,9 @@
-"""What an amount, a count and a time are in the books: whole numbers within bounds, whatever an event says.
+"""Exact units and bounds of the ledger: amounts are integers, and every number is clamped to what a table can hold.
 
-Money is counted in picodollars. A price is dollars per million tokens with six digits behind the point at most, so
-that tokens times price is a whole number of them; what a provider stores by the second is rounded to the nearest. A
-64-bit sum of them holds nine million dollars.
+Money is counted in picodollars (10**-12 USD). A price is dollars per million tokens with at most six decimals, that is
+a multiple of 10**-6 / 10**6 = 10**-12 USD per token, so tokens * price is always a whole number of picodollars and sums
+are exact in any order. Storage billed by the second is rounded to the nearest one. A signed 64-bit sum holds 2**63 /
+10**12 = 9.2 million dollars.
 """
 
 import datetime
@@ -15,38 +16,37 @@ from holdfast.catalog.lookup import utc_date
 from holdfast.events.envelope import Event
 from holdfast.events.payloads import AnyPayload, CacheKept, CachePinged, LlmCallCompleted, LlmCallFailed
 
+# The largest cost booked for one event: a larger amount is an error, and would overflow the sums that include it.
 USD_MAX = Decimal(1_000)
-"""More than this no single event has cost: a larger amount is a mistake, and would spoil all sums it is a part of."""
 
 NAME_CHARACTERS_MAX = 200
-INTEGER_MAX = 2**62
-LATENCY_MS_MAX = 2**31 - 1
-AT_MAX = 253_402_300_799.0
-"""The last second that has a date."""
+INTEGER_MAX = 2**62  # Well within the signed 64-bit integers of SQLite and PostgreSQL.
+LATENCY_MS_MAX = 2**31 - 1  # 24 days, in 31 bits.
+AT_MAX = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that `datetime` can represent.
 
-_COSTING: frozenset[type[AnyPayload]] = frozenset((LlmCallCompleted, LlmCallFailed, CachePinged, CacheKept))
-_PICO = 12
-_PER_DOLLAR = Decimal(10) ** _PICO
+_BILLED: frozenset[type[AnyPayload]] = frozenset((LlmCallCompleted, LlmCallFailed, CachePinged, CacheKept))
+_PICO_DIGITS = 12
+_PICODOLLARS_PER_DOLLAR = Decimal(10) ** _PICO_DIGITS
 
 
 def picodollars(usd: Decimal) -> int:
-    within = min(max(usd, -USD_MAX), USD_MAX)
-    return round(within.scaleb(_PICO))  # Half to even, whatever the context says.
+    clamped = min(max(usd, -USD_MAX), USD_MAX)
+    return round(clamped.scaleb(_PICO_DIGITS))  # Half to even, independent of the decimal context.
 
 
 def dollars(pico: int) -> Decimal:
-    """Exact, and spelled in one way."""
-    return Decimal(pico) / _PER_DOLLAR
+    """Exact: dividing by a power of ten loses no digit, and equal amounts get equal representations."""
+    return Decimal(pico) / _PICODOLLARS_PER_DOLLAR
 
 
 def rounded(usd: Decimal) -> Decimal:
-    """The amount as it is booked; itself, where that is the same number."""
+    """The amount in whole picodollars; unchanged, representation included, if it already is."""
     return usd if is_booked(usd) else dollars(picodollars(usd))
 
 
 def is_booked(usd: Decimal) -> bool:
-    """Whether an amount can be booked as it is."""
-    return -USD_MAX <= usd <= USD_MAX and usd.scaleb(_PICO) % 1 == 0
+    """Whether an amount can be booked without rounding or clamping."""
+    return -USD_MAX <= usd <= USD_MAX and usd.scaleb(_PICO_DIGITS) % 1 == 0
 
 
 def integer(number: int) -> int:
@@ -62,39 +62,43 @@ def day_start(day: str) -> float:
 
 
 def bounded(event: Event) -> Event:
-    """The event as it can be booked: with a date, and without a number or a name that no table holds."""
+    """The event with its time, numbers and names clamped to what the tables can hold."""
     if not 0.0 <= event.at <= AT_MAX:
         event = replace(event, at=min(max(event.at, 0.0), AT_MAX))
-    if type(event.payload) not in _COSTING:
+    if type(event.payload) not in _BILLED:
         return event
     match event.payload:
-        case LlmCallCompleted() | LlmCallFailed() as it if _fits(it):
+        case LlmCallCompleted() | LlmCallFailed() as payload if _is_within_bounds(payload):
             return event
-        case LlmCallCompleted() | LlmCallFailed() as it:
-            latency = min(max(it.latency_ms, 0), LATENCY_MS_MAX)
-            ended = replace(
-                it, **_costs(it), latency_ms=latency, retry_count=integer(it.retry_count), provider=_name(it.provider)
+        case LlmCallCompleted() | LlmCallFailed() as payload:
+            latency_ms = min(max(payload.latency_ms, 0), LATENCY_MS_MAX)
+            clamped = replace(
+                payload,
+                **_clamp_costs(payload),
+                latency_ms=latency_ms,
+                retry_count=integer(payload.retry_count),
+                provider=_truncate_name(payload.provider),
             )
-            return replace(event, payload=ended)
-        case CachePinged() as it:
-            return replace(event, payload=replace(it, **_costs(it)))
-        case CacheKept() as it:
-            costs = {"cost_usd": rounded(it.cost_usd), "storage_cost_usd": rounded(it.storage_cost_usd)}
-            return replace(event, payload=replace(it, model=_name(it.model), **costs))
+            return replace(event, payload=clamped)
+        case CachePinged() as payload:
+            return replace(event, payload=replace(payload, **_clamp_costs(payload)))
+        case CacheKept() as payload:
+            costs = {"cost_usd": rounded(payload.cost_usd), "storage_cost_usd": rounded(payload.storage_cost_usd)}
+            return replace(event, payload=replace(payload, model=_truncate_name(payload.model), **costs))
         case _:
             return event
 
 
-def _fits(it: LlmCallCompleted | LlmCallFailed) -> bool:
-    buckets = _buckets(it.usage)
-    numbers = min(buckets) >= 0 and max(buckets) <= TOKENS_MAX and 0 <= it.latency_ms <= LATENCY_MS_MAX
-    names = len(it.model) <= NAME_CHARACTERS_MAX and len(it.provider) <= NAME_CHARACTERS_MAX
-    return numbers and names and abs(it.retry_count) <= INTEGER_MAX and is_booked(it.cost_usd)
+def _is_within_bounds(payload: LlmCallCompleted | LlmCallFailed) -> bool:
+    buckets = _buckets(payload.usage)
+    numbers_fit = min(buckets) >= 0 and max(buckets) <= TOKENS_MAX and 0 <= payload.latency_ms <= LATENCY_MS_MAX
+    names_fit = len(payload.model) <= NAME_CHARACTERS_MAX and len(payload.provider) <= NAME_CHARACTERS_MAX
+    return numbers_fit and names_fit and abs(payload.retry_count) <= INTEGER_MAX and is_booked(payload.cost_usd)
 
 
-def _costs(it: LlmCallCompleted | LlmCallFailed | CachePinged) -> dict[str, object]:
-    buckets = Usage(*map(counted, _buckets(it.usage)))
-    return {"usage": buckets, "cost_usd": rounded(it.cost_usd), "model": _name(it.model)}
+def _clamp_costs(payload: LlmCallCompleted | LlmCallFailed | CachePinged) -> dict[str, object]:
+    usage = Usage(*map(counted, _buckets(payload.usage)))
+    return {"usage": usage, "cost_usd": rounded(payload.cost_usd), "model": _truncate_name(payload.model)}
 
 
 def _buckets(usage: Usage) -> tuple[int, ...]:
@@ -108,5 +112,5 @@ def _buckets(usage: Usage) -> tuple[int, ...]:
     )
 
 
-def _name(name: str) -> str:
+def _truncate_name(name: str) -> str:
     return name[:NAME_CHARACTERS_MAX]

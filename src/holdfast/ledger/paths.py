@@ -1,4 +1,4 @@
-"""Where in a request's JSON each block of its prompt stands."""
+"""Finds the JSON path of each prompt block in a request body."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,26 +10,26 @@ from holdfast.providers.adapter import PATH, Adapter, WireRequest
 
 Body = Mapping[str, object]
 
-_NOT_BLOCKS = frozenset(
+_NON_BLOCK_MEMBERS = frozenset(
     {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}
     | {"type", "id", "status", "output", "arguments", "summary", "encrypted_content"}
 )
 
 
-def paths_of(adapter: Adapter, body: Body, pieces: Sequence[Piece], *, model: str) -> tuple[str, ...]:
-    """One path a piece, such as `messages.3.content.1`; the place alone where the two cannot be matched."""
-    reader = _Reader(adapter, model)
+def paths_of(adapter: Adapter, body: Body, blocks: Sequence[Piece], *, model: str) -> tuple[str, ...]:
+    """One path per block, such as `messages.3.content.1`; section and index where blocks and JSON do not match."""
+    counter = _BlockCounter(adapter, model)
     try:
-        found = [*_tools(reader, body), *_system(body), *_messages(reader, body)]
+        paths = [*_tool_paths(counter, body), *_system_paths(body), *_message_paths(counter, body)]
     except HoldfastError:
-        found = []
-    if len(found) != len(pieces):
+        paths = []
+    if len(paths) != len(blocks):
         counts: dict[Place, int] = {}
-        found = []
-        for piece in pieces:
-            counts[piece.place] = counts.get(piece.place, -1) + 1
-            found.append(f"{piece.place} block {counts[piece.place]}")
-    return tuple(found)
+        paths = []
+        for block in blocks:
+            counts[block.place] = counts.get(block.place, -1) + 1
+            paths.append(f"{block.place} block {counts[block.place]}")
+    return tuple(paths)
 
 
 def read_with(adapter: Adapter, body: Body, *, model: str) -> WireRequest:
@@ -37,24 +37,24 @@ def read_with(adapter: Adapter, body: Body, *, model: str) -> WireRequest:
     return adapter.read_request(plain_json(body), path)
 
 
-class _Reader:
-    """Counts the pieces that one element of a request becomes."""
+class _BlockCounter:
+    """Counts the blocks that one element of a request becomes, by encoding a request with just that element."""
 
     def __init__(self, adapter: Adapter, model: str) -> None:
         self._adapter = adapter
         self._model = model
 
-    def count(self, member: str, element: object, *, behind: bool = False) -> int:
-        """`behind`: not as the first element, which may be the system's."""
-        prompt = self.prompt_name
-        said: list[object] = [self._question()] if behind or member != prompt else []
-        body: dict[str, object] = {"model": self._model, "max_tokens": 1, prompt: said}
-        if member == prompt:
-            body[prompt] = [*said, element]
+    def count(self, member: str, element: object, *, follows: bool = False) -> int:
+        """With `follows`, the element does not come first: some APIs accept the system prompt as first message."""
+        prompt_member = self.prompt_name
+        preceding: list[object] = [self._placeholder_message()] if follows or member != prompt_member else []
+        body: dict[str, object] = {"model": self._model, "max_tokens": 1, prompt_member: preceding}
+        if member == prompt_member:
+            body[prompt_member] = [*preceding, element]
         else:
             body[member] = [element]
-        wire = read_with(self._adapter, body, model=self._model)
-        return sum(len(self._adapter.spell(segment)) for segment in wire.prompt.segments) - len(said)
+        request = read_with(self._adapter, body, model=self._model)
+        return sum(len(self._adapter.spell(segment)) for segment in request.prompt.segments) - len(preceding)
 
     @property
     def prompt_name(self) -> str:
@@ -66,56 +66,60 @@ class _Reader:
             case _:
                 return "messages"
 
-    def _question(self) -> object:
+    def _placeholder_message(self) -> object:
         if self._adapter.name == "gemini":
             return {"role": "user", "parts": [{"text": "?"}]}
         return {"role": "user", "content": "?"}
 
 
-def _tools(reader: _Reader, body: Body) -> Iterator[str]:
-    for index, tool in enumerate(_listed(body.get("tools"))):
-        count = reader.count("tools", tool)
-        declared = len(_listed(tool.get("functionDeclarations"))) if isinstance(tool, dict) else 0
+def _tool_paths(counter: _BlockCounter, body: Body) -> Iterator[str]:
+    for index, tool in enumerate(_as_list(body.get("tools"))):
+        count = counter.count("tools", tool)
+        declaration_count = len(_as_list(tool.get("functionDeclarations"))) if isinstance(tool, dict) else 0
         for position in range(count):
-            inside = f".functionDeclarations.{position}" if position < declared else ""
-            yield f"tools.{index}{inside}"
+            suffix = f".functionDeclarations.{position}" if position < declaration_count else ""
+            yield f"tools.{index}{suffix}"
 
 
-def _system(body: Body) -> Iterator[str]:
+def _system_paths(body: Body) -> Iterator[str]:
     system = body.get("system")
     if isinstance(system, str) and system:
         yield "system"
-    for index, _ in enumerate(_listed(system)):
+    for index, _ in enumerate(_as_list(system)):
         yield f"system.{index}"
     if body.get("instructions"):
         yield "instructions"
     instruction = body.get("systemInstruction")
-    for index, _ in enumerate(_listed(instruction.get("parts") if isinstance(instruction, dict) else None)):
+    for index, _ in enumerate(_as_list(instruction.get("parts") if isinstance(instruction, dict) else None)):
         yield f"systemInstruction.parts.{index}"
 
 
-def _messages(reader: _Reader, body: Body) -> Iterator[str]:
-    name = reader.prompt_name
-    messages = body.get(name)
+def _message_paths(counter: _BlockCounter, body: Body) -> Iterator[str]:
+    member = counter.prompt_name
+    messages = body.get(member)
     if isinstance(messages, str) and messages:
-        yield name
-    for index, message in enumerate(_listed(messages)):
-        count = reader.count(name, message, behind=index > 0)
-        yield from _inside(f"{name}.{index}", message, count)
+        yield member
+    for index, message in enumerate(_as_list(messages)):
+        count = counter.count(member, message, follows=index > 0)
+        yield from _block_paths(f"{member}.{index}", message, count)
 
 
-def _inside(path: str, message: object, count: int) -> list[str]:
-    """The blocks of a message, in the order in which they are spelled; its own path where they cannot be told apart."""
+def _block_paths(path: str, message: object, count: int) -> list[str]:
+    """The paths of a message's blocks in encoding order; the message's own path if they cannot be distinguished."""
     if not isinstance(message, dict):
         return [path] * count
-    found = [f"{path}.{name}" for name, value in message.items() if name not in _NOT_BLOCKS and value is not None]
-    for name in ("reasoning_details", "content", "parts", "tool_calls"):
-        value = message.get(name)
+    paths = [
+        f"{path}.{member}"
+        for member, value in message.items()
+        if member not in _NON_BLOCK_MEMBERS and value is not None
+    ]
+    for member in ("reasoning_details", "content", "parts", "tool_calls"):
+        value = message.get(member)
         if isinstance(value, str) and value:
-            found.append(f"{path}.{name}")
-        found += [f"{path}.{name}.{index}" for index, _ in enumerate(_listed(value))]
-    return found if len(found) == count else [path] * count
+            paths.append(f"{path}.{member}")
+        paths += [f"{path}.{member}.{index}" for index, _ in enumerate(_as_list(value))]
+    return paths if len(paths) == count else [path] * count
 
 
-def _listed(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []

@@ -1,6 +1,6 @@
-"""What each event adds to the tables: a call, a charge that is no call, or a call that failed and cost nothing.
+"""What each event adds to the tables: a call, a charge that is not a call, or a call that failed at no cost.
 
-Tables and reports are sums of postings, wherever they are added up.
+Tables and reports are sums of postings, wherever they are computed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,19 +15,19 @@ from holdfast.ledger.books import ENTERED, Books, Entry, entered, has_image
 from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, picodollars
 from holdfast.ledger.shares import Payer
 
+# Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
 LEDGER_VERSION = 3
-"""Rises when the same events are judged or booked in another way than before: tables of an older one are made anew."""
 
 POSTED = (*ENTERED, CacheKept)
-_UNCALLED: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, CacheKept))
-_POSTED: frozenset[type[msgspec.Struct]] = frozenset(POSTED)
+_NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, CacheKept))
+_POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED)
 POSTED_TYPES = tuple(
     sorted(kind.__struct_config__.tag for kind in POSTED if isinstance(kind.__struct_config__.tag, str))
 )
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What some postings add up to; `hits` are calls that read anything at all, money is in picodollars."""
+    """Sums over postings. `hits` are calls that read anything from the cache; money is in picodollars."""
 
     entries: int = 0
     calls: int = 0
@@ -45,15 +45,16 @@ class Sums(msgspec.Struct, frozen=True):
     stable_written: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(one + two for one, two in zip(cells(self), cells(other), strict=True)))
+        return Sums(*(left + right for left, right in zip(cells(self), cells(other), strict=True)))
 
     @property
     def usage(self) -> Usage:
+        # Fields 3 to 8, input to output, are in the order of the fields of `Usage`.
         return Usage(*cells(self)[3:9])
 
 
 class Posting(msgspec.Struct, frozen=True):
-    """`day` is that of `at` in UTC. A call that was paid for has an entry; whatever ended a call has an outcome."""
+    """`day` is the UTC day of `at`. A charged call has an entry; every ended call, charged or not, has an outcome."""
 
     event_id: str
     session_id: str
@@ -76,45 +77,45 @@ def cells(struct: msgspec.Struct) -> tuple[int, ...]:
 
 
 def matters(payload: AnyPayload) -> bool:
-    """Whether an event changes the books or is posted; those that do neither need not be looked at."""
+    """Whether an event changes the accounting state or is posted; all others can be skipped."""
     if isinstance(payload, MessageAppended):
         return any(map(has_image, payload.message.content))
-    return type(payload) in _POSTED
+    return type(payload) in _POSTED_SET
 
 
-def posted(books: Books, event: Event, models: Models) -> tuple[Books, Posting | None]:
-    """The books with one more event, and what it adds to the tables, if it does. Whatever the event, nothing fails."""
-    books, entry = entered(books, event, models)
+def posted(state: Books, event: Event, models: Models) -> tuple[Books, Posting | None]:
+    """The state after one more event, and what the event adds to the tables, if anything. Never raises."""
+    state, entry = entered(state, event, models)
     if entry is not None:
-        # What a kept reply has answered cost nobody anything, and is no call of a provider's.
-        return books, _call(books, event, entry) if entry.source != "completion-cache" else None
-    if type(event.payload) not in _UNCALLED:
-        return books, None
+        # A reply from the completion cache cost nothing and is not a provider call.
+        return state, _post_call(state, event, entry) if entry.source != "completion-cache" else None
+    if type(event.payload) not in _NOT_CALLS:
+        return state, None
     event = bounded(event)
     match event.payload:
-        case LlmCallFailed() as it:
-            return books, _failure(books, event, it)
+        case LlmCallFailed() as failure:
+            return state, _post_failure(state, event, failure)
         case CachePinged(model=model, cost_usd=cost):
-            return books, _charge(books, event, model, picodollars(cost))
+            return state, _post_charge(state, event, model, picodollars(cost))
         case CacheKept(model=model, cost_usd=cost, storage_cost_usd=storage):
-            return books, _charge(books, event, model, picodollars(cost) + picodollars(storage))
+            return state, _post_charge(state, event, model, picodollars(cost) + picodollars(storage))
         case _:
-            return books, None
+            return state, None
 
 
 def postings(events: Iterable[Event], models: Models) -> Iterator[Posting]:
     """What a session adds to the tables, from its first event on."""
-    books = Books()
+    state = Books()
     for event in events:
         if isinstance(event.payload, POSTED):
-            books, posting = posted(books, event, models)
+            state, posting = posted(state, event, models)
             if posting is not None:
                 yield posting
 
 
-def _call(books: Books, event: Event, entry: Entry) -> Posting:
+def _post_call(state: Books, event: Event, entry: Entry) -> Posting:
     if entry.completion_key or entry.completion_kept:
-        # Whether its reply was kept for equal requests is no amount, and not in the tables.
+        # The tables hold amounts only, not whether the reply was stored in the completion cache.
         entry = msgspec.structs.replace(entry, completion_key="", completion_kept=False)
     call = entry.record
     usage = call.usage
@@ -147,13 +148,13 @@ def _call(books: Books, event: Event, entry: Entry) -> Posting:
         outcome="completed" if call.completed else entry.stop_reason,
         latency_ms=call.latency_ms,
         retries=entry.retries,
-        simulated=books.simulated,
+        simulated=state.simulated,
         payer=entry.payer,
     )
 
 
-def _charge(books: Books, event: Event, model: str, spent: int) -> Posting:
-    """What is no call: it kept a cache, and without one nobody would have paid it."""
+def _post_charge(state: Books, event: Event, model: str, spent: int) -> Posting:
+    """A charge that is not a call: it kept a cache alive, and would not exist without caching."""
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
@@ -163,28 +164,28 @@ def _charge(books: Books, event: Event, model: str, spent: int) -> Posting:
         model=model,
         type=type_of(event.payload),
         sums=Sums(entries=1, spent=spent),
-        simulated=books.simulated,
-        payer=books.payer,
+        simulated=state.simulated,
+        payer=state.payer,
     )
 
 
-def _failure(books: Books, event: Event, it: LlmCallFailed) -> Posting:
-    """A call that nothing was paid for."""
+def _post_failure(state: Books, event: Event, failure: LlmCallFailed) -> Posting:
+    """A call that failed at no cost."""
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
         at=event.at,
         day=day_of(event.at),
-        provider=it.provider,
-        model=it.model,
-        type=type_of(it),
-        outcome=it.error_class,
-        latency_ms=it.latency_ms,
-        retries=it.retry_count,
-        simulated=books.simulated,
+        provider=failure.provider,
+        model=failure.model,
+        type=type_of(failure),
+        outcome=failure.error_class,
+        latency_ms=failure.latency_ms,
+        retries=failure.retry_count,
+        simulated=state.simulated,
     )
 
 
 def at_fault(component: str | None) -> str:
-    """What is at fault as a key; nothing is the empty text."""
+    """The component that caused a miss, as a table key; empty if there is none."""
     return (component or "")[:NAME_CHARACTERS_MAX]

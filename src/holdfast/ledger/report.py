@@ -1,4 +1,4 @@
-"""What the sessions of a store have spent and saved, and what broke their caches."""
+"""Builds the cost report of a store: spending, savings, and the causes of cache misses."""
 
 import datetime
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.ledger.tables import PAGE_MAX, Amounts, Cause, DayAmounts, Scope, SessionAmounts, Tables
 
+# Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong.
 DAYS_MAX = 3_660
-"""Days between which none is left out."""
 
 
 class Day(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class Day(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Sessions that lost most stand first, causes that cost most too; days in order, those without calls included."""
+    """Sessions and causes with the largest loss first; days in order, including those without calls."""
 
     total: Amounts
     causes: tuple[Cause, ...]
@@ -26,24 +26,24 @@ class Report(msgspec.Struct, frozen=True):
     days: tuple[Day, ...]
 
 
-def report_of(tables: Tables, scope: Scope) -> Report:
-    """Everything from a time on; what came before it is judged, and not counted."""
-    days = tuple(_in_order(tables.days(scope)))
-    return Report(tables.totals(scope), tables.causes(scope), tuple(all_sessions(tables, scope)), days)
+def report_of(queries: Tables, scope: Scope) -> Report:
+    """Everything in the scope. Earlier calls still influence verdicts but are not counted."""
+    days = tuple(_fill_days(queries.days(scope)))
+    return Report(queries.totals(scope), queries.causes(scope), tuple(all_sessions(queries, scope)), days)
 
 
-def all_sessions(tables: Tables, scope: Scope) -> Iterable[SessionAmounts]:
-    """Those that lost most first, a page at a time."""
+def all_sessions(queries: Tables, scope: Scope) -> Iterable[SessionAmounts]:
+    """Sessions with the largest loss first, read page by page."""
     offset = 0
-    while page := tables.session_amounts(scope, order="lost", limit=PAGE_MAX, offset=offset):
+    while page := queries.session_amounts(scope, order="lost", limit=PAGE_MAX, offset=offset):
         yield from page
         offset += len(page)
 
 
-def _in_order(found: tuple[DayAmounts, ...]) -> Iterable[Day]:
-    """Every day from the first to the last, unless a clock was wrong by years."""
-    spent = {day.date: day.amounts.spent_usd for day in found}
-    first, last = (found[0].date, found[-1].date) if found else (datetime.date.max, datetime.date.min)
+def _fill_days(day_amounts: tuple[DayAmounts, ...]) -> Iterable[Day]:
+    """Every day from the first to the last, unless the range exceeds `DAYS_MAX`."""
+    spent = {day.date: day.amounts.spent_usd for day in day_amounts}
+    first, last = (day_amounts[0].date, day_amounts[-1].date) if day_amounts else (datetime.date.max, datetime.date.min)
     if (last - first).days < DAYS_MAX:
         for number in range((last - first).days + 1):
             spent.setdefault(first + datetime.timedelta(days=number), Decimal(0))

@@ -1,4 +1,4 @@
-"""Which sums are kept beside the log, and what a posting adds to each."""
+"""The roll-up tables stored beside the log, and what a posting adds to each."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ Addition = tuple[str, Key, tuple[int, ...]]
 
 
 class Given(msgspec.Struct, frozen=True):
-    """How often a verdict was given, how often it stands for a loss, and what was lost then."""
+    """How often a verdict was given, how often it meant a loss, and what was lost."""
 
     calls: int = 0
     losses: int = 0
@@ -22,7 +22,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Calls that ended in one way, and how long they took together."""
+    """Calls with one outcome, and their total latency and retries."""
 
     calls: int = 0
     latency_ms: int = 0
@@ -30,7 +30,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class RollUp(msgspec.Struct, frozen=True):
-    """One row a key; a row whose first sum is 0 is gone."""
+    """One row per key; a row whose first sum has dropped to 0 is deleted."""
 
     name: str
     keys: tuple[str, ...]
@@ -40,17 +40,18 @@ class RollUp(msgspec.Struct, frozen=True):
 DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
 SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
 VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), Given.__struct_fields__)
+# A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot.
 OUTCOME_DAYS = RollUp(
     "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), Ended.__struct_fields__
 )
-"""A latency of n bits is under 2**n ms: sums of such rows can be taken back, as those of a greatest one cannot."""
 
+# Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
-"""What goes on nobody's account is not in here: it is what is left of all."""
 
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
 
 
+# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
 PARTS_MAX = 1_000
 
 
@@ -66,22 +67,23 @@ def additions(posting: Posting) -> Iterator[Addition]:
     verdict = posting.entry.verdict if posting.entry else None
     if verdict is not None:
         lost = posting.sums.lost
-        given = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
-        yield VERDICT_DAYS.name, (day, verdict.kind, at_fault(verdict.component), simulated), given
+        verdict_sums = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
+        yield VERDICT_DAYS.name, (day, verdict.kind, at_fault(verdict.component), simulated), verdict_sums
     if posting.outcome is not None:
         key = (day, posting.provider, posting.model, posting.outcome, posting.latency_ms.bit_length(), simulated)
         yield OUTCOME_DAYS.name, key, (1, posting.latency_ms, posting.retries)
 
 
 class Totals:
-    """Grows by additions; they are added up when somebody asks."""
+    """Collects additions and sums them when they are read."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, dict[Key, list[tuple[int, ...]]]] = {one.name: {} for one in ROLLUPS}
+        self._parts: dict[str, dict[Key, list[tuple[int, ...]]]] = {table.name: {} for table in ROLLUPS}
 
     def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
         parts = self._parts[table].setdefault(key, [])
         parts.append(amounts)
+        # Adding tuples one by one would build a new tuple per posting; summing many at once is faster.
         if len(parts) >= PARTS_MAX:
             parts[:] = [_sum(parts)]
 

@@ -1,4 +1,4 @@
-"""Which part of a call is whose: the head that does not change, and the account that pays."""
+"""Attributes parts of a call: to the stable prefix of the prompt, and to the account that pays."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,12 @@ from holdfast.canonical.usage import Usage
 from holdfast.layers.standard import PINNED
 from holdfast.ledger.money import NAME_CHARACTERS_MAX
 
+# Layers that are FROZEN or pinned for an epoch; `nonce` is inserted by a cache invalidation.
 STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED})
 
 
 class Payer(msgspec.Struct, frozen=True):
-    """On whose account a call goes: a key of the gateway, a user, a team; the empty text is nobody's."""
+    """The account of a call: a gateway key, a user, a team; empty where there is none."""
 
     key_id: str = ""
     user_id: str = ""
@@ -24,7 +25,7 @@ NOBODY = Payer()
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The blocks in front of the first one that grows or changes, and where they end among all bytes of a prompt."""
+    """The blocks before the first one that grows or changes: their number, their end, and the prompt's total bytes."""
 
     blocks: int = 0
     end: int = 0
@@ -32,6 +33,7 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
+        # Bytes stand in for tokens here: the log has exact byte offsets, but no token count per block.
         return min(1.0, max(0.0, self.end / self.total)) if self.total > 0 else 0.0
 
 
@@ -39,21 +41,26 @@ def payer(*, key_id: str | None = None, user_id: str | None = None, team_id: str
     return Payer(*((name or "")[:NAME_CHARACTERS_MAX] for name in (key_id, user_id, team_id)))
 
 
-def head_of(before: Head, shared_blocks: int, links: Sequence[Link]) -> Head:
-    """The head of the next request, which has so many blocks of the one before, and these behind them."""
-    if not links:
+def head_of(before: Head, shared_blocks: int, digests: Sequence[Link]) -> Head:
+    """The stable prefix of the next request, which shares `shared_blocks` with the one before and adds `digests`."""
+    if not digests:
         return before
-    total = links[-1].end
+    total = digests[-1].end
+    # The first block after the stable prefix is shared too, so the prefix ends where it did.
     if shared_blocks > before.blocks:
         return Head(before.blocks, before.end, total)
-    blocks, end = shared_blocks, before.end if shared_blocks == before.blocks else links[0].start
-    for link in links:
-        if link.layer not in STABLE_LAYERS:
+    blocks, end = shared_blocks, before.end if shared_blocks == before.blocks else digests[0].start
+    # The stable prefix was cut short or ends exactly here: extend it by the new blocks of stable layers.
+    for digest in digests:
+        if digest.layer not in STABLE_LAYERS:
             break
-        blocks, end = blocks + 1, link.end
+        blocks, end = blocks + 1, digest.end
     return Head(blocks, end, total)
 
 
 def stable_written(share: float, usage: Usage) -> int:
-    """How many tokens a call wrote for its head, by the share of bytes that this is."""
+    """Estimates how many tokens a call wrote for its stable prefix."""
+    # With s = the stable prefix's share of the prompt's bytes, t = tokens sent, r = tokens read and w = tokens written,
+    # the prefix has about s * t tokens. Reads cover the prompt from its start, so max(0, s * t - r) of them were not
+    # read; of these at most w were written.
     return min(usage.cache_write, max(0, round(share * usage.tokens_sent) - usage.cache_read))

@@ -1,4 +1,4 @@
-"""What a session's cache did, in counters: requests, hits, breaks by expectation, and what was read and written."""
+"""Cache counters of a session: requests, hits, expected and unexpected breaks, tokens read and written."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,14 +9,14 @@ from holdfast.events.envelope import Event
 from holdfast.ledger.books import ENTERED, Books, Entry, entered
 from holdfast.ledger.verdicts import DROP_TOKENS_MIN, EXPECTED, UNEXPECTED
 
+# Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same.
 RANK_SHARE_MIN = 0.05
-"""A drop that is less of what was there stands behind those that are more; it counts all the same."""
 
 
 class PromptCacheStats(msgspec.Struct, frozen=True):
-    """`tracked_requests` went to a provider; hits, misses and writes are those of the cache of whole replies.
+    """`tracked_requests` went to a provider; `completion_cache_*` count the cache of whole replies.
 
-    A request whose reply was cut off or failed was looked for in that cache too, and is not counted as a miss.
+    A request whose reply was interrupted or failed was also looked up in that cache, but is not counted as a miss.
     """
 
     tracked_requests: int = 0
@@ -36,7 +36,7 @@ class PromptCacheStats(msgspec.Struct, frozen=True):
 
 
 class CacheBreakEvent(msgspec.Struct, frozen=True):
-    """Less was read than before, by `token_drop`; `component` is what is at fault, where that is known."""
+    """`token_drop` fewer tokens were read than expected; `component` is the cause, where it is known."""
 
     unexpected: bool
     reason: str
@@ -52,7 +52,7 @@ class CacheBreakEvent(msgspec.Struct, frozen=True):
 
 
 class TokenStats(msgspec.Struct, frozen=True):
-    """What went to one provider: all that was sent, what of it came from the cache, and what came back."""
+    """Token totals of one provider: sent, read from the cache, and received."""
 
     input_tokens: int = 0
     cache_tokens: int = 0
@@ -60,12 +60,14 @@ class TokenStats(msgspec.Struct, frozen=True):
 
     @property
     def hit_percent(self) -> int:
+        # Rounded down, so that 100 means everything was read.
         return 100 * self.cache_tokens // self.input_tokens if self.input_tokens else 0
 
 
 def break_of(entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBreakEvent | None:
-    """The break that a call was, if it was one: what it could have read counts as read before."""
+    """The cache break that a call was, if any. What it could have read is reported as the previous read."""
     verdict = entry.verdict
+    # max(1, ...): even with a threshold of 0 a call that read everything is no break.
     if verdict is None or verdict.missing_tokens < max(1, drop_tokens_min):
         return None
     if verdict.kind not in (*EXPECTED, *UNEXPECTED):
@@ -81,13 +83,13 @@ def break_of(entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBr
 
 
 def cache_breaks(entries: Iterable[Entry], *, drop_tokens_min: int = DROP_TOKENS_MIN) -> Iterator[CacheBreakEvent]:
-    found = (break_of(entry, drop_tokens_min=drop_tokens_min) for entry in entries)
-    return (one for one in found if one is not None)
+    breaks = (break_of(entry, drop_tokens_min=drop_tokens_min) for entry in entries)
+    return (event for event in breaks if event is not None)
 
 
 def ranked(breaks: Iterable[CacheBreakEvent]) -> tuple[CacheBreakEvent, ...]:
-    """The largest first; those of less than a twentieth of what was there come last."""
-    return tuple(sorted(breaks, key=lambda one: (one.drop_share < RANK_SHARE_MIN, -one.token_drop)))
+    """The largest drop first; drops of less than `RANK_SHARE_MIN` of the cached tokens last."""
+    return tuple(sorted(breaks, key=lambda event: (event.drop_share < RANK_SHARE_MIN, -event.token_drop)))
 
 
 def cache_stats(entries: Iterable[Entry], *, drop_tokens_min: int = DROP_TOKENS_MIN) -> PromptCacheStats:
@@ -98,7 +100,6 @@ def cache_stats(entries: Iterable[Entry], *, drop_tokens_min: int = DROP_TOKENS_
 
 
 def counted_in(stats: PromptCacheStats, entry: Entry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> PromptCacheStats:
-    """The counters after one more call."""
     if entry.source == "completion-cache":
         return msgspec.structs.replace(
             stats,
@@ -120,12 +121,11 @@ def counted_in(stats: PromptCacheStats, entry: Entry, *, drop_tokens_min: int = 
         last_completion_cache_key=entry.completion_key or stats.last_completion_cache_key,
         last_cache_source=entry.source,
     )
-    found = break_of(entry, drop_tokens_min=drop_tokens_min)
-    return counted if found is None else broken(counted, found)
+    event = break_of(entry, drop_tokens_min=drop_tokens_min)
+    return counted if event is None else broken(counted, event)
 
 
 def broken(stats: PromptCacheStats, event: CacheBreakEvent) -> PromptCacheStats:
-    """The counters after a break."""
     return msgspec.structs.replace(
         stats,
         expected_invalidations=stats.expected_invalidations + (not event.unexpected),
@@ -135,25 +135,25 @@ def broken(stats: PromptCacheStats, event: CacheBreakEvent) -> PromptCacheStats:
 
 
 def token_stats(entries: Iterable[Entry]) -> dict[str, TokenStats]:
-    """By provider, in the order in which they were first spoken to."""
-    told: dict[str, TokenStats] = {}
+    """By provider, in the order of their first call."""
+    tokens: dict[str, TokenStats] = {}
     for entry in entries:
-        told = _told(told, entry)
-    return told
+        tokens = _add_tokens(tokens, entry)
+    return tokens
 
 
-def _told(told: dict[str, TokenStats], entry: Entry) -> dict[str, TokenStats]:
-    before, usage = told.get(entry.provider, TokenStats()), entry.record.usage
+def _add_tokens(tokens: dict[str, TokenStats], entry: Entry) -> dict[str, TokenStats]:
+    before, usage = tokens.get(entry.provider, TokenStats()), entry.record.usage
     after = TokenStats(
         before.input_tokens + usage.tokens_sent,
         before.cache_tokens + usage.cache_read,
         before.output_tokens + usage.output,
     )
-    return {**told, entry.provider: after}
+    return {**tokens, entry.provider: after}
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """The counters of a session up to one of its events, and what is needed to go on from there."""
+    """The counters of a session up to one of its events, and the state needed to continue from there."""
 
     last_event_id: str | None = None
     books: Books = Books()
@@ -162,13 +162,13 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 def tallied(tally: Tally, events: Iterable[Event], models: Models) -> Tally:
-    """The counters after more events; nothing that was counted is looked at again."""
-    books, stats, tokens, last = tally.books, tally.stats, tally.tokens, tally.last_event_id
+    """The counters after more events; events already counted are not read again."""
+    accounting, stats, tokens, last_event_id = tally.books, tally.stats, tally.tokens, tally.last_event_id
     for event in events:
-        last = event.id
+        last_event_id = event.id
         if not isinstance(event.payload, ENTERED):
             continue
-        books, entry = entered(books, event, models)
+        accounting, entry = entered(accounting, event, models)
         if entry is not None:
-            stats, tokens = counted_in(stats, entry), _told(tokens, entry)
-    return Tally(last, books, stats, tokens)
+            stats, tokens = counted_in(stats, entry), _add_tokens(tokens, entry)
+    return Tally(last_event_id, accounting, stats, tokens)

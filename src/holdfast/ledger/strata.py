@@ -1,4 +1,4 @@
-"""Which layers the prompt of each call was made of, and how many bytes each has."""
+"""The layers of each call's prompt, with their sizes in bytes."""
 
 from collections.abc import Iterable
 
@@ -10,36 +10,36 @@ from holdfast.events.payloads import LlmCallStarted, ModelSwitched, RequestPrepa
 
 
 class Stratum(msgspec.Struct, frozen=True):
-    """One layer of a prompt: so many bytes of it stand together, in the order of the wire."""
+    """A run of neighbouring blocks of one layer, in wire order, and its size."""
 
     layer: str
     bytes: int
 
 
 def strata(events: Iterable[Event]) -> dict[str, tuple[Stratum, ...]]:
-    """By request, from the first byte to the last; neighbouring blocks of one layer are one."""
+    """By request id, from the first byte to the last; neighbouring blocks of one layer are merged."""
     chain: list[Link] = []
-    found: dict[str, tuple[Stratum, ...]] = {}
+    layers_by_request: dict[str, tuple[Stratum, ...]] = {}
     for event in events:
         match event.payload:
-            case RequestPrepared() as it:
-                del chain[it.shared_blocks :]
-                chain += it.links
+            case RequestPrepared() as prepared:
+                del chain[prepared.shared_blocks :]
+                chain += prepared.links
             case ModelSwitched():
                 chain.clear()
             case LlmCallStarted(request_id=request_id):
-                found[request_id] = _joined(chain)
+                layers_by_request[request_id] = _merge_runs(chain)
             case _:
                 pass
-    return found
+    return layers_by_request
 
 
-def _joined(chain: Iterable[Link]) -> tuple[Stratum, ...]:
-    strata: list[Stratum] = []
-    for link in chain:
-        size = link.end - link.start
-        if strata and strata[-1].layer == link.layer:
-            strata[-1] = Stratum(link.layer, strata[-1].bytes + size)
+def _merge_runs(chain: Iterable[Link]) -> tuple[Stratum, ...]:
+    runs: list[Stratum] = []
+    for digest in chain:
+        size = digest.end - digest.start
+        if runs and runs[-1].layer == digest.layer:
+            runs[-1] = Stratum(digest.layer, runs[-1].bytes + size)
         else:
-            strata.append(Stratum(link.layer, size))
-    return tuple(strata)
+            runs.append(Stratum(digest.layer, size))
+    return tuple(runs)

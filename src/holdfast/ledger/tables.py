@@ -1,4 +1,4 @@
-"""What can be asked of the books of all sessions, and the values that answer."""
+"""Cost queries over all sessions: the protocol, and the values it returns."""
 
 import datetime
 from decimal import Decimal
@@ -7,14 +7,13 @@ from typing import Literal, Protocol
 import msgspec
 
 from holdfast.canonical.usage import Usage
-from holdfast.ledger.books import Entry
 from holdfast.ledger.verdicts import VerdictKind
 
+# Sessions per page.
 PAGE_MAX = 500
-"""Sessions or calls in one answer."""
 
+# Later than any event; a float that every store can compare with.
 NEVER = 1e300
-"""Later than anything."""
 
 SessionOrder = Literal["lost", "spent", "newest"]
 
@@ -22,7 +21,7 @@ _NOTHING = Decimal(0)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What is counted: from a time on and before another, one session or all, with simulated ones or without."""
+    """What is counted: `since` is inclusive, `until` exclusive; one session or all; with or without simulated ones."""
 
     since: float = 0.0
     until: float = NEVER
@@ -31,11 +30,13 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """`uncached_usd` is what the same calls would have cost without a cache; calls without a price count as they are.
+    """What a set of calls and charges adds up to.
 
-    What was spent to keep caches, by pings or under a name, is spent, and would not have been without a cache.
-    `hits` are calls that read anything at all; how much of the prompts was read is `usage.read_share`. `stable_written`
-    tokens were written for tools and stable system prompt; `latency_ms` is how long all calls took together.
+    `uncached_usd` is what the same calls would have cost without a cache; unpriced calls count with their actual cost.
+    Keep-alive pings and explicit caches add to `spent_usd` but not to `uncached_usd`: without a cache they would not
+    exist. `hits` are calls that read anything from the cache; the share of tokens read is `usage.read_share`.
+    `stable_write_tokens` were written for the tools and the stable system prompt; `latency_ms` is the total over all
+    calls.
     """
 
     calls: int = 0
@@ -49,6 +50,7 @@ class Amounts(msgspec.Struct, frozen=True):
 
     @property
     def saved_usd(self) -> Decimal:
+        # Negative where keeping caches cost more than they saved.
         return self.uncached_usd - self.spent_usd
 
     @property
@@ -68,7 +70,7 @@ class ModelAmounts(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """`calls` have lost something for this reason; `given` is how often the verdict was given, lost or not."""
+    """`calls` lost something for this reason; `verdict_count` counts the verdict with and without a loss."""
 
     kind: VerdictKind
     component: str | None
@@ -79,7 +81,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class SessionAmounts(msgspec.Struct, frozen=True):
-    """`worst` is the verdict of the call that lost most."""
+    """`worst_verdict` is the verdict of the call that lost most."""
 
     id: str
     name: str | None
@@ -90,7 +92,7 @@ class SessionAmounts(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How calls ended: `completed`, or the class of what went wrong. Latencies are known to a factor of two."""
+    """How calls ended: `completed`, or the error class. Latency quantiles are upper bounds within a factor of two."""
 
     provider: str
     model: str
@@ -103,35 +105,32 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Tables(Protocol):
-    """Every answer is what the events add up to, at the moment of asking."""
+    """Every result is what the events add up to at the time of the query."""
 
     def totals(self, scope: Scope = ...) -> Amounts: ...
 
     def days(self, scope: Scope = ...) -> tuple[DayAmounts, ...]:
-        """Days in order; those on which nothing was booked are left out."""
+        """Days in order; days without postings are left out."""
 
     def models(self, scope: Scope = ...) -> tuple[ModelAmounts, ...]:
         """The most expensive first."""
 
     def causes(self, scope: Scope = ...) -> tuple[Cause, ...]:
-        """What cost most first."""
+        """The most expensive first."""
 
     def verdicts(self, scope: Scope = ...) -> tuple[Cause, ...]:
-        """All verdicts that were given, also those by which nothing was lost; what cost most first."""
+        """All verdicts, including those without a loss; the most expensive first."""
 
     def session_amounts(
         self, scope: Scope = ..., *, order: SessionOrder = ..., limit: int = ..., offset: int = ...
     ) -> tuple[SessionAmounts, ...]:
-        """A page of the sessions that have spent anything, `PAGE_MAX` at the most."""
-
-    def session_calls(self, session_id: str, *, after: int = ..., limit: int = ...) -> tuple[Entry, ...]:
-        """A page of a session's calls behind the one with the number `after`."""
+        """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
 
     def outcomes(self, scope: Scope = ...) -> tuple[Outcome, ...]:
         """The most frequent first."""
 
 
 class KeepsTables(Protocol):
-    """A log that can be asked for its tables."""
+    """A log that supports cost queries."""
 
     def tables(self) -> Tables: ...

@@ -1,4 +1,4 @@
-"""What each turn of a session took, and what it would have taken without a cache."""
+"""The cost of each turn of a session, and what it would have been without a cache."""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -14,7 +14,7 @@ from holdfast.events.payloads import CacheKept, CachePinged, LlmCallCompleted, L
 
 
 class TurnCost(msgspec.Struct, frozen=True):
-    """`number` counts the turns from 1; 0 is what was paid between them, to keep or to warm a cache."""
+    """`number` counts turns from 1; 0 collects what was paid between turns for keep-alive and prewarming."""
 
     number: int
     calls: int = 0
@@ -24,7 +24,7 @@ class TurnCost(msgspec.Struct, frozen=True):
 
 
 def turn_costs(events: Iterable[Event], models: Models) -> tuple[TurnCost, ...]:
-    """One row a turn in which a provider was paid, in their order; what belongs to no turn comes last."""
+    """One row per turn that cost anything, in order; costs outside of any turn come last."""
     turns: dict[str | None, TurnCost] = {}
     started = 0
     for event in events:
@@ -33,19 +33,23 @@ def turn_costs(events: Iterable[Event], models: Models) -> tuple[TurnCost, ...]:
                 started += 1
                 turns[event.turn_id] = TurnCost(started)
             case LlmCallFailed(usage=usage) if usage == Usage():
-                pass  # It was refused: nothing was paid.
+                pass  # Refused: nothing was charged.
             case LlmCallCompleted() | LlmCallFailed() as call:
                 uncached = _uncached_usd(call, event.at, models)
                 _add(turns, event.turn_id, TurnCost(0, 1, call.usage, call.cost_usd, uncached))
-            case CacheKept() as kept:
-                _add(turns, event.turn_id, TurnCost(0, cost_usd=kept.cost_usd + kept.storage_cost_usd))
+            case CacheKept() as explicit_cache:
+                _add(
+                    turns,
+                    event.turn_id,
+                    TurnCost(0, cost_usd=explicit_cache.cost_usd + explicit_cache.storage_cost_usd),
+                )
             case CachePinged() as ping:
-                # It may come in the middle of a turn, and is no part of it.
+                # A ping can be sent during a turn but is not part of it.
                 _add(turns, None, TurnCost(0, usage=ping.usage, cost_usd=ping.cost_usd))
             case _:
                 pass
-    paid = (turn for turn in turns.values() if turn.calls or turn.cost_usd)
-    return tuple(sorted(paid, key=lambda turn: (not turn.number, turn.number)))
+    charged = (turn for turn in turns.values() if turn.calls or turn.cost_usd)
+    return tuple(sorted(charged, key=lambda turn: (not turn.number, turn.number)))
 
 
 def total(turns: Iterable[TurnCost]) -> TurnCost:
@@ -56,16 +60,16 @@ def total(turns: Iterable[TurnCost]) -> TurnCost:
     return TurnCost(0, calls, usage, cost, uncached)
 
 
-def _add(turns: dict[str | None, TurnCost], turn_id: str | None, more: TurnCost) -> None:
-    before = turns.get(turn_id) or turns.get(None) or TurnCost(0)
+def _add(turns: dict[str | None, TurnCost], turn_id: str | None, addition: TurnCost) -> None:
+    current = turns.get(turn_id) or turns.get(None) or TurnCost(0)
     key = turn_id if turn_id in turns else None
-    turns[key] = msgspec.structs.replace(total((before, more)), number=before.number)
+    turns[key] = msgspec.structs.replace(total((current, addition)), number=current.number)
 
 
 def _uncached_usd(call: LlmCallCompleted | LlmCallFailed, at: float, models: Models) -> Decimal:
     try:
         model = find_model(call.model, models)
     except UserError:
-        # A model that has left the configuration has no price any more; what was paid is known all the same.
+        # A model that was removed from the configuration has no price, but what was paid is known.
         return call.cost_usd
     return uncached_cost_usd(call.usage, price_at(model, utc_date(at), call.usage.tokens_sent))

@@ -1,4 +1,8 @@
-"""Whether the cache held at each call, and if it did not, why, at whose fault, and what that cost."""
+"""Decides for each call whether the provider's cache was read and, if not, why and at what cost.
+
+Every call gets one verdict from three sources: the bytes sent (a digest chain over blocks), the reported usage, and the
+provider's own diagnosis where it sends one. If they disagree, the bytes decide and the verdict says so.
+"""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -15,9 +19,11 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.rows import CacheRules, Model
 from holdfast.ledger.shares import Payer
 
+# Smaller drops are noise: counts are rounded, and the last block is sometimes missed. Specification 002 sets 2,000
+# tokens as the default of `cache_break_min_drop`.
 DROP_TOKENS_MIN = 2_000
-"""What is less is noise: counts are rounded, and the last block is sometimes missed."""
 
+# In order of precedence: where several causes apply, the first one is reported.
 VerdictKind = Literal[
     "held",
     "planned",
@@ -29,18 +35,18 @@ VerdictKind = Literal[
     "lookback_miss",
     "provider_side",
 ]
-"""In the order in which they are looked for, where several hold."""
 
+# Neither list has `held`, `below_floor` and `first_use`: nothing was lost.
 EXPECTED: tuple[VerdictKind, ...] = ("planned", "parameter_changed", "ttl_expired")
 UNEXPECTED: tuple[VerdictKind, ...] = ("prefix_changed", "lookback_miss", "provider_side")
 
-_MILLION = Decimal(1_000_000)
+_MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """What the bytes that we sent, the usage that was reported, and the provider's own diagnosis say, each for itself.
+    """What each of the three sources says on its own: our bytes, the reported usage, the provider's diagnosis.
 
-    `usage` is told by whether what was there was read; there may have been nothing.
+    `usage` tells whether the tokens expected in the cache were read; there may have been none.
     """
 
     bytes: Literal["the same", "moved", "settings changed"]
@@ -49,14 +55,15 @@ class Sources(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`expected_tokens` were there to be read, `read_tokens` were; what was sent anew cost `lost_usd` above reading it.
+    """Whether a call read what was cached, and what a miss cost.
 
-    `unsent_tokens` of those that were there the call did not send at all, such as a history that was trimmed: they cost
-    nothing, and are not lost.
-    `component` is what is at fault: a layer, a parameter, what was recorded as done. `byte` is where in the cacheable
-    bytes the prefix moved, `first_lost` the part of the prompt from which on nothing could be read, `cause` what most
-    likely moved it; `diff` shows that without a word of what was said. The three that were asked are in `sources`, and
-    where they contradict each other `disagreement` says so.
+    `expected_tokens` were in the cache and `read_tokens` were read; sending the rest again cost `lost_usd` more than a
+    read. `unsent_tokens` were in the cache, but the call did not send them at all (a trimmed history, say): they cost
+    nothing and are not lost. `component` is what caused the miss: a layer, a parameter, or a recorded action. `byte` is
+    the offset in the cacheable bytes at which the prefix changed, `first_lost_section` the section from which nothing
+    could be read, `cause` the most likely reason for the change; `diff` shows the change with all letters and digits
+    masked. `evidence` holds what each of the three sources said; `disagreement` is set where they contradict each
+    other.
     """
 
     kind: VerdictKind
@@ -79,17 +86,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def lost_tokens(self) -> int:
-        """What could have been read, and was sent anew."""
+        """Tokens that could have been read from the cache and were sent again instead."""
+        # lost = (expected - read) - unsent: what the prompt no longer contains was neither read nor paid for again.
         return max(0, self.missing_tokens - self.unsent_tokens)
 
     @property
     def is_break(self) -> bool:
-        """Whether something was lost that nobody had planned."""
+        """Whether the miss was unexpected."""
         return self.kind in UNEXPECTED
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What the last request left in the cache."""
+    """The prefix that the last request left in the cache."""
 
     model: str
     used_at: float
@@ -101,7 +109,10 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request as it was sent: what was planned on purpose before it, and how it stands to the one before."""
+    """A request as it was sent, compared with the one before it.
+
+    `planned_change` is the component and reason of a deliberate change that was recorded before this request.
+    """
 
     at: float
     plan: Plan
@@ -122,25 +133,25 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def left_by(request: Request, usage: Usage, row: Model) -> Left:
-    """What a call has left in the cache for the next one."""
-    tail = _tail(request.plan.marks)
+    """The cached prefix that a call leaves for the next one."""
+    breakpoint_ = _last_breakpoint(request.plan.marks)
     return Left(
         model=row.id,
         used_at=request.at,
         tokens=kept_tokens(usage, row.cache),
-        ttl=tail.ttl if tail else None,
-        mark=tail.piece if tail else None,
+        ttl=breakpoint_.ttl if breakpoint_ else None,
+        mark=breakpoint_.piece if breakpoint_ else None,
         settings=request.settings,
         images=request.images,
     )
 
 
-def _tail(marks: tuple[Mark, ...]) -> Mark | None:
-    return max(marks, key=lambda mark: mark.piece, default=None)
+def _last_breakpoint(breakpoints: tuple[Mark, ...]) -> Mark | None:
+    return max(breakpoints, key=lambda breakpoint_: breakpoint_.piece, default=None)
 
 
 def judge(
-    left: Left | None,
+    cached: Left | None,
     request: Request,
     usage: Usage,
     row: Model,
@@ -148,31 +159,37 @@ def judge(
     diagnosis: Diagnosis | None = None,
     drop_tokens_min: int = DROP_TOKENS_MIN,
 ) -> Verdict:
-    """Whether the call read what the one before had left, and if not, the first cause that holds."""
-    expected = left.tokens if left is not None else 0
-    changed = _changed_setting(left, request, row) if left is not None else None
+    """Whether the call read what the call before left in the cache; if not, the first cause that applies."""
+    # A call should read everything that the call before it had read or written.
+    expected = cached.tokens if cached is not None else 0
+    changed_parameter = _find_changed_parameter(cached, request, row) if cached is not None else None
     sources = Sources(
-        bytes="moved" if request.moved else "settings changed" if changed else "the same",
-        usage=_told_by_usage(expected, usage, drop_tokens_min),
+        bytes="moved" if request.moved else "settings changed" if changed_parameter else "the same",
+        usage=_compare_usage(expected, usage, drop_tokens_min),
         diagnosis=diagnosis,
     )
     if sources.usage == "read":
-        found, lost = Verdict("held"), Decimal(0)
+        verdict, lost_usd = Verdict("held"), Decimal(0)
     else:
-        found = changed if changed and not request.planned else _cause(left, request, usage, row.cache)
-        lost = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
+        verdict = (
+            changed_parameter
+            if changed_parameter and not request.planned
+            else _find_cause(cached, request, usage, row.cache)
+        )
+        lost_usd = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
     return msgspec.structs.replace(
-        found,
+        verdict,
         expected_tokens=expected,
         read_tokens=usage.cache_read,
-        lost_usd=lost,
+        lost_usd=lost_usd,
         sources=sources,
-        disagreement=_disagreement(found, sources, request),
+        disagreement=_disagreement(verdict, sources, request),
+        # The cached prefix was longer than the whole prompt: at least the difference was not sent.
         unsent_tokens=max(0, expected - usage.tokens_sent),
     )
 
 
-def _told_by_usage(
+def _compare_usage(
     expected: int, usage: Usage, drop_tokens_min: int
 ) -> Literal["read", "read short", "nothing was there"]:
     if not expected:
@@ -181,25 +198,27 @@ def _told_by_usage(
 
 
 def _lost_usd(request: Request, usage: Usage, row: Model, tokens: int) -> Decimal:
-    """What these tokens cost above reading them, as far as they were sent.
-
-    They stood right behind what was read, where providers bill writes for an hour, then shorter ones, then plain input.
-    """
-    price = price_at(row, utc_date(request.at), usage.tokens_sent)
+    """What sending these tokens again cost above reading them, as far as they were sent at all."""
+    # lost_usd = sum over billing buckets b of resent_b * max(0, price_b - price_read) / 10**6, where resent_b is the
+    # part of the lost tokens that was billed in bucket b. The lost tokens follow directly after those that were read,
+    # and a prompt is billed from its start as 1-hour writes, then shorter writes, then plain input (Anthropic
+    # requires longer TTLs before shorter ones): fill the buckets in that order until no lost token is left.
+    prices = price_at(row, utc_date(request.at), usage.tokens_sent)
     lost = Decimal(0)
-    for sent, rate in (
-        (usage.cache_write_1h, price.cache_write_1h),
-        (usage.cache_write_5m, price.cache_write_5m),
-        (usage.cache_write_other, price.cache_write_other),
-        (usage.input, price.input),
+    for sent, price_per_million in (
+        (usage.cache_write_1h, prices.cache_write_1h),
+        (usage.cache_write_5m, prices.cache_write_5m),
+        (usage.cache_write_other, prices.cache_write_other),
+        (usage.input, prices.input),
     ):
-        again = min(tokens, sent)
-        lost += max(Decimal(0), rate - price.cache_read) * again
-        tokens -= again
+        resent = min(tokens, sent)
+        lost += max(Decimal(0), price_per_million - prices.cache_read) * resent
+        tokens -= resent
     return lost / _MILLION if lost else Decimal(0)
 
 
-_DIAGNOSED: dict[str, str] = {
+# Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.
+_SECTION_BY_DIAGNOSIS: dict[str, str] = {
     "model_changed": "model",
     "tools_changed": "tools",
     "system_changed": "system",
@@ -207,87 +226,102 @@ _DIAGNOSED: dict[str, str] = {
     "input_changed": "messages",
     "context_compacted": "planned",
 }
-"""What a provider's word for a miss speaks of: a part of the prompt, or what we call otherwise."""
 
 
-def _disagreement(found: Verdict, sources: Sources, request: Request) -> str:
-    """Where the provider's own diagnosis contradicts the bytes or the usage; in all other cases nothing."""
-    told = sources.diagnosis
-    if told is None or told.outcome not in ("hit", "miss") or found.kind == "planned":
+def _disagreement(verdict: Verdict, sources: Sources, request: Request) -> str:
+    """Describes where the provider's diagnosis contradicts the bytes or the usage; empty if it does not."""
+    diagnosis = sources.diagnosis
+    if diagnosis is None or diagnosis.outcome not in ("hit", "miss") or verdict.kind == "planned":
         return ""
-    if told.outcome == "hit":
-        return "the provider sees no change, and our bytes moved" if sources.bytes == "moved" else ""
+    if diagnosis.outcome == "hit":
+        return "the provider sees no change, but our bytes changed" if sources.bytes == "moved" else ""
     if sources.usage == "read":
-        return f"the provider reports a miss ({told.reason}), and what was there was read"
-    if sources.bytes == "the same" and found.kind not in ("first_use", "below_floor"):
-        return f"the provider reports {told.reason}, and the bytes that we sent were the same"
-    blamed = _DIAGNOSED.get(told.reason)
-    place = request.move.place if request.move is not None else None
-    if sources.bytes == "moved" and place is not None and blamed in ("tools", "system", "messages") and blamed != place:
-        return f"the provider reports {told.reason}, and our bytes moved in the {place}"
+        return f"the provider reports a miss ({diagnosis.reason}), but the cached tokens were read"
+    if sources.bytes == "the same" and verdict.kind not in ("first_use", "below_floor"):
+        return f"the provider reports {diagnosis.reason}, but the bytes that we sent were the same"
+    blamed_section = _SECTION_BY_DIAGNOSIS.get(diagnosis.reason)
+    changed_section = request.move.place if request.move is not None else None
+    if (
+        sources.bytes == "moved"
+        and changed_section is not None
+        and blamed_section in ("tools", "system", "messages")
+        and blamed_section != changed_section
+    ):
+        return f"the provider reports {diagnosis.reason}, but our bytes changed in the {changed_section}"
     return ""
 
 
-def _cause(left: Left | None, request: Request, usage: Usage, rules: CacheRules) -> Verdict:
-    """The first of the causes that holds but for a changed parameter; the last one is what is left."""
+def _find_cause(cached: Left | None, request: Request, usage: Usage, rules: CacheRules) -> Verdict:
+    """The first cause that applies, changed parameters excepted; `provider_side` is what remains."""
     if request.planned is not None:
         component, detail = request.planned
         return Verdict("planned", component=component, detail=detail)
     if request.moved:
-        return _moved(request)
+        return _judge_prefix_change(request)
     if usage.tokens_sent < rules.tokens_min:
-        return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, and {rules.tokens_min} are the least")
-    if left is None or not left.tokens:
-        return Verdict("first_use", detail="nothing had been kept before")
-    lifetime = rules.ttls_seconds.get(left.ttl or "", 0) or min(rules.ttls_seconds.values(), default=0)
-    idle = request.at - left.used_at
-    shortest = min(rules.ttls_seconds.values(), default=lifetime)
-    if lifetime and idle >= lifetime:
-        return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, kept for {lifetime} s")
-    if shortest and idle >= shortest and not request.plan.expected_read_tokens:
-        # The end was kept for longer; what stood in front of it was not, and lifetimes did not upgrade.
-        return Verdict("ttl_expired", detail=f"idle for {idle:.0f} s, and a part was kept for {shortest} s only")
-    if rules.kind == "marks" and left.mark is not None and not _within_reach(left.mark, request.plan.marks, rules):
+        return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, minimum is {rules.tokens_min}")
+    if cached is None or not cached.tokens:
+        return Verdict("first_use", detail="nothing was cached before")
+    # Where no breakpoint requested a TTL, assume the provider's shortest one.
+    ttl_seconds = rules.ttls_seconds.get(cached.ttl or "", 0) or min(rules.ttls_seconds.values(), default=0)
+    idle_seconds = request.at - cached.used_at
+    ttl_seconds_min = min(rules.ttls_seconds.values(), default=ttl_seconds)
+    if ttl_seconds and idle_seconds >= ttl_seconds:
+        return Verdict("ttl_expired", detail=f"idle for {idle_seconds:.0f} s, TTL {ttl_seconds} s")
+    if ttl_seconds_min and idle_seconds >= ttl_seconds_min and not request.plan.expected_read_tokens:
+        # The last breakpoint had the longer TTL, but a shorter one before it expired and was not upgraded, so the chain
+        # from the first byte was broken. A plan that expected a read had reason to believe in the upgrade.
+        return Verdict(
+            "ttl_expired", detail=f"idle for {idle_seconds:.0f} s, and a part had a TTL of only {ttl_seconds_min} s"
+        )
+    if (
+        rules.kind == "marks"
+        and cached.mark is not None
+        and not _is_within_lookback(cached.mark, request.plan.marks, rules)
+    ):
         return Verdict(
             "lookback_miss",
             component="history",
-            detail=f"the last mark stood at block {left.mark}, further back than {rules.lookback_positions} blocks",
+            detail=f"the last breakpoint was at block {cached.mark}, more than {rules.lookback_positions} blocks back",
         )
-    return Verdict("provider_side", detail="the same bytes, in time, and not read")
+    return Verdict("provider_side", detail="the same bytes, sent in time, but not read")
 
 
-def _moved(request: Request) -> Verdict:
-    where = f"block {request.blocks_shared} of {request.blocks_before} is another than before"
-    move = request.move
-    if move is None:
+def _judge_prefix_change(request: Request) -> Verdict:
+    where = f"block {request.blocks_shared} of {request.blocks_before} changed"
+    change = request.move
+    if change is None:
         return Verdict("prefix_changed", component=request.moved_layer, detail=where)
     return Verdict(
         "prefix_changed",
         component=request.moved_layer,
-        byte=move.byte,
-        first_lost=move.place,
-        detail=f"{where}: {move.detail}" if move.detail else where,
-        cause=move.cause,
-        diff=move.diff,
+        byte=change.byte,
+        first_lost=change.place,
+        detail=f"{where}: {change.detail}" if change.detail else where,
+        cause=change.cause,
+        diff=change.diff,
     )
 
 
-def _changed_setting(left: Left, request: Request, row: Model) -> Verdict | None:
-    """The changed setting that costs most, if one costs anything."""
-    rules, before, after = row.cache, left.settings, request.settings
-    if before == after and request.images == left.images and left.model == row.id:
+def _find_changed_parameter(cached: Left, request: Request, row: Model) -> Verdict | None:
+    """The changed parameter that invalidates the most of the prompt, if any invalidates anything."""
+    rules, before, after = row.cache, cached.settings, request.settings
+    if before == after and request.images == cached.images and cached.model == row.id:
         return None
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-    changed += ["images"] if request.images != left.images else []
-    changed += ["model"] if left.model != row.id else []
-    costs = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
-    order: tuple[Place, ...] = ("tools", "system", "messages")
-    lost = sorted((order.index(place), name) for name in changed if (place := costs.get(name)) is not None)
-    if not lost:
+    changed += ["images"] if request.images != cached.images else []
+    changed += ["model"] if cached.model != row.id else []
+    first_lost_by_name = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
+    sections: tuple[Place, ...] = ("tools", "system", "messages")
+    invalidating = sorted(
+        (sections.index(section), name) for name in changed if (section := first_lost_by_name.get(name)) is not None
+    )
+    if not invalidating:
         return None
-    rank, name = lost[0]
-    return Verdict("parameter_changed", component=name, first_lost=order[rank], detail=f"{name} is another than before")
+    rank, name = invalidating[0]
+    return Verdict("parameter_changed", component=name, first_lost=sections[rank], detail=f"{name} changed")
 
 
-def _within_reach(before: int, marks: tuple[Mark, ...], rules: CacheRules) -> bool:
-    return any(0 <= mark.piece - before < rules.lookback_positions for mark in marks)
+def _is_within_lookback(last_block: int, breakpoints: tuple[Mark, ...], rules: CacheRules) -> bool:
+    # Anthropic looks back at most this many blocks from each breakpoint for an existing cache entry.
+    return any(0 <= breakpoint_.piece - last_block < rules.lookback_positions for breakpoint_ in breakpoints)

@@ -1,4 +1,4 @@
-"""How what was found in requests is said to people, on a terminal."""
+"""Formats findings about requests for a terminal."""
 
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -12,17 +12,17 @@ def dollars(amount: Decimal | None) -> str:
 
 
 def printable(line: str) -> str:
-    """A line of somebody's prompt, without what would move the cursor or colour the screen."""
+    """A line of a prompt without control characters, which could move the cursor or change colours."""
     return "".join(character if character.isprintable() else " " for character in line)
 
 
-def where_moved(moved: "Moved", *, after: str) -> str:
-    """The block and its byte; `after` is what the second request is called."""
-    if moved.change == "added":
-        how = f"{moved.path_after} of {after} is new, where {moved.path} stood"
-    elif moved.change == "removed":
-        how = f"{moved.path} is not there any more"
+def where_moved(difference: "Moved", *, after: str) -> str:
+    """The differing block and byte; `after` is the name of the second request."""
+    if difference.change == "added":
+        change = f"{difference.path_after} of {after} is new in place of {difference.path}"
+    elif difference.change == "removed":
+        change = f"{difference.path} was removed"
     else:
-        elsewhere = f" (in {after} at {moved.path_after})" if moved.path_after != moved.path else ""
-        how = f"{moved.path}{elsewhere} differs"
-    return f"{how}: layer {moved.place}, block {moved.block}, byte {moved.byte}"
+        new_path = f" (in {after} at {difference.path_after})" if difference.path_after != difference.path else ""
+        change = f"{difference.path}{new_path} differs"
+    return f"{change}: layer {difference.place}, block {difference.block}, byte {difference.byte}"

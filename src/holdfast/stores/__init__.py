@@ -1,1 +1,1 @@
-"""Where the event log is kept: in memory, in a SQLite file, or in a PostgreSQL database."""
+"""Stores for the event log and everything beside it: in memory, SQLite and PostgreSQL."""

@@ -1,8 +1,8 @@
-"""How events are entered into the tables in the transaction that writes them.
+"""Writes the roll-up tables in the same transaction as the events they are derived from.
 
-What is remembered of a session is small, and is made anew from the log where another program has written to the
-session in between. A session of which not everything was entered, by an older version or a rebuild that was stopped,
-is entered from its first event on as soon as it goes on, or is asked for.
+The accounting state of a session is cached, and rebuilt from the log where another process wrote to the session in
+between. A session whose events are not all in the tables (written by an older version, or left over from an interrupted
+rebuild) is processed from its first event on as soon as it continues or is queried.
 """
 
 from collections import OrderedDict
@@ -25,180 +25,184 @@ from holdfast.stores.table_queries import ARMS, TableQueries
 from holdfast.stores.table_rows import TABLES, TableRow, row_of
 from holdfast.stores.writer import Append
 
+# Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
 SESSIONS_MAX = 1_000
-"""How many sessions are remembered."""
 
 PAGE_EVENTS = 1_000
-_SESSIONS_AT_ONCE = 200
-_ALWAYS = (0.0, float("1e300"), 1)
-_IMAGE = '%"image"%'
+_SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.
+_ALWAYS = (0.0, float("1e300"), 1)  # Parameters of a query: since, until, and simulated calls included.
+_IMAGE = '%"image"%'  # Matches messages with an image block: only those change the accounting state.
 
 
 class Desk(Protocol):
-    """The tables inside of a transaction."""
+    """Access to the tables inside the current transaction."""
 
     def fetch(self, query: str, parameters: Sequence[Cell] = ..., /) -> list[tuple[object, ...]]: ...
 
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None: ...
 
 
-class _Opened:
-    """What is remembered of a session, and up to which event."""
+class _SessionState:
+    """The accounting state of a session, and the event up to which it is valid."""
 
-    __slots__ = ("books", "count", "last_id")
+    __slots__ = ("accounting", "count", "last_id")
 
-    def __init__(self, books: Books, count: int, last_id: object) -> None:
-        self.books = books
+    def __init__(self, accounting: Books, count: int, last_id: object) -> None:
+        self.accounting = accounting
         self.count = count
         self.last_id = last_id
 
 
 class Bookkeeper:
-    """Between `begin` and `commit` stands one transaction; what was not committed is forgotten by the next `begin`."""
+    """One transaction spans `begin` to `commit`; uncommitted state is discarded by the next `begin`."""
 
     def __init__(self, models: Models, queries: TableQueries, *, sessions_max: int = SESSIONS_MAX) -> None:
         self._models = models
         self._queries = queries
         self._sessions_max = sessions_max
-        self._kept: OrderedDict[str, _Opened] = OrderedDict()
+        self._cached: OrderedDict[str, _SessionState] = OrderedDict()
         self.begin()
 
     def begin(self) -> None:
-        self._open: dict[str, _Opened] = {}
-        self._anew: set[str] = set()
-        self._taken_out = False
+        self._active: dict[str, _SessionState] = {}
+        self._rebuilt: set[str] = set()
+        self._has_removals = False
         self._totals = Totals()
         self._rows: dict[type[TableRow], list[TableRow]] = {kind: [] for kind in TABLES}
 
-    def open(self, desk: Desk, appends: Sequence[Append], added: Sequence[SessionRow]) -> None:
-        """Get ready for events whose sessions' rows were written and that are not yet on the log themselves."""
-        matter = {event.session_id for job in appends for event in job.posted}
+    def open(self, port: Desk, appends: Sequence[Append], session_rows: Sequence[SessionRow]) -> None:
+        """Prepares for events whose session rows are already updated but which are not on the log yet themselves."""
+        relevant = {event.session_id for job in appends for event in job.posted}
         counts = {
             row.id: row.event_count
-            for row in added
-            if row.id not in self._open and (row.id in matter or row.id in self._kept)
+            for row in session_rows
+            if row.id not in self._active and (row.id in relevant or row.id in self._cached)
         }
-        wanted = list(counts)
-        for start in range(0, len(wanted), _SESSIONS_AT_ONCE):
-            some = wanted[start : start + _SESSIONS_AT_ONCE]
-            for session_id, count, entered, last_id in desk.fetch(self._queries.states(len(some)), some):
+        session_ids = list(counts)
+        for start in range(0, len(session_ids), _SESSIONS_AT_ONCE):
+            batch = session_ids[start : start + _SESSIONS_AT_ONCE]
+            for session_id, count, entered, last_id in port.fetch(self._queries.states(len(batch)), batch):
                 assert isinstance(session_id, str)
                 assert isinstance(count, int)
-                before = count - counts[session_id]
-                kept = self._kept.get(session_id)
-                if kept is not None and (kept.count, kept.last_id, entered) == (before, last_id, count):
-                    self._open[session_id] = _Opened(kept.books, before, last_id)
-                elif session_id in matter:
-                    self._open[session_id] = self._made_anew(desk, session_id, before, last_id, whole=entered != count)
+                count_before = count - counts[session_id]
+                cached = self._cached.get(session_id)
+                # The cached state is valid only if no other process appended or recounted in between.
+                if cached is not None and (cached.count, cached.last_id, entered) == (count_before, last_id, count):
+                    self._active[session_id] = _SessionState(cached.accounting, count_before, last_id)
+                elif session_id in relevant:
+                    self._active[session_id] = self._rebuild(
+                        port, session_id, count_before, last_id, post_all=entered != count
+                    )
 
-    def _made_anew(self, desk: Desk, session_id: str, count: int, last_id: object, *, whole: bool) -> _Opened:
-        if whole:
-            self.take_out(desk, session_id)
-            self._anew.add(session_id)
-        books = Books()
+    def _rebuild(self, port: Desk, session_id: str, count: int, last_id: object, *, post_all: bool) -> _SessionState:
+        """The state of a session from its log; with `post_all`, the amounts of its events are added again too."""
+        if post_all:
+            self.take_out(port, session_id)
+            self._rebuilt.add(session_id)
+        accounting = Books()
         if count:
-            for event in self._log(desk, session_id):
-                books, posting = posted(books, event, self._models)
-                if posting is not None and whole:
-                    self._post(posting)
-        return _Opened(books, count, last_id)
+            for event in self._relevant_events(port, session_id):
+                accounting, posting = posted(accounting, event, self._models)
+                if posting is not None and post_all:
+                    self._add(posting)
+        return _SessionState(accounting, count, last_id)
 
-    def _log(self, desk: Desk, session_id: str) -> Iterator[Event]:
-        """What matters of a session's log."""
+    def _relevant_events(self, port: Desk, session_id: str) -> Iterator[Event]:
+        """The events of a session that change the accounting state."""
         seq = 0
-        while page := desk.fetch(self._queries.to_post, (session_id, seq, _IMAGE, PAGE_EVENTS)):
-            for place, *columns in page:
-                assert isinstance(place, int)
-                seq = place
-                # A damaged event must not keep its session from going on.
+        while page := port.fetch(self._queries.to_post, (session_id, seq, _IMAGE, PAGE_EVENTS)):
+            for row_seq, *columns in page:
+                assert isinstance(row_seq, int)
+                seq = row_seq
+                # A damaged event must not prevent its session from continuing.
                 with suppress(StoreError):
                     yield event_of(columns)
 
     def enter(self, appends: Sequence[Append]) -> None:
-        """Enter what is on the log now; nothing of it is written yet."""
+        """Computes what the appended events add; nothing of it is written yet."""
         for job in appends:
             for event in job.posted:
-                opened = self._open[event.session_id]
-                opened.books, posting = posted(opened.books, event, self._models)
+                state = self._active[event.session_id]
+                state.accounting, posting = posted(state.accounting, event, self._models)
                 if posting is not None:
-                    self._post(posting)
-            for more in job.tallies:
-                known = self._open.get(more.id)
-                if known is not None:
-                    known.count += more.event_count
-                    known.last_id = next(row.id for row in reversed(job.rows) if row.session_id == more.id)
+                    self._add(posting)
+            for session_row in job.tallies:
+                active = self._active.get(session_row.id)
+                if active is not None:
+                    active.count += session_row.event_count
+                    active.last_id = next(row.id for row in reversed(job.rows) if row.session_id == session_row.id)
 
-    def _post(self, posting: Posting) -> None:
+    def _add(self, posting: Posting) -> None:
         self._totals.post((posting,))
         row = row_of(posting)
         self._rows[type(row)].append(row)
 
-    def take_out(self, desk: Desk, session_id: str) -> None:
-        """Remove a session's rows, and its amounts from all sums."""
-        self.write(desk)
-        self._open.pop(session_id, None)
+    def take_out(self, port: Desk, session_id: str) -> None:
+        """Deletes a session's rows and subtracts its amounts from all roll-ups."""
+        self.write(port)
+        self._active.pop(session_id, None)
         for table in ROLLUPS:
             query = self._queries.within(table, table.keys, sessions=1)
-            for row in desk.fetch(query, (*_ALWAYS, session_id) * len(ARMS[table.name])):
+            for row in port.fetch(query, (*_ALWAYS, session_id) * len(ARMS[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]
-                self._totals.add(table.name, tuple(map(_cell, key)), tuple(-_whole(sum) for sum in sums))
-                self._taken_out = True
+                self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-_as_int(sum) for sum in sums))
+                self._has_removals = True
         for statement in self._queries.forget:
-            desk.write(statement, [(session_id,)])
+            port.write(statement, [(session_id,)])
 
-    def catch_up(self, desk: Desk, session_ids: Iterable[str]) -> None:
-        """Enter those sessions wholly that are not."""
+    def catch_up(self, port: Desk, session_ids: Iterable[str]) -> None:
+        """Processes those sessions completely whose events are not all in the tables."""
         for session_id in session_ids:
-            for _, count, entered, last_id in desk.fetch(self._queries.states(1), (session_id,)):
-                if session_id not in self._anew and count != entered:
+            for _, count, entered, last_id in port.fetch(self._queries.states(1), (session_id,)):
+                if session_id not in self._rebuilt and count != entered:
                     assert isinstance(count, int)
-                    self._open[session_id] = self._made_anew(desk, session_id, count, last_id, whole=True)
+                    self._active[session_id] = self._rebuild(port, session_id, count, last_id, post_all=True)
 
-    def write(self, desk: Desk) -> None:
-        """Write what was entered; always in one order, or two programs could wait for each other."""
+    def write(self, port: Desk) -> None:
+        """Writes what was computed, always in the same order, so that two processes cannot deadlock."""
         for kind, rows in self._rows.items():
             if rows:
-                desk.write(self._queries.insert(TABLES[kind], kind.__struct_fields__), [astuple(row) for row in rows])
+                port.write(self._queries.insert(TABLES[kind], kind.__struct_fields__), [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
             sums = self._totals.rows(table)
             if sums:
                 keys = sorted(sums)
-                desk.write(self._queries.add(table), [key + sums[key] for key in keys])
-                if self._taken_out:
-                    desk.write(self._queries.drop_empty(table), keys)
+                port.write(self._queries.add(table), [key + sums[key] for key in keys])
+                if self._has_removals:
+                    port.write(self._queries.drop_empty(table), keys)
         self._totals.clear()
-        self._taken_out = False
-        if self._anew:
-            desk.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._anew)])
-            self._anew.clear()
+        self._has_removals = False
+        if self._rebuilt:
+            port.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._rebuilt)])
+            self._rebuilt.clear()
 
     def commit(self) -> None:
-        """What was written holds; it is remembered for those sessions that were seen last."""
-        for session_id, opened in self._open.items():
-            self._kept[session_id] = opened
-            self._kept.move_to_end(session_id)
-        while len(self._kept) > self._sessions_max:
-            self._kept.popitem(last=False)
+        """Caches the state of the sessions that were part of the committed transaction."""
+        for session_id, state in self._active.items():
+            self._cached[session_id] = state
+            self._cached.move_to_end(session_id)
+        while len(self._cached) > self._sessions_max:
+            self._cached.popitem(last=False)
 
-    def restart(self, desk: Desk) -> None:
-        """Empty the tables: every session is to be entered anew. Nobody else may be writing."""
+    def restart(self, port: Desk) -> None:
+        """Empties the tables, so that every session is processed again. No other process may be writing."""
         self.begin()
-        self._kept.clear()
+        self._cached.clear()
         for statement in (*self._queries.empty, self._queries.unenter):
-            desk.write(statement, [()])
-        desk.write(self._queries.set_version, [(LEDGER_VERSION,)])
+            port.write(statement, [()])
+        port.write(self._queries.set_version, [(LEDGER_VERSION,)])
 
-    def is_current(self, desk: Desk) -> bool:
-        """Whether the tables were made by the rules of this version."""
-        return desk.fetch(self._queries.version) == [(LEDGER_VERSION,)]
+    def is_current(self, port: Desk) -> bool:
+        """Whether the tables were written by the rules of this version."""
+        return port.fetch(self._queries.version) == [(LEDGER_VERSION,)]
 
 
-def _cell(value: object) -> str | int:
+def _as_cell(value: object) -> str | int:
     assert isinstance(value, str | int)
     return value
 
 
-def _whole(value: object) -> int:
+def _as_int(value: object) -> int:
     assert isinstance(value, int)
     return value

@@ -1,4 +1,4 @@
-"""Whether the tables of a database are what its log adds up to."""
+"""Checks that the tables of a database equal what its log adds up to."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from holdfast.stores.table_rows import TABLES, TableRow, row_of
 
 
 def differences(log: DatabaseLog, models: Models) -> Iterator[str]:
-    """Each table that is not what the events say, those with rows of sessions session by session."""
+    """Each table that differs from the events; tables with rows per session are checked session by session."""
     log.catch_up()
     totals = Totals()
     for session in log.sessions():
@@ -22,10 +22,10 @@ def differences(log: DatabaseLog, models: Models) -> Iterator[str]:
             row = row_of(posting)
             rows[type(row)].append(astuple(row))
         for kind, table in TABLES.items():
-            kept = log.table_rows(table, kind.__struct_fields__, session.id)
-            if sorted(rows[kind], key=repr) != sorted(kept, key=repr):
+            stored = log.table_rows(table, kind.__struct_fields__, session.id)
+            if sorted(rows[kind], key=repr) != sorted(stored, key=repr):
                 yield f"{table} of session {session.id!a}"
     for rollup in ROLLUPS:
-        added_up = {(*key, *sums) for key, sums in totals.rows(rollup).items()}
-        if added_up != set(log.table_rows(rollup.name, rollup.keys + rollup.sums)):
+        expected = {(*key, *sums) for key, sums in totals.rows(rollup).items()}
+        if expected != set(log.table_rows(rollup.name, rollup.keys + rollup.sums)):
             yield rollup.name

@@ -1,4 +1,4 @@
-"""A log in a database, whatever the engine: appends through one writer, reads a page at a time."""
+"""An event log in a database, independent of the engine: one writer for appends, reads in pages."""
 
 import os
 import weakref
@@ -28,21 +28,21 @@ from holdfast.stores.table_queries import TableQueries
 from holdfast.stores.table_reads import TableReads
 from holdfast.stores.writer import Append, Delete, Enter, Prune, Writer
 
-READ_BATCH_EVENTS = 128
+READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500
 
-_ROWS_MAX = 2**62  # More than there are, and a number that every engine knows.
+_ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
 
 class Reads(Protocol):
     def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
-        """All rows of a query; none if a parameter is text that no database can hold."""
+        """All rows of a query; none if a parameter is text that no database can store."""
 
     def close(self) -> None: ...
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The queries of an engine."""
+    """The SQL of an engine."""
 
     log: Queries
     tables: TableQueries
@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """What a database holds; `to_enter` sessions are not in the tables yet."""
+    """The contents of a database in numbers; `pending_sessions` sessions are not in the tables yet."""
 
     name: str
     version: int
@@ -67,36 +67,36 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 class DatabaseLog:
     """An append reports every failure through its future; everything else raises.
 
-    After a write failed for good the store takes no more events until it is opened again, because the log
-    would have a gap; what is on it can still be read.
+    After a write has failed for good the store accepts no more events until it is reopened, because the log would have
+    a gap; what is on it can still be read.
     """
 
     def __init__(
         self,
         name: str,
-        asked: Asked,
+        sql: Asked,
         reads: Reads,
         writer: Writer,
         *,
         event_bytes_max: int,
-        beside: RecordQueries,
+        record_queries: RecordQueries,
         changes: Changes,
-        tables: InstructionTables,
+        instruction_tables: InstructionTables,
     ) -> None:
         self._name = name
-        self._asked = asked
-        self._queries = asked.log
-        self._table_queries = asked.tables
+        self._sql = sql
+        self._queries = sql.log
+        self._table_queries = sql.tables
         self._reads = reads
         self._writer = writer
         self._event_bytes_max = event_bytes_max
-        self._beside = beside
+        self._record_queries = record_queries
         self._changes = changes
-        self._tables = tables
+        self._instruction_tables = instruction_tables
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
-        # Runs at `close`, when the store is forgotten, or at exit: what is queued then is still written.
-        self._let_go = weakref.finalize(self, _let_go, self._pid, (writer, reads, changes), self._closed)
+        # Runs at `close`, when the store is garbage-collected, or at exit: queued events are still written then.
+        self._release = weakref.finalize(self, _release, self._pid, (writer, reads, changes), self._closed)
 
     def __enter__(self) -> Self:
         return self
@@ -108,17 +108,17 @@ class DatabaseLog:
 
     @property
     def records(self) -> DatabaseRecords:
-        """What is kept beside the log."""
-        # Made when asked for: a store that held it would hold itself, and never be forgotten.
-        return DatabaseRecords(self._beside, self._fetch, self._changes)
+        """Keys, controls and settings beside the log."""
+        # Created on demand: storing it would make a reference cycle, and the store would not be finalized.
+        return DatabaseRecords(self._record_queries, self._fetch, self._changes)
 
     @property
     def instructions(self) -> DatabaseInstructions:
-        """What is kept about the instructions of agents."""
-        return DatabaseInstructions(self._tables, self._fetch, self._changes)
+        """The instructions of agents."""
+        return DatabaseInstructions(self._instruction_tables, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
-        """Waits only while too much is queued; an append that was handed over cannot be cancelled."""
+        """Blocks only while the queue is full; an append that was queued cannot be cancelled."""
         done: Future[None] = Future()
         try:
             self._check_usable()
@@ -132,84 +132,84 @@ class DatabaseLog:
         return done
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
-        """Reads and decodes as it is asked for the next event, a batch at a time."""
+        """Reads and decodes lazily, one batch at a time."""
         self._check_usable()
-        return self._read_from(session_id, 0 if after is None else self._place(session_id, after))
+        return self._read_from(session_id, 0 if after is None else self._find_seq(session_id, after))
 
-    def _place(self, session_id: str, event_id: str) -> int:
+    def _find_seq(self, session_id: str, event_id: str) -> int:
         for (seq,) in self._fetch(self._queries.place, (event_id, session_id)):
             assert isinstance(seq, int)
             return seq
         if self._fetch(self._queries.session, (session_id,)):
-            raise UserError(f"session {session_id!a} has no event {event_id!a} to read on from")
+            raise UserError(f"session {session_id!a} has no event {event_id!a} to continue after")
         return 0
 
     def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
         while batch := self._fetch(self._queries.page, (session_id, seq, READ_BATCH_EVENTS)):
-            for place, *columns in batch:
-                assert isinstance(place, int)
-                seq = place
+            for row_seq, *columns in batch:
+                assert isinstance(row_seq, int)
+                seq = row_seq
                 yield event_of(columns)
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
         if limit is not None and limit < 0:
-            raise UserError(f"a list cannot have {limit} sessions: give a limit of 0 or more, or none")
+            raise UserError(f"the limit cannot be {limit}: use 0 or more, or none")
         rows_max = _ROWS_MAX if limit is None else min(limit, _ROWS_MAX)
         return tuple(map(session_of, self._fetch(self._queries.sessions, (rows_max,))))
 
     def lessons(self, *, limit: int) -> tuple[Event, ...]:
-        found = []
+        events = []
         for columns in reversed(self._fetch(self._queries.lessons, (min(max(limit, 0), _ROWS_MAX),))):
-            # A newer version's lesson is of no use to this one, and no reason to stop.
+            # Skip events of a newer version: this one cannot use them.
             with suppress(StoreError):
-                found.append(event_of(columns))
-        return tuple(found)
+                events.append(event_of(columns))
+        return tuple(events)
 
     def delete(self, session_id: str) -> int:
         if not is_text(session_id):
             return 0
-        gone = self._settled(Delete(session_id, Future()))
+        deleted = self._run_job(Delete(session_id, Future()))
         self.records.forget(session_id)
-        return gone
+        return deleted
 
     def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
-        """Remove a session's events of all other types, if its last one is older; how many went."""
-        return self._settled(Prune(session_id, tuple(kept_types), before, Future())) if is_text(session_id) else 0
+        """Deletes a session's events of all other types if its last event is older than `before`; returns how many."""
+        return self._run_job(Prune(session_id, tuple(kept_types), before, Future())) if is_text(session_id) else 0
 
     def prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
-        """The sessions whose last event is older, and how many events of other types each has."""
-        query = self._queries.prunable.format(kept=", ".join([self._queries.mark] * len(kept_types)))
+        """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
+        query = self._queries.prunable.format(retained=", ".join([self._queries.mark] * len(kept_types)))
         return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
 
     def facts(self) -> Facts:
-        ((version,),) = self._fetch(self._asked.version, ())
-        ((size_bytes,),) = self._fetch(self._asked.size_bytes, ())
+        ((version,),) = self._fetch(self._sql.version, ())
+        ((size_bytes,),) = self._fetch(self._sql.size_bytes, ())
         (totals,) = self._fetch(self._queries.totals, ())
         return msgspec.convert((self._name, version, size_bytes, *totals), Facts)
 
     def tables(self) -> Tables:
-        """What is asked is told of all sessions; those that have not been entered yet, are then."""
+        """Cost queries over all sessions; sessions missing from the tables are processed first."""
         return Answers(TableReads(self._fetch, self._table_queries, self.catch_up))
 
     def figures(self) -> Figures:
-        """What is asked beyond the books, from the same tables."""
+        """Analytics queries over the same tables."""
         return FigureReads(self._fetch, self._table_queries, self.catch_up)
 
     def rebuild(self) -> None:
-        """Empty the tables; `catch_up` fills them from the log."""
-        self._settled(Enter((), Future(), afresh=True))
+        """Empties the tables; `roll_up_pending` fills them from the log."""
+        self._run_job(Enter((), Future(), afresh=True))
 
     def to_enter(self) -> Iterator[str]:
-        """The sessions of which not everything is in the tables."""
-        least = ""
-        while found := self._fetch(self._table_queries.to_enter, (least, SESSIONS_AT_ONCE)):
-            for (session_id,) in found:
-                least = f"{session_id}\0"  # The next text in order.
+        """Sessions whose events are not all in the tables."""
+        first_id = ""
+        while rows := self._fetch(self._table_queries.to_enter, (first_id, SESSIONS_AT_ONCE)):
+            for (session_id,) in rows:
+                first_id = f"{session_id}\0"  # The smallest string after it.
                 yield str(session_id)
 
     def enter(self, session_id: str) -> None:
-        """Enter a session wholly that is not."""
-        self._settled(Enter((session_id,), Future()))
+        """Processes all events of a session that is not completely in the tables."""
+        self._run_job(Enter((session_id,), Future()))
 
     def catch_up(self) -> None:
         if self._fetch(self._table_queries.is_to_enter, ()):
@@ -217,14 +217,14 @@ class DatabaseLog:
                 self.enter(session_id)
 
     def table_rows(self, table: str, columns: Sequence[str], session_id: str | None = None) -> list[tuple[object, ...]]:
-        """The rows of a table beside the log, of one session or of all, as they are."""
+        """The raw rows of a table, of one session or of all."""
         query = self._table_queries.rows_of(table, columns, session=session_id is not None)
         return self._fetch(query, () if session_id is None else (session_id,))
 
-    def _settled(self, job: Delete | Prune | Enter) -> int:
+    def _run_job(self, job: Delete | Prune | Enter) -> int:
         self._check_usable()
         if self._writer.is_current_thread():
-            raise StoreError("a callback of an append cannot wait for the writer: do this from another thread")
+            raise StoreError("an append callback runs on the writer thread and cannot wait for it: use another thread")
         self._writer.submit(job)
         return job.done.result() or 0
 
@@ -233,19 +233,19 @@ class DatabaseLog:
         return self._reads.fetch(query, parameters)
 
     def close(self) -> None:
-        self._let_go()
+        self._release()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
-        if not self._let_go.alive:
+        if not self._release.alive:
             raise StoreError(str(self._closed))
 
 
-def _let_go(pid: int, held: tuple[Writer, Reads, Changes], closed: StoreError) -> None:
+def _release(pid: int, resources: tuple[Writer, Reads, Changes], closed: StoreError) -> None:
     if os.getpid() != pid:
-        return  # A forked process has neither the thread nor a right to the connections.
-    writer, reads, changes = held
+        return  # A forked process has no writer thread and must not close its parent's connections.
+    writer, reads, changes = resources
     writer.close(closed)
     reads.close()
     changes.close()

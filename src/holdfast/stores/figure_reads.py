@@ -1,4 +1,4 @@
-"""How figures are read from a database: sums where they are kept, rows of calls where not, and never the whole log."""
+"""Analytics queries on a database: from roll-ups where possible, otherwise from call rows, never from the whole log."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -27,11 +27,12 @@ from holdfast.stores.table_queries import ARMS, TableQueries
 from holdfast.stores.table_reads import Fetch, TableReads, days_of
 
 TURN_BATCH_EVENTS = 128
+# Which groupings each roll-up can answer by itself.
 BY_DAY: frozenset[str] = frozenset({"model", "provider", "day", "none"})
 BY_ACCOUNT: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
 BY_SESSION: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
 
-_verdict = msgspec.json.Decoder(Verdict).decode
+_decode_verdict = msgspec.json.Decoder(Verdict).decode
 
 
 class FigureReads:
@@ -42,77 +43,82 @@ class FigureReads:
         self._catch_up = catch_up
 
     def groups(self, group_by: GroupBy, scope: Scope = EVERYTHING, narrowed: Narrowed = ALL) -> tuple[Group, ...]:
-        """Whole days from the sums that are kept of them, if they tell such groups apart; else all from the rows."""
+        """From roll-ups if they distinguish such groups, otherwise from the rows."""
         if group_by in BY_DAY and narrowed.workers and narrowed.by <= {"model", "provider"}:
-            rows = self._by_day(group_by, scope, narrowed)
-        elif group_by in BY_ACCOUNT and narrowed.workers and _names_accounts(narrowed):
-            rows = self._by_account(group_by, scope, narrowed)
+            rows = self._group_days(group_by, scope, narrowed)
+        elif group_by in BY_ACCOUNT and narrowed.workers and _filters_accounts(narrowed):
+            rows = self._group_accounts(group_by, scope, narrowed)
         else:
-            rows = self._by_rows(group_by, scope, narrowed)
-        found: dict[object, Sums] = {0: Sums()} if group_by == "none" else {}
+            rows = self._group_rows(group_by, scope, narrowed)
+        sums_by_key: dict[object, Sums] = {0: Sums()} if group_by == "none" else {}
         for key, sums in rows:
-            found[key] = found.get(key, Sums()) + sums
-        return tuple(Group(name_of(group_by, key), amounts_of(sums)) for key, sums in found.items())
+            sums_by_key[key] = sums_by_key.get(key, Sums()) + sums
+        return tuple(Group(name_of(group_by, key), amounts_of(sums)) for key, sums in sums_by_key.items())
 
-    def _by_day(self, group_by: GroupBy, scope: Scope, narrowed: Narrowed) -> Iterable[tuple[object, Sums]]:
+    def _group_days(self, group_by: GroupBy, scope: Scope, filter_: Narrowed) -> Iterable[tuple[object, Sums]]:
         for (provider, model, day), sums in self._tables.rows(DAYS, ("provider", "model", "day"), scope):
-            if narrowed.model in (None, model) and narrowed.provider in (None, provider):
+            if filter_.model in (None, model) and filter_.provider in (None, provider):
                 keys: dict[str, object] = {"provider": provider, "model": model, "day": day, "none": 0}
                 yield keys[group_by], Sums(*sums)
 
-    def _by_account(self, group_by: GroupBy, scope: Scope, narrowed: Narrowed) -> Iterable[tuple[object, Sums]]:
-        """Narrowed down, or with what is left of all for nobody."""
-        booked = Sums()
+    def _group_accounts(self, group_by: GroupBy, scope: Scope, filter_: Narrowed) -> Iterable[tuple[object, Sums]]:
+        """Filtered, or with the remainder of the totals as the group without an account."""
+        with_account = Sums()
         columns = ("day", "key_id", "user_id", "team_id")
         for (day, key_id, user_id, team_id), cells in self._tables.rows(ACCOUNT_DAYS, columns, scope):
             keys: dict[str, object] = {"gateway_key": key_id, "user": user_id, "team": team_id, "day": day, "none": 0}
-            if all(getattr(narrowed, name) == keys[name] for name in narrowed.by):
-                booked += Sums(*cells)
+            if all(getattr(filter_, name) == keys[name] for name in filter_.by):
+                with_account += Sums(*cells)
                 yield keys[group_by], Sums(*cells)
-        if not narrowed.by:
-            whole = sum((Sums(*cells) for _, cells in self._tables.rows(DAYS, (), scope)), Sums())
-            left = Sums(*(of_all - of_some for of_all, of_some in zip(cells_in(whole), cells_in(booked), strict=True)))
-            if left.entries:
-                yield "", left
+        if not filter_.by:
+            total = sum((Sums(*cells) for _, cells in self._tables.rows(DAYS, (), scope)), Sums())
+            remainder = Sums(
+                *(
+                    total_cell - account_cell
+                    for total_cell, account_cell in zip(cells_in(total), cells_in(with_account), strict=True)
+                )
+            )
+            if remainder.entries:
+                yield "", remainder
 
-    def _by_rows(self, group_by: GroupBy, scope: Scope, narrowed: Narrowed) -> Iterable[tuple[object, Sums]]:
+    def _group_rows(self, group_by: GroupBy, scope: Scope, filter_: Narrowed) -> Iterable[tuple[object, Sums]]:
         self._catch_up()
-        simulated, beside = int(scope.simulated), cells_of(narrowed)
+        simulated, filter_cells = int(scope.simulated), cells_of(filter_)
         spans: Sequence[tuple[float, float]] = ((scope.since, scope.until),)
-        found: list[tuple[object, ...]] = []
-        if group_by in BY_SESSION and narrowed.by <= {"session"}:
+        rows: list[tuple[object, ...]] = []
+        if group_by in BY_SESSION and filter_.by <= {"session"}:
             days = days_of(scope.since, scope.until)
             spans = days.partly
-            query = self._queries.session_groups(group_by, narrowed)
-            found += self._fetch(query, (days.first, days.behind, simulated, *beside))
+            query = self._queries.session_groups(group_by, filter_)
+            rows += self._fetch(query, (days.first, days.behind, simulated, *filter_cells))
         if spans:
-            arm: tuple[Cell, ...] = (*chain.from_iterable(spans), simulated)
-            query = self._queries.groups(group_by, narrowed, spans=len(spans))
-            found += self._fetch(query, (*arm * len(ARMS[DAYS.name]), *beside))
-        return ((key, Sums(*sums)) for key, *sums in found)  # type: ignore[arg-type] # as the query says
+            table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), simulated)
+            query = self._queries.groups(group_by, filter_, spans=len(spans))
+            rows += self._fetch(query, (*table_parameters * len(ARMS[DAYS.name]), *filter_cells))
+        return ((key, Sums(*sums)) for key, *sums in rows)  # type: ignore[arg-type] # the query casts them to bigint
 
     def failures(self, scope: Scope = EVERYTHING) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for (outcome,), (calls, *_) in self._tables.rows(OUTCOME_DAYS, ("outcome",), scope):
             if outcome != "completed":
-                found[str(outcome)] = found.get(str(outcome), 0) + calls
-        return found
+                counts[str(outcome)] = counts.get(str(outcome), 0) + calls
+        return counts
 
     def latencies(self, scope: Scope = EVERYTHING) -> dict[str, dict[int, int]]:
         self._catch_up()
-        found: dict[str, dict[int, int]] = {}
-        for model, latency_ms, calls in self._fetch(self._queries.latencies, _within(scope)):
-            found.setdefault(str(model), {})[_whole(latency_ms)] = _whole(calls)
-        return found
+        counts_by_model: dict[str, dict[int, int]] = {}
+        for model, latency_ms, calls in self._fetch(self._queries.latencies, _scope_parameters(scope)):
+            counts_by_model.setdefault(str(model), {})[_as_int(latency_ms)] = _as_int(calls)
+        return counts_by_model
 
     def sized(self, limits: Sequence[int], scope: Scope = EVERYTHING) -> tuple[Sized, ...]:
         self._catch_up()
-        found = self._fetch(self._queries.sized(limits), _within(scope))
+        rows = self._fetch(self._queries.sized(limits), _scope_parameters(scope))
         sized = [
-            Sized(str(model), _whole(sizes), _whole(calls), Usage(*map(_whole, took)))
-            for model, sizes, calls, *took in found
+            Sized(str(model), _as_int(sizes), _as_int(calls), Usage(*map(_as_int, usage)))
+            for model, sizes, calls, *usage in rows
         ]
-        return tuple(sorted(sized, key=lambda one: (one.model, one.sizes)))
+        return tuple(sorted(sized, key=lambda row: (row.model, row.sizes)))
 
     def broken(
         self,
@@ -125,16 +131,18 @@ class FigureReads:
     ) -> tuple[BrokenCall, ...]:
         self._catch_up()
         query = self._queries.broken(kind=kind is not None, component=component is not None)
-        told = [one for one in (kind, component) if one is not None]
-        return tuple(map(_broken, self._fetch(query, (*_within(scope), *told, limit, skip))))
+        filter_cells = [value for value in (kind, component) if value is not None]
+        return tuple(
+            map(_build_broken_call, self._fetch(query, (*_scope_parameters(scope), *filter_cells, limit, skip)))
+        )
 
     def skill_loads(self, scope: Scope = EVERYTHING) -> tuple[SkillLoad, ...]:
-        played = () if scope.simulated else (PLAYED,)
+        exclusion = () if scope.simulated else (PLAYED,)
         query = self._queries.skill_loads(simulated=scope.simulated)
         return tuple(
-            SkillLoad(event.session_id, event.at, it.skill_id, it.load_reason, it.load_size_tokens)
-            for event in _readable(self._fetch(query, (scope.since, scope.until, *played)))
-            if isinstance(it := event.payload, SkillLoaded)
+            SkillLoad(event.session_id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
+            for event in _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
+            if isinstance(payload := event.payload, SkillLoaded)
         )
 
     def session_costs(
@@ -142,65 +150,65 @@ class FigureReads:
     ) -> tuple[SessionCost, ...]:
         self._catch_up()
         query = self._queries.session_page(order, simulated=simulated)
-        found = self._fetch(query, (*(() if simulated else (PLAYED,)), limit, skip))
-        ids = [str(columns[0]) for columns in found]
+        rows = self._fetch(query, (*(() if simulated else (PLAYED,)), limit, skip))
+        ids = [str(columns[0]) for columns in rows]
         if not ids:
             return ()
         models = {str(id): model for id, model in self._fetch(self._queries.last_models(len(ids)), ids)}
         turns = {str(id): count for id, count in self._fetch(self._queries.turns(len(ids)), ids)}
         paths: dict[str, str | None] = {}
-        for event in _readable(self._fetch(self._queries.started(len(ids)), ids)):
+        for event in _decode_events(self._fetch(self._queries.started(len(ids)), ids)):
             if isinstance(event.payload, SessionStarted):
                 paths.setdefault(event.session_id, event.payload.workspace_path)
         costs = []
-        for *columns, spent in found:
+        for *columns, spent in rows:
             row = session_of(columns)
-            model, ended = str(models.get(row.id, row.model)), _whole(turns.get(row.id, 0))
-            costs.append(SessionCost(row, dollars(_whole(spent)), model, ended, paths.get(row.id)))
+            model, turn_count = str(models.get(row.id, row.model)), _as_int(turns.get(row.id, 0))
+            costs.append(SessionCost(row, dollars(_as_int(spent)), model, turn_count, paths.get(row.id)))
         return tuple(costs)
 
     def turn(self, turn_id: str) -> tuple[Event, ...]:
-        for place, session_id in self._fetch(self._queries.turn, (turn_id,)):
-            return tuple(self._until_next(turn_id, str(session_id), _whole(place)))
+        for seq, session_id in self._fetch(self._queries.turn, (turn_id,)):
+            return tuple(self._events_of_turn(turn_id, str(session_id), _as_int(seq)))
         return ()
 
-    def _until_next(self, turn_id: str, session_id: str, place: int) -> Iterable[Event]:
-        """Turns of a session follow one another."""
-        while batch := self._fetch(self._queries.behind, (session_id, place, TURN_BATCH_EVENTS)):
-            place = _whole(batch[-1][0]) + 1
-            for event in _readable(columns for _, *columns in batch):
+    def _events_of_turn(self, turn_id: str, session_id: str, seq: int) -> Iterable[Event]:
+        """Turns of a session do not overlap, so a turn ends where the next one starts."""
+        while batch := self._fetch(self._queries.behind, (session_id, seq, TURN_BATCH_EVENTS)):
+            seq = _as_int(batch[-1][0]) + 1
+            for event in _decode_events(columns for _, *columns in batch):
                 if isinstance(event.payload, TurnStarted) and event.id != turn_id:
                     return
                 if turn_id in (event.id, event.turn_id):
                     yield event
 
 
-def _names_accounts(narrowed: Narrowed) -> bool:
-    """Whether it is narrowed down to accounts alone, and to none that is nobody's."""
-    return narrowed.by <= {"gateway_key", "user", "team"} and all(cells_of(narrowed))
+def _filters_accounts(filter_: Narrowed) -> bool:
+    """Whether the filter names accounts only, and none of them is empty: those are not in the roll-up."""
+    return filter_.by <= {"gateway_key", "user", "team"} and all(cells_of(filter_))
 
 
-def _within(scope: Scope) -> tuple[Cell, ...]:
+def _scope_parameters(scope: Scope) -> tuple[Cell, ...]:
     return scope.since, scope.until, int(scope.simulated)
 
 
-def _readable(found: Iterable[Sequence[object]]) -> Iterable[Event]:
-    for columns in found:
-        # A newer version's event is of no use to this one, and no reason to stop.
+def _decode_events(rows: Iterable[Sequence[object]]) -> Iterable[Event]:
+    for columns in rows:
+        # Skip events of a newer version: this one cannot use them.
         with suppress(StoreError):
             yield event_of(columns)
 
 
-def _broken(columns: Sequence[object]) -> BrokenCall:
+def _build_broken_call(columns: Sequence[object]) -> BrokenCall:
     session_id, name, number, at, model, verdict = columns
     try:
-        found = _verdict(str(verdict))
+        decoded = _decode_verdict(str(verdict))
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise StoreError("the table of calls is damaged: `holdfast db rebuild` makes it anew from the log") from error
+        raise StoreError("the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log") from error
     assert isinstance(at, float)
-    return BrokenCall(str(session_id), None if name is None else str(name), _whole(number), at, str(model), found)
+    return BrokenCall(str(session_id), None if name is None else str(name), _as_int(number), at, str(model), decoded)
 
 
-def _whole(value: object) -> int:
+def _as_int(value: object) -> int:
     assert isinstance(value, int)
     return value

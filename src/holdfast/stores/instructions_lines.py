@@ -1,4 +1,4 @@
-"""How what agents are told stands in an export, a record a line, and how an owner comes out of one: whole or not."""
+"""Export and import of instruction records, one JSON line each; an owner is imported completely or not at all."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,12 +20,12 @@ from holdfast.instructions.values import (
 
 KIND = "instruction_records"
 
+# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
 Judge = Callable[[Sequence[Record]], Iterator[Record | None]]
-"""Each record as it is believed, None for what is not; raises InstructionError at the one that is wrong."""
 
 
 class ImportedOwner(msgspec.Struct, frozen=True):
-    """What became of an owner: records added, units quarantined, and approvals left out for their signatures."""
+    """The result of importing an owner: records added, units quarantined, approvals dropped for their signatures."""
 
     owner: str
     added: int = 0
@@ -68,14 +68,14 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-def record_lines(kept: InstructionRecords) -> Iterator[bytes]:
-    """Owner by owner; what is in memory at once are the texts of one."""
-    for owner in kept.owners():
-        for record in kept.records_of(owner):
-            yield _encode(_line_of(carried(record))) + b"\n"
+def record_lines(store: InstructionRecords) -> Iterator[bytes]:
+    """Owner by owner; only one owner's texts are in memory at a time."""
+    for owner in store.owners():
+        for record in store.records_of(owner):
+            yield _encode(_wrap_record(carried(record))) + b"\n"
 
 
-def _line_of(record: Record) -> _Line:
+def _wrap_record(record: Record) -> _Line:
     match record:
         case Agent():
             return _Agent(record)
@@ -94,54 +94,52 @@ def _line_of(record: Record) -> _Line:
 
 
 def read_record(line: bytes) -> Record:
-    """Raises what msgspec raises for a line that holds none."""
-    found: _Line = _decode(line)
-    return found.row
+    """Raises a msgspec error for a line that is not a record."""
+    decoded: _Line = _decode(line)
+    return decoded.row
 
 
 class Intake:
-    """Takes in owners that are not here yet; those that are, are left alone."""
+    """Imports owners that the store does not have yet; existing ones are left unchanged."""
 
-    def __init__(self, kept: InstructionRecords, judge: Judge) -> None:
-        self._kept = kept
+    def __init__(self, store: InstructionRecords, judge: Judge) -> None:
+        self._store = store
         self._judge = judge
-        self._seen: set[str] = set()
+        self._seen_owners: set[str] = set()
 
     def take(self, records: Sequence[Record], name: str, first: int) -> ImportedOwner:
-        """`first` is the line of the first record; raises UserError with the number of the line that is wrong."""
+        """`first` is the line number of the first record; raises UserError with the number of the invalid line."""
         owner = owner_of_record(records[0])
-        if owner in self._seen:
-            raise UserError(
-                f"{name}, line {first}: the records of {owner[:80]!a} do not stand together: export it anew"
-            )
-        self._seen.add(owner)
-        if self._kept.is_here(owner):
+        if owner in self._seen_owners:
+            raise UserError(f"{name}, line {first}: the records of {owner[:80]!a} are not contiguous: export it again")
+        self._seen_owners.add(owner)
+        if self._store.is_here(owner):
             return ImportedOwner(owner, was_here=True)
-        believed: list[Record | None] = []
+        accepted: list[Record | None] = []
         try:
-            for one in self._judge(records):
-                believed.append(one)  # How many came tells which one is wrong.
+            for record in self._judge(records):
+                accepted.append(record)  # Their number gives the line of the invalid record.
         except InstructionError as error:
-            line = first + len(believed)
+            line = first + len(accepted)
             raise UserError(f"{name}, line {line}: {error}; nothing of {owner[:80]!a} was imported") from error
-        return self._added(owner, records, believed, f"{name}, line {first}")
+        return self._add_owner(owner, records, accepted, f"{name}, line {first}")
 
-    def _added(
-        self, owner: str, records: Sequence[Record], believed: Sequence[Record | None], place: str
+    def _add_owner(
+        self, owner: str, records: Sequence[Record], accepted: Sequence[Record | None], location: str
     ) -> ImportedOwner:
-        kept = [one for one in believed if one is not None]
-        if not self._kept.add_owner(kept):
+        added = [record for record in accepted if record is not None]
+        if not self._store.add_owner(added):
             raise UserError(
-                f"{place}: an id, a name or an address of {owner[:80]!a} is another's here, or stands there twice; "
-                "nothing of it was imported"
+                f"{location}: an id, a name or an address of {owner[:80]!a} belongs to another owner here, "
+                "or occurs twice; nothing of it was imported"
             )
         return ImportedOwner(
             owner,
-            added=len(kept),
-            quarantined=_quarantined(kept) - _quarantined(records),
-            left_out=len(records) - len(kept),
+            added=len(added),
+            quarantined=_count_quarantined(added) - _count_quarantined(records),
+            left_out=len(records) - len(added),
         )
 
 
-def _quarantined(records: Sequence[Record]) -> int:
-    return sum(isinstance(one, UnitVersion) and one.status == "quarantined" for one in records)
+def _count_quarantined(records: Sequence[Record]) -> int:
+    return sum(isinstance(record, UnitVersion) and record.status == "quarantined" for record in records)

@@ -1,4 +1,4 @@
-"""All that a database keeps of an owner, to be carried to another: read by pages, written whole or not at all."""
+"""All instruction records of an owner, for transfer to another store: read in pages, written in one transaction."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -34,20 +34,24 @@ class DatabaseOwners(InstructionSteps):
         self._changes = changes
 
     def owners(self) -> tuple[str, ...]:
-        # An agent comes behind what it may list: what comes into a store then changes nothing that came before.
-        many = [one for one in self._ids(f"SELECT DISTINCT agent_id FROM {self._tables.units.name}") if is_of_many(one)]
-        return (*sorted(many), *self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id"))
+        # Shared owners first: an agent's manifest may list their units, which must exist when it is imported.
+        shared = [
+            owner
+            for owner in self._ids(f"SELECT DISTINCT agent_id FROM {self._tables.units.name}")
+            if is_of_many(owner)
+        ]
+        return (*sorted(shared), *self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id"))
 
     def records_of(self, owner: str) -> Iterator[Record]:
-        tables, own = self._tables, "WHERE agent_id = ? ORDER BY"
+        tables, of_owner = self._tables, "WHERE agent_id = ? ORDER BY"
         yield from self._rows(tables.agents, "WHERE id = ?", owner)
-        # At once: page by page a version could be read as holding whose successor is read as holding too.
-        yield from self._rows(tables.units, f"{own} created_at, uri", owner)
-        yield from self._rows(tables.manifests, f"{own} created_at, id", owner)
-        yield from self._rows(tables.approvals, f"{own} id", owner)
-        yield from self._rows(tables.coverage, f"{own} finished_at, id", owner)
-        yield from self._rows(tables.probes, f"{own} probe_id", owner)
-        yield from self._audits(owner)
+        # In one query: with pages, a version and its successor could both be read as active.
+        yield from self._rows(tables.units, f"{of_owner} created_at, uri", owner)
+        yield from self._rows(tables.manifests, f"{of_owner} created_at, id", owner)
+        yield from self._rows(tables.approvals, f"{of_owner} id", owner)
+        yield from self._rows(tables.coverage, f"{of_owner} finished_at, id", owner)
+        yield from self._rows(tables.probes, f"{of_owner} probe_id", owner)
+        yield from self._audit_pages(owner)
 
     def is_here(self, owner: str) -> bool:
         table, column = (self._tables.units, "agent_id") if is_of_many(owner) else (self._tables.agents, "id")
@@ -55,64 +59,64 @@ class DatabaseOwners(InstructionSteps):
 
     def add_owner(self, records: Sequence[Record]) -> bool:
         owner = owner_of_record(records[0])
-        steps = [self._taken()]
+        steps = [self._take_lock()]
         if is_of_many(owner):
-            steps.append(self._unless(f"{self._tables.units.name} WHERE agent_id = ?", (owner,)))
-        for one in records:
-            if isinstance(one, Agent):
-                # An id and a shortname are one space of names.
-                names = (one.id, one.shortname or one.id)
-                same = "WHERE id IN (?, ?) OR shortname IN (?, ?)"
-                steps.append(self._unless(f"{self._tables.agents.name} {same}", (*names, *names)))
-            steps.append(self._insertion(one))
+            steps.append(self._require_none(f"{self._tables.units.name} WHERE agent_id = ?", (owner,)))
+        for record in records:
+            if isinstance(record, Agent):
+                # Ids and shortnames share one namespace.
+                names = (record.id, record.shortname or record.id)
+                name_taken = "WHERE id IN (?, ?) OR shortname IN (?, ?)"
+                steps.append(self._require_none(f"{self._tables.agents.name} {name_taken}", (*names, *names)))
+            steps.append(self._insert_step(record))
         if is_of_many(owner):
-            listed = {one.name for one in records if isinstance(one, UnitVersion)}
-            steps += [*(self._stale(owner, name) for name in sorted(listed)), self._bump(owner)]
+            unit_names = {record.name for record in records if isinstance(record, UnitVersion)}
+            steps += [*(self._mark_stale(owner, name) for name in sorted(unit_names)), self._bump(owner)]
         return self._changes.change_all(steps)
 
     def other_deployment(self, deployment: str) -> str | None:
         agents = f"SELECT deployment FROM {self._tables.agents.name} WHERE deployment <> ? LIMIT 1"
-        start = f"instruction:{deployment}/"
-        units = f"SELECT uri FROM {self._tables.units.name} WHERE substr(uri, 1, {len(start)}) <> ? LIMIT 1"
-        found = (
+        prefix = f"instruction:{deployment}/"
+        units = f"SELECT uri FROM {self._tables.units.name} WHERE substr(uri, 1, {len(prefix)}) <> ? LIMIT 1"
+        deployments = (
             *self._ids(agents, deployment),
-            *(uri.removeprefix("instruction:").partition("/")[0] for uri in self._ids(units, start)),
+            *(uri.removeprefix("instruction:").partition("/")[0] for uri in self._ids(units, prefix)),
         )
-        return next(iter(found), None)
+        return next(iter(deployments), None)
 
-    def _audits(self, owner: str) -> Iterator[AuditRecord]:
-        at, last = 0, ""
-        behind = "WHERE agent_id = ? AND created_at >= ? AND (created_at > ? OR id > ?)"
-        page = f"{behind} ORDER BY created_at, id LIMIT {PAGE_RECORDS}"
-        while found := self._rows(self._tables.audit, page, owner, at, at, last):
-            yield from found
-            at, last = found[-1].created_at, found[-1].id
+    def _audit_pages(self, owner: str) -> Iterator[AuditRecord]:
+        at, last_id = 0, ""
+        after_last = "WHERE agent_id = ? AND created_at >= ? AND (created_at > ? OR id > ?)"
+        query = f"{after_last} ORDER BY created_at, id LIMIT {PAGE_RECORDS}"
+        while page := self._rows(self._tables.audit, query, owner, at, at, last_id):
+            yield from page
+            at, last_id = page[-1].created_at, page[-1].id
 
-    def _insertion(self, record: Record) -> Step:
+    def _insert_step(self, record: Record) -> Step:
         tables = self._tables
         match record:
             case Agent():
-                return _inserted(tables.agents, record)
+                return _build_insert(tables.agents, record)
             case UnitVersion():
-                return _inserted(tables.units, record)
+                return _build_insert(tables.units, record)
             case Manifest():
-                return _inserted(tables.manifests, record)
+                return _build_insert(tables.manifests, record)
             case Approval():
-                return _inserted(tables.approvals, record)
+                return _build_insert(tables.approvals, record)
             case AuditRecord():
-                return _inserted(tables.audit, record)
+                return _build_insert(tables.audit, record)
             case CoverageRun():
-                return _inserted(tables.coverage, record)
+                return _build_insert(tables.coverage, record)
             case Probe():
-                return _inserted(tables.probes, record)
+                return _build_insert(tables.probes, record)
 
     def _rows(self, table: Table[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
-        found = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
-        return tuple(map(table.row, found))
+        rows = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
+        return tuple(map(table.row, rows))
 
     def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
         return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.mark), cells))
 
 
-def _inserted(table: Table[Row], row: Row) -> Step:
+def _build_insert(table: Table[Row], row: Row) -> Step:
     return Step(table.insert, table.cells(row))

@@ -1,4 +1,4 @@
-"""How a value becomes a row and a row a value: columns are fields, and what has parts is JSON text."""
+"""Maps instruction values to table rows: columns are fields, and nested values are stored as JSON text."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,22 +22,22 @@ from holdfast.stores.queries import Cell
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
-_LISTS_OF_AUDIT = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
+_AUDIT_LIST_COLUMNS = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
 
 
 class Table(Generic[Row]):
-    """`nested` are the fields that are kept as JSON text."""
+    """`nested` are the fields that are stored as JSON text."""
 
     def __init__(
-        self, name: str, row: type[Row], *, nested: tuple[str, ...] = (), mark: str = "?", schema: str = ""
+        self, name: str, row: type[Row], *, nested: tuple[str, ...] = (), param: str = "?", schema: str = ""
     ) -> None:
         self.name = f"{schema}{name}"
         self.columns = tuple(row.__struct_fields__)
         self._row = row
         self._nested = frozenset(nested)
-        self._types = msgspec.structs.fields(row)
-        marks = ", ".join([mark] * len(self.columns))
-        self.insert = f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks})"
+        self._fields = msgspec.structs.fields(row)
+        params = ", ".join([param] * len(self.columns))
+        self.insert = f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES ({params})"
         self.select = f"SELECT {', '.join(self.columns)} FROM {self.name}"
 
     def cells(self, row: Row) -> tuple[Cell, ...]:
@@ -52,13 +52,13 @@ class Table(Generic[Row]):
         return value
 
     def row(self, cells: Sequence[object]) -> Row:
-        """Raises StoreError for what this version cannot read."""
+        """Raises StoreError for a row that this version cannot read."""
         try:
-            found = dict(zip(self.columns, cells, strict=True))
-            for field in self._types:
+            values = dict(zip(self.columns, cells, strict=True))
+            for field in self._fields:
                 if field.name in self._nested:
-                    found[field.name] = msgspec.json.decode(str(found[field.name]), type=field.type)
-            return msgspec.convert(found, self._row, strict=False)
+                    values[field.name] = msgspec.json.decode(str(values[field.name]), type=field.type)
+            return msgspec.convert(values, self._row, strict=False)
         except (msgspec.MsgspecError, ValueError) as error:
             raise StoreError(f"{self.name} was written by a newer Holdfast, or is damaged") from error
 
@@ -78,17 +78,17 @@ class InstructionTables(msgspec.Struct, frozen=True):
 
 
 @cache
-def instruction_tables(mark: str, *, schema: str = "") -> InstructionTables:
+def instruction_tables(param: str, *, schema: str = "") -> InstructionTables:
     def table(name: str, row: type[Row], *nested: str) -> Table[Row]:
-        return Table(name, row, nested=nested, mark=mark, schema=schema)
+        return Table(name, row, nested=nested, param=param, schema=schema)
 
     return InstructionTables(
-        mark,
+        param,
         schema,
         agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
         units=table("instruction_units", UnitVersion),
         manifests=table("instruction_manifests", Manifest, "body", "provenance"),
-        audit=table("instruction_audit", AuditRecord, *_LISTS_OF_AUDIT),
+        audit=table("instruction_audit", AuditRecord, *_AUDIT_LIST_COLUMNS),
         stubs=table("boot_stubs", Stub),
         approvals=table("instruction_approvals", Approval),
         coverage=table("instruction_coverage", CoverageRun, "units"),

@@ -1,4 +1,4 @@
-"""Keys, settings and the order of all events, for as long as the process lives."""
+"""In-memory keys, controls and settings, and the global order of all events."""
 
 from collections.abc import Callable, Mapping
 from threading import Lock
@@ -13,10 +13,10 @@ from holdfast.events.records import Placed
 
 
 class MemoryRecords:
-    """`placed` are the events of the store by their places, oldest first."""
+    """`events_by_seq` returns the events of the store by sequence number, oldest first."""
 
-    def __init__(self, placed: Callable[[], Mapping[int, Event]]) -> None:
-        self._placed = placed
+    def __init__(self, events_by_seq: Callable[[], Mapping[int, Event]]) -> None:
+        self._events_by_seq = events_by_seq
         self._lock = Lock()
         self._keys: dict[str, KeyRow] = {}
         self._settings = CacheSettings()
@@ -25,7 +25,7 @@ class MemoryRecords:
     def add_key(self, row: KeyRow) -> None:
         with self._lock:
             if row.id in self._keys:
-                raise StoreError(f"there is a key {row.id!a} already")
+                raise StoreError(f"key {row.id!a} already exists")
             self._keys[row.id] = row
 
     def key(self, key_id: str) -> KeyRow | None:
@@ -76,12 +76,12 @@ class MemoryRecords:
             return self._controls[session_id]
 
     def forget(self, session_id: str) -> None:
-        """Nothing was ever said of this session."""
+        """Deletes the controls of a session."""
         self._controls.pop(session_id, None)
 
     def newest_place(self) -> int:
-        return max(self._placed(), default=0)
+        return max(self._events_by_seq(), default=0)
 
-    def behind(self, place: int, *, limit: int) -> tuple[Placed, ...]:
-        found = [Placed(at, event) for at, event in self._placed().items() if at > place]
-        return tuple(found[:limit])
+    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
+        placed = [Placed(seq, event) for seq, event in self._events_by_seq().items() if seq > position]
+        return tuple(placed[:limit])

@@ -1,4 +1,4 @@
-"""How a database becomes what this version expects: numbered SQL files, applied in order, never back."""
+"""Brings a database to the current schema: numbered SQL files, applied in order, forward only."""
 
 import re
 import sqlite3
@@ -18,19 +18,19 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def load(dialect: str) -> tuple[Migration, ...]:
-    """The migrations of a dialect; the version of each is its place in the row, counted from 1."""
-    found = []
+    """The migrations of a dialect, numbered 1, 2, 3, ... without gaps."""
+    migrations = []
     for entry in files("holdfast.stores").joinpath("migrations", dialect).iterdir():
-        if name := _FILE_NAME.fullmatch(entry.name):
-            found.append(Migration(int(name[1]), name[2], entry.read_text(encoding="utf-8")))
-    found.sort(key=lambda migration: migration.version)
-    return in_sequence(found)
+        if match := _FILE_NAME.fullmatch(entry.name):
+            migrations.append(Migration(int(match[1]), match[2], entry.read_text(encoding="utf-8")))
+    migrations.sort(key=lambda migration: migration.version)
+    return in_sequence(migrations)
 
 
 def in_sequence(migrations: Sequence[Migration]) -> tuple[Migration, ...]:
     for version, migration in zip(count(1), migrations, strict=False):
         if migration.version != version:
-            raise ValueError(f"migration {migration.name!r} has number {migration.version}, {version} is next")
+            raise ValueError(f"migration {migration.name!r} has number {migration.version}, expected {version}")
     return tuple(migrations)
 
 
@@ -40,11 +40,11 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def bring_forward(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
-    """Apply what is missing, each migration whole or not at all; several processes may do so at once."""
+    """Applies the missing migrations, each in one transaction; several processes may do so concurrently."""
     while version_of(connection) < len(migrations):
         with connection:
             connection.execute("BEGIN IMMEDIATE")
-            # Read again under the lock: another process may have been faster.
+            # Read again under the lock: another process may have applied it in the meantime.
             version = version_of(connection)
             for migration in migrations[version : version + 1]:
                 for statement in statements(migration.sql):
@@ -53,9 +53,9 @@ def bring_forward(connection: sqlite3.Connection, migrations: Sequence[Migration
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a script, each of which must end its line.
+    """The statements of a script; each must end at the end of a line.
 
-    `executescript` would commit the transaction that the migration runs in.
+    `executescript` cannot be used: it would commit the transaction of the migration.
     """
     pending = ""
     for line in script.splitlines(keepends=True):

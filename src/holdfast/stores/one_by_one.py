@@ -1,4 +1,4 @@
-"""How the jobs of a group are settled one after the other, so that a refused append harms no other."""
+"""Runs the jobs of a group one by one in a shared transaction, so that a refused append affects no other."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ class Execute(Protocol):
 
 
 class OneByOne:
-    """Works inside the caller's transaction; `violation` is what the engine raises for a row that may not be."""
+    """Works inside the caller's transaction; `violation` is the engine's exception for a violated constraint."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class OneByOne:
         insert: Callable[[Sequence[Append]], None],
         *,
         queries: Queries,
-        books: Bookkeeper,
-        desk: Desk,
+        rollups: Bookkeeper,
+        port: Desk,
         violation: type[Exception],
     ) -> None:
         self._execute = execute
         self._insert = insert
         self._queries = queries
-        self._books = books
-        self._desk = desk
+        self._rollups = rollups
+        self._port = port
         self._violation = violation
 
     def settle(self, job: Job) -> Settle:
@@ -54,24 +54,24 @@ class OneByOne:
                 return self._enter(job)
 
     def _append(self, job: Append) -> Settle:
-        # What is entered of events before this append stays, whatever becomes of it.
-        self._books.catch_up(self._desk, dict.fromkeys(event.session_id for event in job.posted))
+        # Before the savepoint: roll-ups of earlier events must stay even if this append is rolled back.
+        self._rollups.catch_up(self._port, dict.fromkeys(event.session_id for event in job.posted))
         self._execute("SAVEPOINT append")
         try:
             self._insert([job])
         except self._violation:
             self._execute("ROLLBACK TO append")
-            refusal = self._refusal(job)
+            refusal = self._find_refusal(job)
             if refusal is None:
                 raise
-            answer: Settle = partial(job.done.set_exception, refusal)
+            settle: Settle = partial(job.done.set_exception, refusal)
         else:
-            answer = partial(job.done.set_result, None)
+            settle = partial(job.done.set_result, None)
         self._execute("RELEASE append")
-        return answer
+        return settle
 
-    def _refusal(self, job: Append) -> StoreError | None:
-        """Why the events of this append cannot stand beside those that are kept."""
+    def _find_refusal(self, job: Append) -> StoreError | None:
+        """Why the events of this append conflict with those on the log; None if they do not."""
         for row in job.rows:
             if self._execute(self._queries.known, (row.id,)).fetchone():
                 return already_kept(row.id)
@@ -80,27 +80,27 @@ class OneByOne:
         return None
 
     def _delete(self, job: Delete) -> Settle:
-        self._books.take_out(self._desk, job.session_id)
-        gone = self._execute(self._queries.forget_events, (job.session_id,)).rowcount
+        self._rollups.take_out(self._port, job.session_id)
+        deleted = self._execute(self._queries.forget_events, (job.session_id,)).rowcount
         self._execute(self._queries.forget_session, (job.session_id,))
-        return partial(job.done.set_result, gone)
+        return partial(job.done.set_result, deleted)
 
     def _prune(self, job: Prune) -> Settle:
-        # Since somebody looked the session may have gone on.
-        if not self._desk.fetch(self._queries.is_old, (job.session_id, job.before)):
+        # The session may have continued since it was selected for pruning.
+        if not self._port.fetch(self._queries.is_old, (job.session_id, job.before)):
             return partial(job.done.set_result, 0)
-        self._books.take_out(self._desk, job.session_id)
-        statement = self._queries.prune.format(kept=", ".join([self._queries.mark] * len(job.kept_types)))
-        gone = self._execute(statement, (job.session_id, *job.kept_types)).rowcount
-        if self._desk.fetch(self._queries.any_event, (job.session_id,)):
+        self._rollups.take_out(self._port, job.session_id)
+        statement = self._queries.prune.format(retained=", ".join([self._queries.mark] * len(job.kept_types)))
+        deleted = self._execute(statement, (job.session_id, *job.kept_types)).rowcount
+        if self._port.fetch(self._queries.any_event, (job.session_id,)):
             self._execute(self._queries.recount, (job.session_id,))
-            self._books.catch_up(self._desk, (job.session_id,))
+            self._rollups.catch_up(self._port, (job.session_id,))
         else:
             self._execute(self._queries.forget_session, (job.session_id,))
-        return partial(job.done.set_result, gone)
+        return partial(job.done.set_result, deleted)
 
     def _enter(self, job: Enter) -> Settle:
         if job.afresh:
-            self._books.restart(self._desk)
-        self._books.catch_up(self._desk, job.session_ids)
+            self._rollups.restart(self._port)
+        self._rollups.catch_up(self._port, job.session_ids)
         return partial(job.done.set_result, None)

@@ -1,4 +1,4 @@
-"""Which store an address means."""
+"""Opens the store that an address names."""
 
 import os
 import re
@@ -11,16 +11,16 @@ from holdfast.stores.sqlite import SqliteStore
 
 Store = MemoryStore | DatabaseLog
 
-# One letter is a drive and not a scheme.
+# A single letter is a Windows drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
-_UNDERSTOOD = "a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
+_ADDRESS_FORMS = "a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
 
 
 def open_store(address: str | os.PathLike[str], *, models: Models | None = None) -> Store:
-    """The store at a path or URL. Behind `sqlite:///` stands a path: an absolute one adds a slash.
+    """Opens the store at a path or URL. The part after `sqlite:///` is a path; an absolute one adds a slash.
 
-    By `models`, if not by those of the catalog, calls are judged as they are entered into the tables.
+    Calls are judged and priced with `models`, by default with the catalog.
     """
     text = os.fspath(address)
     scheme = _SCHEME.match(text) if isinstance(address, str) else None
@@ -34,19 +34,19 @@ def open_store(address: str | os.PathLike[str], *, models: Models | None = None)
         case "postgresql" | "postgres" if text.startswith("//", scheme.end()):
             return _open_postgres(f"postgresql:{text[scheme.end() :]}", models)
         case name:
-            # The rest of the address stays out of the message: it can hold a password.
-            raise UserError(f"{name + ':'!r} does not name a store in a way that is understood: use {_UNDERSTOOD}")
+            # Do not quote the rest of the address: it may contain a password.
+            raise UserError(f"{name + ':'!r} is not a known kind of store: use {_ADDRESS_FORMS}")
 
 
 def _open_file(path: str, models: Models | None) -> SqliteStore:
     if path.startswith("~"):
-        raise UserError(f"{path!r} is not expanded: write the home folder out, or ./~ for a folder of that name")
+        raise UserError(f"{path!r} is not expanded: write the home folder in full, or ./~ for a folder of that name")
     return SqliteStore(path, models=models)
 
 
 def _open_postgres(url: str, models: Models | None) -> Store:
     try:
-        from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
+        from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415 - the driver is an optional extra
     except ImportError as error:
         raise UserError("PostgreSQL needs its driver: pip install 'holdfast[postgres]'") from error
     return PostgresStore(url, models=models)

@@ -1,10 +1,10 @@
-"""Which connection a reader gets: an idle one, or a new one; few stay open when nobody reads."""
+"""A connection pool for readers: lends an idle connection or a new one, and keeps only a few idle ones."""
 
 from collections.abc import Callable
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
-IDLE_MAX = 4
+IDLE_MAX = 4  # Open connections that nobody uses still cost a file handle, or a PostgreSQL server process.
 
 
 class _Closes(Protocol):
@@ -15,7 +15,7 @@ Connection = TypeVar("Connection", bound=_Closes)
 
 
 class Pool(Generic[Connection]):
-    """Any number of threads may borrow; at most `IDLE_MAX` connections stay open when none does."""
+    """Any number of threads may borrow; at most `IDLE_MAX` connections stay open when none is borrowed."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -37,14 +37,14 @@ class Pool(Generic[Connection]):
         connection.close()
 
     def empty(self) -> None:
-        """Close what is idle."""
+        """Closes the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
     def close(self) -> None:
-        """From now on nothing stays open."""
+        """Closes the idle connections, and from now on every connection that is given back."""
         with self._lock:
             self._idle_max = 0
         self.empty()

@@ -1,4 +1,4 @@
-"""The event log in a PostgreSQL database, which any number of processes and machines may share."""
+"""The event log in a PostgreSQL database, which any number of processes and machines can share."""
 
 from functools import partial
 
@@ -24,10 +24,10 @@ from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
 
 class PostgresStore(DatabaseLog):
-    """A lost connection is made anew, for reads and for writes, and nothing is written twice.
+    """Reconnects for reads and writes after a lost connection, and writes nothing twice.
 
-    Where that does not succeed within `reconnect_seconds_max`, or a write fails for another reason, that write
-    is the last one until the store is opened again.
+    If it cannot reconnect within `reconnect_seconds_max`, or a write fails for another reason, it accepts no more
+    writes until the store is reopened.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class PostgresStore(DatabaseLog):
         address = read_address(url)
         limits = Limits(lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max)
         connection = open_database(address, load("postgres"), limits)
-        again = partial(connect, address, limits)
-        known = shipped_models() if models is None else models
+        reconnect = partial(connect, address, limits)
+        catalog = shipped_models() if models is None else models
         writes = PostgresWrites(
-            connection, again, address.name, models=known, reconnect_seconds_max=reconnect_seconds_max
+            connection, reconnect, address.name, models=catalog, reconnect_seconds_max=reconnect_seconds_max
         )
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
-        reads = PostgresReads(again, address.name)
+        reads = PostgresReads(reconnect, address.name)
         super().__init__(
             address.name,
             ASKED,
             reads,
             writer,
             event_bytes_max=event_bytes_max,
-            beside=record_queries("%s", schema=SCHEMA),
-            changes=PostgresChanges(again, address.name),
-            tables=instruction_tables("%s", schema=SCHEMA),
+            record_queries=record_queries("%s", schema=SCHEMA),
+            changes=PostgresChanges(reconnect, address.name),
+            instruction_tables=instruction_tables("%s", schema=SCHEMA),
         )

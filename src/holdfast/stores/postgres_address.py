@@ -1,4 +1,4 @@
-"""Which database an address means, what it may be called in a message, and why it cannot be used."""
+"""Parses PostgreSQL addresses, names them in messages without secrets, and explains connection errors."""
 
 import msgspec
 import psycopg
@@ -11,7 +11,7 @@ _REASON_CHARACTERS_MAX = 200
 
 
 class Address(msgspec.Struct, frozen=True):
-    """`url` can hold a password; `name` cannot."""
+    """`url` may contain a password; `name` never does."""
 
     url: str
     name: str
@@ -22,51 +22,53 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def read_address(url: str) -> Address:
-    """Raises UserError, without a word of the address, when it cannot be understood for certain."""
+    """Raises UserError, quoting nothing of the address, unless it can be parsed unambiguously."""
     if not is_plain(url):
-        raise _not_understood()
+        raise _invalid_address()
     try:
         parts = conninfo_to_dict(url)
     except (psycopg.Error, UnicodeError) as error:
-        raise _not_understood() from error
+        raise _invalid_address() from error
     return Address(url, shown(url), str(parts.get("password") or ""))
 
 
-def _not_understood() -> UserError:
+def _invalid_address() -> UserError:
     return UserError(
-        "this PostgreSQL address is not understood: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+        "this PostgreSQL address cannot be parsed: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
         "with / : @ ? # and % in a name or password as %2F %3A %40 %3F %23 and %25"
     )
 
 
 def unreachable(error: psycopg.Error | UnicodeError, address: Address) -> StoreError:
-    """Why no connection could be made: the server's own words, unless they hold the password."""
-    # What is said of a host's name that is none quotes it, letter by letter.
-    first = "" if isinstance(error, UnicodeError) else str(error).strip().partition("\n")[0]
-    said = first.rpartition(" failed: ")[2]
-    reason = "".join(character if character.isprintable() else " " for character in said)[:_REASON_CHARACTERS_MAX]
-    if not reason or (address.password and address.password in first):
-        reason = "no reason that could be shown"
+    """Why the connection failed, in the server's words unless they contain the password."""
+    # A UnicodeError for an invalid host name quotes it, and with it possibly the password.
+    first_line = "" if isinstance(error, UnicodeError) else str(error).strip().partition("\n")[0]
+    message = first_line.rpartition(" failed: ")[2]
+    reason = "".join(character if character.isprintable() else " " for character in message)[:_REASON_CHARACTERS_MAX]
+    if not reason or (address.password and address.password in first_line):
+        reason = "the reason is withheld: it could contain the password"
     return StoreError(
         f"{address.name} cannot be reached ({reason}): check that the server runs, and user, password and database"
     )
 
 
 def explain(error: psycopg.Error, name: str) -> StoreError:
-    """One line that says what to do. PostgreSQL's own words are left out: they can quote a row."""
+    """One line that says what to do. PostgreSQL's own message is left out: it can quote a row."""
     match error.sqlstate:
         case "53100":
-            return StoreError(f"no room on the disk of {name}: free some space there, then open the store again")
+            return StoreError(f"the disk of {name} is full: free some space, then open the store again")
         case "42501":
             return StoreError(f"no permission to use {name}: have its owner grant what is missing on schema holdfast")
         case "25006":
-            return StoreError(f"{name} can only be read: give the address of the server that takes writes")
+            return StoreError(f"{name} is read-only: use the address of the primary server")
         case "55P03" | "57014" | "40P01" | "40001":
-            return StoreError(f"{name} is locked by another program, or too slow: try again once it has settled")
+            return StoreError(f"{name} is locked by another program, or too slow: try again later")
         case "XX001" | "XX002":
-            return StoreError(f"{name} is damaged: restore the database from a copy")
+            return StoreError(f"{name} is damaged: restore the database from a backup")
         case "42P01" | "42703" | "3F000":
-            return StoreError(f"{name} has not the tables that Holdfast made there: restore the database from a copy")
+            return StoreError(
+                f"{name} is missing tables that Holdfast created there: restore the database from a backup"
+            )
         case None | "57P01" | "57P02" | "57P03" | "08000" | "08003" | "08006" | "25P03":
             return StoreError(f"the connection to {name} was lost: check the server, then open the store again")
         case code:

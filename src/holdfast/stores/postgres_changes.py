@@ -1,4 +1,4 @@
-"""How a change beside the log is made in a PostgreSQL database: a connection of its own, one transaction."""
+"""Transactions beside the log on a PostgreSQL database, on connections of their own."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,7 +32,7 @@ class PostgresChanges:
         if not all(is_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
             return False
         try:
-            connection = self._live()
+            connection = self._borrow_live()
             try:
                 with connection.transaction():
                     if not synced:
@@ -50,13 +50,13 @@ class PostgresChanges:
             raise explain(error, self._name) from error
         return True
 
-    def _live(self) -> Connection:
-        """One that answers: what is begun on it is not begun twice."""
+    def _borrow_live(self) -> Connection:
+        """A connection that responds: a transaction must not be retried after it has begun."""
         connection = self._pool.borrow()
         try:
             connection.execute("SELECT 1")
         except psycopg.OperationalError:
-            # A server that was restarted has hung up on all of them.
+            # A restarted server has closed all pooled connections.
             connection.close()
             self._pool.empty()
             return self._connect()

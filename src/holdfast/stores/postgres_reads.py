@@ -1,4 +1,4 @@
-"""Who reads a PostgreSQL database: connections of their own, and a new one where the server has hung up."""
+"""Reads from a PostgreSQL database on pooled connections; reconnects once if the server closed one."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,25 +23,25 @@ class PostgresReads:
         cells = [escaped(value) for value in parameters]
         try:
             try:
-                rows = self._ask(query, cells)
-            except _Lost:
-                rows = self._ask(query, cells)
+                rows = self._query(query, cells)
+            except _ConnectionLostError:
+                rows = self._query(query, cells)
         except psycopg.Error as error:
             raise explain(error, self._name) from error
         return [tuple(map(restored, row)) for row in rows]
 
-    def _ask(self, query: str, cells: Sequence[object]) -> list[tuple[object, ...]]:
+    def _query(self, query: str, cells: Sequence[object]) -> list[tuple[object, ...]]:
         connection = self._pool.borrow()
         try:
             rows = connection.execute(query, cells).fetchall()
         except psycopg.Error as error:
-            lost = connection.closed
+            is_lost = connection.closed
             connection.close()
-            if not lost:
+            if not is_lost:
                 raise
-            # A server that was restarted has hung up on all of them.
+            # A restarted server has closed all pooled connections.
             self._pool.empty()
-            raise _Lost from error
+            raise _ConnectionLostError from error
         self._pool.give_back(connection)
         return rows
 
@@ -49,5 +49,5 @@ class PostgresReads:
         self._pool.close()
 
 
-class _Lost(psycopg.OperationalError):
-    """The connection ended before the answer came."""
+class _ConnectionLostError(psycopg.OperationalError):
+    """The connection was closed before the result arrived."""

@@ -1,7 +1,7 @@
-"""How text with a NUL, which PostgreSQL cannot hold, is kept all the same.
+"""Escapes NUL characters, which PostgreSQL text cannot contain.
 
-NUL and the character behind it are written as two characters that stand in the same order, so that no two
-texts become one and a sorted list stays sorted. JSON never holds either of them as it is.
+NUL and \\x01 are each written as two characters with the same relative order, so that distinct texts stay distinct and
+sorted lists stay sorted. JSON text contains neither of them unescaped.
 """
 
 _ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})

@@ -1,8 +1,8 @@
-"""How a group of jobs becomes one transaction of a PostgreSQL database, and what is done when the line goes dead.
+"""Commits a group of jobs as one PostgreSQL transaction, and recovers when the connection is lost.
 
-Every append first takes its session's row, which stays locked until the commit, and only then gets its places on
-the log. So within a session places are given in the order of commits, however many servers write: whoever reads on
-from a place misses nothing.
+Every append first updates its session's row, which stays locked until the commit, and only then gets its sequence
+numbers. So within a session they are assigned in commit order, however many servers write: a reader that continues
+after a sequence number misses nothing.
 """
 
 import time
@@ -47,11 +47,11 @@ ADD_TO_SESSION = add_to_session("%s", schema=SCHEMA, least="least", greatest="gr
 COPY = f"COPY {SCHEMA}events ({', '.join(COLUMNS)}) FROM STDIN"
 LOCK = f"SELECT 1 FROM {SCHEMA}sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
 
-# While the tables are emptied nobody appends, or a session that begins just then would be counted nowhere.
+# No appends while the tables are emptied: a session that started just then would never be counted.
 LOCK_ALL = f"LOCK TABLE {SCHEMA}sessions IN SHARE ROW EXCLUSIVE MODE"
 
-# The number of the transaction tells later whether it was committed. A server may be set up to acknowledge what is
-# not on disk yet; we are not.
+# The transaction id tells later whether it was committed. A server with synchronous_commit = off acknowledges commits
+# that are not on disk yet, which we must not.
 BEGIN = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit') = 'off'
@@ -61,8 +61,8 @@ SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit
 _PAUSE_SECONDS = 0.1
 
 
-class _Sent(msgspec.Struct, frozen=True):
-    """A commit whose answer has not come."""
+class _PendingCommit(msgspec.Struct, frozen=True):
+    """A COMMIT that was sent and not acknowledged yet."""
 
     transaction: str
     answers: list[Settle]
@@ -84,17 +84,17 @@ class PostgresWrites:
         self._connect = connect
         self._name = name
         self._pauses_max = int(reconnect_seconds_max / _PAUSE_SECONDS)
-        self._sent: _Sent | None = None
-        self._books = Bookkeeper(models, TABLE_QUERIES)
-        self._each = OneByOne(
+        self._pending: _PendingCommit | None = None
+        self._rollups = Bookkeeper(models, TABLE_QUERIES)
+        self._batch = OneByOne(
             self._execute,
             self._insert,
             queries=QUERIES,
-            books=self._books,
-            desk=self,
+            rollups=self._rollups,
+            port=self,
             violation=psycopg.IntegrityError,
         )
-        if not self._books.is_current(self):
+        if not self._rollups.is_current(self):
             self.commit([Enter((), Future(), afresh=True)])
 
     def commit(self, group: Sequence[Job]) -> list[Settle]:
@@ -103,14 +103,14 @@ class PostgresWrites:
                 try:
                     return self._attempt(group)
                 except (DeadlockDetected, SerializationFailure):
-                    continue  # The server has undone it all, and asks for another try.
+                    continue  # The server rolled everything back; try again.
                 except psycopg.Error:
                     if not self._connection.closed:
                         raise
-                    sent = self._sent
+                    pending = self._pending
                     self._reconnect()
-                    if sent is not None and self._was_committed(sent.transaction):
-                        return sent.answers
+                    if pending is not None and self._was_committed(pending.transaction):
+                        return pending.answers
             return self._attempt(group)
         except psycopg.Error as error:
             raise explain(error, self._name) from error
@@ -118,48 +118,48 @@ class PostgresWrites:
     def _attempt(self, group: Sequence[Job]) -> list[Settle]:
         appends = [job for job in group if isinstance(job, Append)]
         if len(appends) == len(group):
-            # Faster by far; refused only if some event is known, and then nobody is the worse for it.
+            # Much faster. It fails only if an event is already known, and then the slow path below finds out which.
             with suppress(psycopg.IntegrityError):
-                with self._transaction() as answers:
+                with self._transaction() as settles:
                     self._insert(appends)
-                    answers += [partial(job.done.set_result, None) for job in appends]
-                return answers
-        with self._transaction() as answers:
+                    settles += [partial(job.done.set_result, None) for job in appends]
+                return settles
+        with self._transaction() as settles:
             self._lock(group)
-            answers += [self._each.settle(job) for job in group]
-        return answers
+            settles += [self._batch.settle(job) for job in group]
+        return settles
 
     @contextmanager
     def _transaction(self) -> Iterator[list[Settle]]:
-        """Gives a list for the answers; they hold once the block is left without an error."""
-        self._sent = None
-        begun = self._connection.execute(BEGIN)
-        begun.nextset()
-        ((number, _),) = begun.fetchall()
-        answers: list[Settle] = []
-        self._books.begin()
+        """Yields a list for the callbacks that settle the jobs; they are valid once the block ends without an error."""
+        self._pending = None
+        result = self._connection.execute(BEGIN)
+        result.nextset()
+        ((transaction_id, _),) = result.fetchall()
+        settles: list[Settle] = []
+        self._rollups.begin()
         try:
-            yield answers
-            self._books.write(self)
+            yield settles
+            self._rollups.write(self)
         except BaseException:
             with suppress(psycopg.Error):
                 self._connection.execute("ROLLBACK")
             raise
-        self._sent = _Sent(str(number), answers)
+        self._pending = _PendingCommit(str(transaction_id), settles)
         self._connection.execute("COMMIT")
-        self._books.commit()
+        self._rollups.commit()
 
     def _insert(self, appends: Sequence[Append]) -> None:
-        # Always in one order, or two programs could wait for each other.
-        added = sorted(joined(more for job in appends for more in job.tallies), key=lambda row: row.id)
+        # Always in the same order, so that two processes cannot deadlock.
+        session_rows = sorted(joined(tally for job in appends for tally in job.tallies), key=lambda row: row.id)
         with self._connection.cursor() as cursor:
-            cursor.executemany(ADD_TO_SESSION, [(*_cells(row), row.event_count) for row in added])
-            self._books.open(self, appends, added)
+            cursor.executemany(ADD_TO_SESSION, [(*_cells(row), row.event_count) for row in session_rows])
+            self._rollups.open(self, appends, session_rows)
             with cursor.copy(COPY) as copy:
                 for job in appends:
                     for row in job.rows:
                         copy.write_row(_cells(row))
-        self._books.enter(appends)
+        self._rollups.enter(appends)
 
     def _lock(self, group: Sequence[Job]) -> None:
         sessions: set[str] = set()
@@ -179,15 +179,15 @@ class PostgresWrites:
         return self._connection.execute(statement, [escaped(value) for value in parameters])
 
     def fetch(self, query: str, parameters: Sequence[Cell] = (), /) -> list[tuple[object, ...]]:
-        found = self._connection.execute(query, [escaped(value) for value in parameters]).fetchall()
-        return [tuple(map(restored, row)) for row in found]
+        rows = self._connection.execute(query, [escaped(value) for value in parameters]).fetchall()
+        return [tuple(map(restored, row)) for row in rows]
 
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
         with self._connection.cursor() as cursor:
             cursor.executemany(query, [[escaped(value) for value in row] for row in rows])
 
     def _was_committed(self, transaction: str) -> bool:
-        """What became of a commit whose answer was lost; raises StoreError when nobody can tell."""
+        """Whether a commit took effect although its acknowledgement was lost; raises StoreError if unknown."""
         for pauses_left in reversed(range(1 + self._pauses_max)):
             ((status,),) = self._connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchall()
             if status in ("committed", "aborted"):
@@ -196,8 +196,8 @@ class PostgresWrites:
                 break
             time.sleep(_PAUSE_SECONDS)
         raise StoreError(
-            f"the connection to {self._name} was lost during a commit, and what became of it cannot be told: "
-            "open the store again, and look whether the last events are there"
+            f"the connection to {self._name} was lost during a commit, and it is unknown whether it took effect: "
+            "open the store again and check whether the last events are there"
         )
 
     def _reconnect(self) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a database, in the words that all engines share."""
+"""SQL of the event log, shared by all engines."""
 
 import msgspec
 
@@ -29,51 +29,51 @@ class Queries(msgspec.Struct, frozen=True):
     recount: str
 
 
-def queries(mark: str, *, schema: str = "") -> Queries:
-    """The queries of an engine that writes `mark` for a parameter, and `schema` in front of a table."""
+def queries(param: str, *, schema: str = "") -> Queries:
+    """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
     events, sessions = f"{schema}events", f"{schema}sessions"
     columns = ", ".join(COLUMNS)
     newest_first = "ORDER BY last_event_at DESC, id DESC"
-    behind = f"session_id = {mark} AND seq > {mark}"
+    after_seq = f"session_id = {param} AND seq > {param}"
     return Queries(
-        mark=mark,
-        page=f"SELECT seq, {columns} FROM {events} WHERE {behind} ORDER BY seq LIMIT {mark}",
-        place=f"SELECT seq FROM {events} WHERE id = {mark} AND session_id = {mark}",
-        session=f"SELECT 1 FROM {sessions} WHERE id = {mark}",
-        sessions=f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {mark}",
-        # The type is spelled out: only then the index of such rows is used.
-        lessons=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {mark}",
-        known=f"SELECT 1 FROM {events} WHERE id = {mark}",
-        continued=f"SELECT 1 FROM {events} WHERE session_id = {mark} AND parent_event_id = {mark}",
-        forget_events=f"DELETE FROM {events} WHERE session_id = {mark}",
-        forget_session=f"DELETE FROM {sessions} WHERE id = {mark}",
-        is_old=f"SELECT 1 FROM {sessions} WHERE id = {mark} AND last_event_at < {mark}",
+        mark=param,
+        page=f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}",
+        place=f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}",
+        session=f"SELECT 1 FROM {sessions} WHERE id = {param}",
+        sessions=f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}",
+        # The partial index is used only if the type is a literal.
+        lessons=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}",
+        known=f"SELECT 1 FROM {events} WHERE id = {param}",
+        continued=f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}",
+        forget_events=f"DELETE FROM {events} WHERE session_id = {param}",
+        forget_session=f"DELETE FROM {sessions} WHERE id = {param}",
+        is_old=f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}",
         prunable=f"""
 SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
-WHERE s.last_event_at < {mark} AND e.type NOT IN ({{kept}}) GROUP BY s.id ORDER BY s.id""",
+WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id""",
         totals=f"""
 SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
     (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
 FROM {sessions}""",
-        any_event=f"SELECT 1 FROM {events} WHERE session_id = {mark} LIMIT 1",
-        prune=f"DELETE FROM {events} WHERE session_id = {mark} AND type NOT IN ({{kept}})",
+        any_event=f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1",
+        prune=f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})",
         recount=f"""
 UPDATE {sessions} SET entered_events = -1,
     event_count = (SELECT count(*) FROM {events} WHERE session_id = {sessions}.id),
     started_at = (SELECT min(at) FROM {events} WHERE session_id = {sessions}.id),
     last_event_at = (SELECT max(at) FROM {events} WHERE session_id = {sessions}.id)
-WHERE id = {mark}""",
+WHERE id = {param}""",
     )
 
 
-def add_to_session(mark: str, *, schema: str = "", least: str, greatest: str) -> str:
+def add_to_session(param: str, *, schema: str = "", least: str, greatest: str) -> str:
     """Adds a tally to a session's row; `least` and `greatest` are the engine's functions of two numbers.
 
-    The count comes a second time, for what is entered.
+    The event count is passed twice, the second time for `entered_events`.
     """
-    marks = ", ".join([mark] * (len(SESSION_COLUMNS) + 1))
+    params = ", ".join([param] * (len(SESSION_COLUMNS) + 1))
     return f"""
-INSERT INTO {schema}sessions AS kept ({", ".join(SESSION_COLUMNS)}, entered_events) VALUES ({marks})
+INSERT INTO {schema}sessions AS kept ({", ".join(SESSION_COLUMNS)}, entered_events) VALUES ({params})
 ON CONFLICT (id) DO UPDATE SET
     name = coalesce(excluded.name, kept.name),
     model = coalesce(nullif(excluded.model, ''), kept.model),

@@ -1,4 +1,4 @@
-"""Keys, settings and the order of all events in a database, whatever the engine."""
+"""Keys, controls, settings and the global order of events in a database, independent of the engine."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -21,19 +21,20 @@ Fetch = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 
 class Changes(Protocol):
     def change(self, statement: str, parameters: Sequence[Cell]) -> int:
-        """Run one statement, durable once this returns; how many rows it touched."""
+        """Runs one statement, durable once this returns, and returns the number of rows it changed."""
 
     def change_all(self, steps: Sequence[Step], *, synced: bool = True) -> bool:
-        """Run all in one transaction; False, and nothing is changed, where one finds too little or may not be.
+        """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
 
-        What is not `synced` outlives the process, and not the power.
+        A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
+        of the process, but not a power failure.
         """
 
     def close(self) -> None: ...
 
 
 class DatabaseRecords:
-    """Changes are few and made by people: each takes a connection of its own and waits until it is done."""
+    """Changes are rare and made by people: each uses a connection of its own and waits until it is durable."""
 
     def __init__(self, queries: RecordQueries, fetch: Fetch, changes: Changes) -> None:
         self._queries = queries
@@ -44,10 +45,10 @@ class DatabaseRecords:
         self._changes.change(self._queries.add_key, astuple(row))
 
     def key(self, key_id: str) -> KeyRow | None:
-        return next(map(_key_of, self._fetch(self._queries.key, (key_id,))), None)
+        return next(map(_decode_key, self._fetch(self._queries.key, (key_id,))), None)
 
     def all_keys(self) -> tuple[KeyRow, ...]:
-        return tuple(map(_key_of, self._fetch(self._queries.keys, ())))
+        return tuple(map(_decode_key, self._fetch(self._queries.keys, ())))
 
     def has_keys(self) -> bool:
         return bool(self._fetch(self._queries.any_key, ()))
@@ -56,15 +57,18 @@ class DatabaseRecords:
         return self._changes.change(self._queries.revoke_key, (at, key_id)) > 0
 
     def controls(self, session_id: str) -> Controls:
-        for settings, *said in self._fetch(self._queries.controls, (session_id,)):
-            return Controls(_settings_of(settings), _control_of(said))
+        for settings, *columns in self._fetch(self._queries.controls, (session_id,)):
+            return Controls(_decode_settings(settings), _decode_control(columns))
         return Controls(self.settings())
 
     def session_controls(self) -> dict[str, SessionControl]:
-        return {str(session): _control_of(said) for session, *said in self._fetch(self._queries.session_controls, ())}
+        return {
+            str(session): _decode_control(columns)
+            for session, *columns in self._fetch(self._queries.session_controls, ())
+        }
 
     def settings(self) -> CacheSettings:
-        return next((_settings_of(value) for (value,) in self._fetch(self._queries.settings, ())), CacheSettings())
+        return next((_decode_settings(value) for (value,) in self._fetch(self._queries.settings, ())), CacheSettings())
 
     def set_settings(self, settings: CacheSettings) -> None:
         self._changes.change(self._queries.set_settings, (msgspec.json.encode(settings).decode(),))
@@ -82,52 +86,52 @@ class DatabaseRecords:
         return self.controls(session_id).session
 
     def forget(self, session_id: str) -> None:
-        """Nothing was ever said of this session."""
+        """Deletes the controls of a session."""
         self._changes.change(self._queries.forget_controls, (session_id,))
 
     def newest_place(self) -> int:
-        ((place,),) = self._fetch(self._queries.newest_place, ())
-        assert isinstance(place, int)
-        return place
+        ((seq,),) = self._fetch(self._queries.newest_place, ())
+        assert isinstance(seq, int)
+        return seq
 
-    def behind(self, place: int, *, limit: int) -> tuple[Placed, ...]:
-        found = []
-        for seq, *columns in self._fetch(self._queries.behind, (place, limit)):
+    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
+        placed = []
+        for seq, *columns in self._fetch(self._queries.behind, (position, limit)):
             assert isinstance(seq, int)
-            found.append(Placed(seq, _readable(columns)))
-        return tuple(found)
+            placed.append(Placed(seq, _decode_event(columns)))
+        return tuple(placed)
 
 
-def _readable(columns: Sequence[object]) -> Event | None:
+def _decode_event(columns: Sequence[object]) -> Event | None:
     try:
         return event_of(columns)
     except StoreError:
-        # A newer version's event is of no use to this one, and no reason to stop.
+        # Skip events of a newer version: this one cannot use them.
         return None
 
 
-def _key_of(columns: Sequence[object]) -> KeyRow:
+def _decode_key(columns: Sequence[object]) -> KeyRow:
     try:
         return msgspec.convert(dict(zip(KEY_COLUMNS, columns, strict=True)), KeyRow)
     except (msgspec.ValidationError, ValueError) as error:
-        raise StoreError("the list of keys is damaged: restore the database from a copy") from error
+        raise StoreError("the list of keys is damaged: restore the database from a backup") from error
 
 
-def _settings_of(value: object) -> CacheSettings:
+def _decode_settings(value: object) -> CacheSettings:
     if value is None:
         return CacheSettings()
     try:
         return msgspec.json.decode(str(value), type=CacheSettings)
     except msgspec.MsgspecError as error:
         raise StoreError(
-            "the cache settings were written by a newer Holdfast, or are damaged: set them anew"
+            "the cache settings were written by a newer Holdfast, or are damaged: set them again"
         ) from error
 
 
-def _control_of(said: Sequence[object]) -> SessionControl:
-    enabled, generation, invalidated_at, adoptions = said
+def _decode_control(columns: Sequence[object]) -> SessionControl:
+    enabled, generation, invalidated_at, adoptions = columns
     if enabled is None:
         return SessionControl()
     at = invalidated_at if isinstance(invalidated_at, float | int) else None
-    counts = [one if isinstance(one, int) else 0 for one in (generation, adoptions)]
+    counts = [count if isinstance(count, int) else 0 for count in (generation, adoptions)]
     return SessionControl(bool(enabled), counts[0], at, counts[1])

@@ -1,4 +1,4 @@
-"""What of old sessions goes, and what stays: who was allowed what, and what it cost."""
+"""Which events outlive the retention period: what was allowed, and what it cost."""
 
 from holdfast.events.payload import Payload
 from holdfast.events.payloads import (
@@ -16,6 +16,8 @@ from holdfast.events.payloads import (
 )
 from holdfast.events.payloads_gateway import GatewayForwarded
 
+# Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
+# outputs are deleted, and with them the composition of requests, so verdicts cannot be recomputed.
 AUDITED: tuple[type[Payload], ...] = (
     SessionStarted,
     SessionEnded,
@@ -30,7 +32,5 @@ AUDITED: tuple[type[Payload], ...] = (
     DelegationCompleted,
     GatewayForwarded,
 )
-"""Kinds of events that outlive the retention. None of them holds what was said: prompts, replies, and what tools were
-given and gave are gone, and with them what a request was made of, so that verdicts are gone too."""
 
 AUDIT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in AUDITED)

@@ -1,4 +1,4 @@
-"""How an event lies in a table, and what a session's row adds up to."""
+"""Maps events to rows of the events table, and sums up session rows."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,9 @@ from holdfast.events.log import SessionRow
 from holdfast.events.payloads import AnyPayload, SessionStarted
 
 EVENT_BYTES_MAX = 64 * 1024 * 1024
-ID_BYTES_MAX = 600  # Two of them must fit into one entry of an index, whatever the engine.
+# Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
+# double the length of an id: 2 * 2 * 600 = 2,400.
+ID_BYTES_MAX = 600
 
 _VERSION_MAX = 2**31 - 1
 _NUMBERS = frozenset((float, int))
@@ -20,7 +22,7 @@ _ACTORS = frozenset(get_args(Actor))
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One line of the events table, columns in their order there; text and numbers only, so that none is in a cycle."""
+    """One row of the events table, fields in column order; only text and numbers, so it needs no cycle collection."""
 
     id: str
     at: float
@@ -43,38 +45,38 @@ _decode = msgspec.json.Decoder(AnyPayload).decode
 
 
 def rows_of(events: Iterable[Event], *, event_bytes_max: int = EVENT_BYTES_MAX) -> tuple[Row, ...]:
-    """The rows of one append; raises StoreError unless each can be read back as the event it was."""
+    """The rows of one append; raises StoreError unless each can be read back as the same event."""
     rows: dict[str, Row] = {}
-    steps: set[tuple[str, str]] = set()
+    continued: set[tuple[str, str]] = set()
     for event in events:
         if event.id in rows:
             raise already_kept(event.id)
         if event.parent_event_id is not None:
-            if (event.session_id, event.parent_event_id) in steps:
+            if (event.session_id, event.parent_event_id) in continued:
                 raise continued_elsewhere(event.session_id)
-            steps.add((event.session_id, event.parent_event_id))
+            continued.add((event.session_id, event.parent_event_id))
         rows[event.id] = _row_of(event, event_bytes_max)
     return tuple(rows.values())
 
 
 def _row_of(event: Event, event_bytes_max: int) -> Row:
-    kind = type_of(event.payload)
+    event_type = type_of(event.payload)
     try:
         payload = _encode(event.payload)
-        # NaN, a lone surrogate or a wrong type would else be found when it is too late: at the next read.
-        kept = _is_storable(event) and _decode(payload) == event.payload
+        # Decode it right away: NaN, a lone surrogate or a wrong type would otherwise be found only when it is read.
+        is_storable = _is_storable(event) and _decode(payload) == event.payload
     except (ValueError, TypeError, ArithmeticError):
-        kept = False
-    if not kept:
+        is_storable = False
+    if not is_storable:
         raise StoreError(
-            f"event {event.id!a} of type {kind!r} cannot be stored as it is: "
+            f"event {event.id!a} of type {event_type!r} cannot be stored as it is: "
             "its numbers must be finite, its text valid Unicode, its fields of their declared types, "
             f"its ids of {ID_BYTES_MAX} bytes at most"
         )
     if len(payload) > event_bytes_max:
         raise StoreError(
-            f"event {event.id!a} of type {kind!r} has {len(payload)} bytes, a store takes {event_bytes_max}: "
-            "keep large content in a file and refer to it"
+            f"event {event.id!a} of type {event_type!r} has {len(payload)} bytes, the maximum is {event_bytes_max}: "
+            "put large content into a file and refer to it"
         )
     return Row(
         event.id,
@@ -82,7 +84,7 @@ def _row_of(event: Event, event_bytes_max: int) -> Row:
         event.session_id,
         event.turn_id,
         event.parent_event_id,
-        kind,
+        event_type,
         event.actor,
         str(sensitivity_of(event.payload)),
         event.version,
@@ -91,18 +93,18 @@ def _row_of(event: Event, event_bytes_max: int) -> Row:
 
 
 def _is_storable(event: Event) -> bool:
-    """Whether all but the payload comes back as it is: what `event_of` would find, without the way there."""
+    """Whether all but the payload can be read back unchanged: what decoding would find, without doing it."""
     turn_id, parent_id, at, version = event.turn_id, event.parent_event_id, event.at, event.version
     ids = (event.id, event.session_id, "" if turn_id is None else turn_id, "" if parent_id is None else parent_id)
-    together = "".join(ids)
-    short = len(together) <= ID_BYTES_MAX and together.isascii()
-    named = short or (is_text(together) and all(len(text.encode()) <= ID_BYTES_MAX for text in ids))
-    timed = type(at) in _NUMBERS and float(at) == at and math.isfinite(at)
-    return named and timed and type(version) is int and 0 < version <= _VERSION_MAX and event.actor in _ACTORS
+    joined_ids = "".join(ids)
+    is_short = len(joined_ids) <= ID_BYTES_MAX and joined_ids.isascii()
+    ids_fit = is_short or (is_text(joined_ids) and all(len(text.encode()) <= ID_BYTES_MAX for text in ids))
+    time_fits = type(at) in _NUMBERS and float(at) == at and math.isfinite(at)
+    return ids_fit and time_fits and type(version) is int and 0 < version <= _VERSION_MAX and event.actor in _ACTORS
 
 
 def is_text(text: str) -> bool:
-    """Whether a database can hold it: a lone surrogate, as in an undecodable argument, cannot be spelled."""
+    """Whether a database can store it: a lone surrogate, as in an undecodable argument, has no UTF-8 encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -111,7 +113,7 @@ def is_text(text: str) -> bool:
 
 
 def event_of(columns: Sequence[object]) -> Event:
-    """The inverse of `rows_of` for one row; raises StoreError for what this version cannot read."""
+    """The inverse of `encode_events` for one row; raises StoreError for a row that this version cannot read."""
     try:
         row = msgspec.convert(columns, Row)
         payload = _decode(row.payload)
@@ -130,87 +132,88 @@ def event_of(columns: Sequence[object]) -> Event:
 
 
 def _unreadable(columns: Mapping[str, object]) -> StoreError:
-    kind, version = columns["type"], columns["version"]
-    what = f"event {_short(columns['id'])} of type {_short(kind)}, version {_short(version)},"
-    newer = isinstance(version, int) and version > SCHEMA_VERSION
-    if newer or kind not in _KNOWN_TYPES:
-        return StoreError(f"{what} was written by a newer Holdfast: upgrade holdfast to read this session")
-    session = _short(columns["session_id"])
-    return StoreError(f"{what} is damaged: restore the database from a copy, or delete session {session}")
+    event_type, version = columns["type"], columns["version"]
+    description = (
+        f"event {_abbreviate(columns['id'])} of type {_abbreviate(event_type)}, version {_abbreviate(version)},"
+    )
+    is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+    if is_newer or event_type not in _KNOWN_TYPES:
+        return StoreError(f"{description} was written by a newer Holdfast: upgrade holdfast to read this session")
+    session_id = _abbreviate(columns["session_id"])
+    return StoreError(f"{description} is damaged: restore the database from a backup, or delete session {session_id}")
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     return ascii(value)[:80]
 
 
 def continued_elsewhere(session_id: str) -> StoreError:
     return StoreError(
-        f"session {session_id!a} was continued elsewhere since it was opened here, so nothing of this append was "
-        "kept: resume it anew to go on"
+        f"session {session_id!a} was continued elsewhere since it was opened here, so this append was "
+        "rejected: resume the session to continue"
     )
 
 
 def already_kept(event_id: str) -> StoreError:
     return StoreError(
-        f"an event with id {event_id!a} is on the log already, so nothing of this append was kept: "
-        "append each event once"
+        f"an event with id {event_id!a} is already on the log, so this append was rejected: append each event once"
     )
 
 
 def tallies(events: Iterable[Event]) -> tuple[SessionRow, ...]:
-    """What some events add to the rows of their sessions; the model is empty until it is known."""
-    told: dict[str, list[Event]] = {}
+    """What events add to the rows of their sessions; the model is empty if none of them names it."""
+    events_by_session: dict[str, list[Event]] = {}
     for event in events:
-        told.setdefault(event.session_id, []).append(event)
-    return tuple(_tally(session_id, some) for session_id, some in told.items())
+        events_by_session.setdefault(event.session_id, []).append(event)
+    return tuple(_build_tally(session_id, session_events) for session_id, session_events in events_by_session.items())
 
 
-def _tally(session_id: str, events: Sequence[Event]) -> SessionRow:
+def _build_tally(session_id: str, events: Sequence[Event]) -> SessionRow:
     times = [event.at for event in events]
     starts = [event.payload for event in events if isinstance(event.payload, SessionStarted)]
     return SessionRow(
         id=session_id,
-        name=_last(one.name for one in starts),
-        model=_last(one.model or None for one in starts) or "",
+        name=_last_present(start.name for start in starts),
+        model=_last_present(start.model or None for start in starts) or "",
         started_at=min(times),
         last_event_at=max(times),
         event_count=len(events),
-        parent_session_id=_last(one.parent.session_id for one in starts if one.parent),
+        parent_session_id=_last_present(start.parent.session_id for start in starts if start.parent),
     )
 
 
 def joined(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
-    """One row a session."""
-    parts: dict[str, list[SessionRow]] = {}
-    for more in tallies:
-        parts.setdefault(more.id, []).append(more)
-    return tuple(some[0] if len(some) == 1 else _joined(some) for some in parts.values())
+    """Merges the rows of each session into one."""
+    rows_by_session: dict[str, list[SessionRow]] = {}
+    for row in tallies:
+        rows_by_session.setdefault(row.id, []).append(row)
+    return tuple(rows[0] if len(rows) == 1 else _merge_rows(rows) for rows in rows_by_session.values())
 
 
-def _joined(parts: Sequence[SessionRow]) -> SessionRow:
-    """A session's row after more of its events; what is known is replaced only by what is known."""
+def _merge_rows(parts: Sequence[SessionRow]) -> SessionRow:
+    """The row of a session after more events; an absent value never replaces a present one."""
     return SessionRow(
         id=parts[0].id,
-        name=_last(part.name for part in parts),
-        model=_last(part.model or None for part in parts) or "",
+        name=_last_present(part.name for part in parts),
+        model=_last_present(part.model or None for part in parts) or "",
         started_at=min([part.started_at for part in parts]),
         last_event_at=max([part.last_event_at for part in parts]),
         event_count=sum([part.event_count for part in parts]),
-        parent_session_id=_last(part.parent_session_id or None for part in parts),
+        parent_session_id=_last_present(part.parent_session_id or None for part in parts),
     )
 
 
-def _last(texts: Iterable[str | None]) -> str | None:
-    last = None
+def _last_present(texts: Iterable[str | None]) -> str | None:
+    present = None
     for text in texts:
         if text is not None:
-            last = text
-    return last
+            present = text
+    return present
 
 
 def session_of(columns: Sequence[object]) -> SessionRow:
-    """A session's row as it was read; raises StoreError when it is not one."""
+    """Decodes a session row; raises StoreError if it is damaged."""
     try:
         return msgspec.convert(dict(zip(SessionRow.__struct_fields__, columns, strict=True)), SessionRow)
     except (msgspec.ValidationError, ValueError) as error:
-        raise StoreError("the list of sessions is damaged: restore the database from a copy") from error
+        raise StoreError("the list of sessions is damaged: restore the database from a backup") from error

@@ -1,4 +1,4 @@
-"""What of a store's address may be shown: never a password."""
+"""Formats store addresses for display, without passwords."""
 
 import re
 
@@ -8,22 +8,22 @@ _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?", re.DOTALL)
 
 
 def shown(address: str) -> str:
-    """The address without user, password and options; of one that can be read in two ways the scheme alone."""
+    """The address without user, password and options; only the scheme if it is ambiguous."""
     url = _URL.match(address)
     if url is None:
         return address
-    return f"{url['scheme'].lower()}://{_place(url['rest']) or '...'}"
+    return f"{url['scheme'].lower()}://{_host_and_database(url['rest']) or '...'}"
 
 
 def is_plain(address: str) -> bool:
-    """Whether a PostgreSQL address can be read in one way only: a / or @ in a password could end it."""
+    """Whether a PostgreSQL address is unambiguous: an unescaped / or @ in a password could end it early."""
     url = _URL.match(address)
-    return url is not None and _place(url["rest"]) is not None
+    return url is not None and _host_and_database(url["rest"]) is not None
 
 
-def _place(rest: str) -> str | None:
-    plain = _PLAIN.fullmatch(rest)
-    if plain is None or not all(map(_HOST.fullmatch, plain["hosts"].split(","))):
+def _host_and_database(rest: str) -> str | None:
+    match = _PLAIN.fullmatch(rest)
+    if match is None or not all(map(_HOST.fullmatch, match["hosts"].split(","))):
         return None
-    place = plain["hosts"] + (plain["database"] or "")
-    return "".join(character if character.isprintable() else "?" for character in place)
+    location = match["hosts"] + (match["database"] or "")
+    return "".join(character if character.isprintable() else "?" for character in location)

@@ -1,4 +1,4 @@
-"""The event log in a SQLite file: what was acknowledged survives a crash, and processes may share it."""
+"""The event log in a SQLite file; acknowledged events survive a crash, and processes can share the file."""
 
 import os
 from functools import partial
@@ -19,9 +19,9 @@ from holdfast.stores.writer import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, Writer
 
 
 class SqliteStore(DatabaseLog):
-    """A write that fails (disk full, file locked for too long) is the last one until the store is opened again.
+    """Refuses writes after one has failed (disk full, file locked for too long) until the store is reopened.
 
-    A deletion also overwrites what the file held of the session.
+    Deleting a session also overwrites its data in the file.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class SqliteStore(DatabaseLog):
         models: Models | None = None,
     ) -> None:
         if os.fspath(path) in ("", ":memory:"):
-            raise UserError("a SQLite store needs a file; for a log that is not kept use MemoryStore, or 'memory:'")
+            raise UserError("a SQLite store needs a file; for a log that is not stored use MemoryStore, or 'memory:'")
         self.path = Path(path).absolute()
         prepare_file(self.path)
         connection = open_writer(self.path, load("sqlite"), busy_seconds_max=busy_seconds_max)
-        known = shipped_models() if models is None else models
-        writes = SqliteWrites(connection, self.path, known)
+        catalog = shipped_models() if models is None else models
+        writes = SqliteWrites(connection, self.path, catalog)
         reads = SqliteReads(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max), self.path)
         writer = Writer(writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max)
         changes = SqliteChanges(partial(open_changer, self.path, busy_seconds_max=busy_seconds_max), self.path)
@@ -50,7 +50,7 @@ class SqliteStore(DatabaseLog):
             reads,
             writer,
             event_bytes_max=event_bytes_max,
-            beside=record_queries("?"),
+            record_queries=record_queries("?"),
             changes=changes,
-            tables=instruction_tables("?"),
+            instruction_tables=instruction_tables("?"),
         )

@@ -1,4 +1,4 @@
-"""How a change beside the log is made in a SQLite file: a connection of its own, one transaction, durable."""
+"""Transactions beside the log on a SQLite file, on connections of their own."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class SqliteChanges:
         if not all(is_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
             return False
         try:
-            connection = self._found()
+            connection = self._borrow_current()
             try:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
                 with connection:
@@ -49,8 +49,8 @@ class SqliteChanges:
             raise explain(error, self._path) from error
         return True
 
-    def _found(self) -> sqlite3.Connection:
-        """One to the file that has this path now, which may be another than before."""
+    def _borrow_current(self) -> sqlite3.Connection:
+        """A connection to the file that is at the path now; it may have been replaced."""
         identity = identity_of(self._path)
         if identity != self._identity:
             self._pool.empty()

@@ -1,4 +1,4 @@
-"""How a database file is made, opened and known to be ours, and what to do when it cannot be."""
+"""Creates, checks and opens SQLite files, and explains why one cannot be used."""
 
 import errno
 import os
@@ -11,48 +11,47 @@ from pathlib import Path
 from holdfast.errors import StoreError, UserError
 from holdfast.stores.migrate import Migration, bring_forward, version_of
 
-APPLICATION_ID = 0x484F4C44  # "HOLD"
+APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 
-BUSY_SECONDS_MAX = 10.0
+BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
 
 _PAUSE_SECONDS = 0.02
 
 
 def prepare_file(path: Path) -> None:
-    """After this the path is a regular file that we may write; what is made here, only its owner may read."""
+    """Makes sure that the path is a regular, writable file; what it creates is readable by the owner only."""
     try:
         for folder in reversed([path.parent, *path.parent.parents]):
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            # Only a new file is opened here: closing one that another store of this process has open would
-            # drop that store's locks.
+            # Open new files only: closing one that another store of this process has open would drop its POSIX locks.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             _check_usable(path)
     except OSError as error:
         raise _explain_system(error, path) from error
     except ValueError as error:
-        raise UserError(f"{str(path)!a} cannot be a file's name ({error}): name another file") from error
+        raise UserError(f"{str(path)!a} is not a valid file name ({error}): use another one") from error
 
 
 def _check_usable(path: Path) -> None:
     kind = path.stat().st_mode
     if stat.S_ISDIR(kind):
-        raise UserError(f"{path} is a folder, not a database: name a file in it, such as {path / 'holdfast.db'}")
+        raise UserError(f"{path} is a folder, not a database: use a file in it, such as {path / 'holdfast.db'}")
     if not stat.S_ISREG(kind):
-        raise UserError(f"{path} is not a regular file: name one, or a file that does not exist yet")
+        raise UserError(f"{path} is not a regular file: use one, or a path that does not exist yet")
     if not os.access(path, os.R_OK | os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def identity_of(path: Path) -> tuple[int, int]:
-    """Which file is behind the path; raises StoreError when none is."""
+    """Device and inode of the file at the path; raises StoreError if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise moved(path) from error
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def moved(path: Path) -> StoreError:
@@ -60,7 +59,7 @@ def moved(path: Path) -> StoreError:
 
 
 def open_writer(path: Path, migrations: Sequence[Migration], *, busy_seconds_max: float) -> sqlite3.Connection:
-    """A connection that writes durably to a database of the newest version."""
+    """A connection for durable writes to a database with the current schema."""
     try:
         connection = _connect(path, busy_seconds_max)
         try:
@@ -79,7 +78,7 @@ def open_writer(path: Path, migrations: Sequence[Migration], *, busy_seconds_max
 
 
 def open_changer(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
-    """For a statement beside the log."""
+    """A connection for changes beside the log."""
     return _connect(path, busy_seconds_max)
 
 
@@ -90,7 +89,7 @@ def open_reader(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
 
 
 def _connect(path: Path, busy_seconds_max: float) -> sqlite3.Connection:
-    # mode=rw: a file that went away must not come back empty, and with other permissions than ours.
+    # mode=rw: a deleted file must not be recreated, empty and with other permissions than ours.
     return sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
         uri=True,
@@ -102,57 +101,57 @@ def _connect(path: Path, busy_seconds_max: float) -> sqlite3.Connection:
 
 def _check_ours(connection: sqlite3.Connection, path: Path, *, version_max: int) -> None:
     with connection:
-        # One look at all three: another process may be making the file at this moment.
+        # Read all three in one transaction: another process may be creating the file right now.
         connection.execute("BEGIN")
         version = version_of(connection)
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION_ID and (application or tables):
-        raise StoreError(f"{path} is a database of another program: name another file")
+        raise StoreError(f"{path} is a database of another program: use another file")
     if version > version_max:
         raise StoreError(
-            f"{path} was written by a newer Holdfast (its version: {version}, known here: {version_max}): "
-            "upgrade holdfast, or name another file"
+            f"{path} was written by a newer Holdfast (schema version {version}, this one knows {version_max}): "
+            "upgrade holdfast, or use another file"
         )
 
 
 def _use_wal(connection: sqlite3.Connection, busy_seconds_max: float) -> None:
-    # While another process makes the same switch, SQLite may report a lock at once; so we do the waiting.
+    # While another process switches to WAL too, SQLite may report a lock without waiting, so wait here.
     connection.execute("PRAGMA busy_timeout = 0")
     for pauses_left in reversed(range(1 + int(busy_seconds_max / _PAUSE_SECONDS))):
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
             break
         except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY or not pauses_left:
+            if _result_code(error) != sqlite3.SQLITE_BUSY or not pauses_left:
                 raise
             time.sleep(_PAUSE_SECONDS)
     connection.execute(f"PRAGMA busy_timeout = {int(busy_seconds_max * 1000)}")
 
 
 def explain(error: sqlite3.Error, path: Path) -> StoreError:
-    """One line that says what to do. SQLite's own words are left out: they can quote a row."""
-    match _code(error):
+    """One line that says what to do. SQLite's own message is left out: it can quote a row."""
+    match _result_code(error):
         case sqlite3.SQLITE_FULL:
-            return _no_room(path)
+            return _disk_full(path)
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return _no_permission(path)
         case sqlite3.SQLITE_CANTOPEN:
-            return StoreError(f"{path} cannot be opened: check that it is still there, and who owns it and its folder")
+            return StoreError(f"{path} cannot be opened: check that it still exists, and who owns it and its folder")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreError(f"{path} is locked by another program: close that program, then open the store again")
         case sqlite3.SQLITE_NOTADB:
-            return StoreError(f"{path} is not a database: name another file, or one that does not exist yet")
+            return StoreError(f"{path} is not a database: use another file, or a path that does not exist yet")
         case sqlite3.SQLITE_CORRUPT | None:
-            return StoreError(f"{path} is damaged: restore it from a copy, or move it away to start a new one")
+            return StoreError(f"{path} is damaged: restore it from a backup, or move it away to start a new one")
         case sqlite3.SQLITE_IOERR:
             return StoreError(f"the disk failed under {path}: check the disk, then open the store again")
         case code:
-            return StoreError(f"{path} cannot be used (SQLite error {code}): restore it from a copy")
+            return StoreError(f"{path} cannot be used (SQLite error {code}): restore it from a backup")
 
 
-def _code(error: sqlite3.Error) -> int | None:
-    """SQLite's primary result code; None for what Python's own module found wrong."""
+def _result_code(error: sqlite3.Error) -> int | None:
+    """SQLite's primary result code; None for errors raised by Python's sqlite3 module itself."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -162,14 +161,14 @@ def _explain_system(error: OSError, path: Path) -> StoreError:
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return _no_permission(path)
         case errno.ENOSPC | errno.EDQUOT:
-            return _no_room(path)
+            return _disk_full(path)
         case _:
-            return StoreError(f"{path} cannot be opened ({error.strerror}): name another file")
+            return StoreError(f"{path} cannot be opened ({error.strerror}): use another file")
 
 
 def _no_permission(path: Path) -> StoreError:
-    return StoreError(f"no permission to write {path}: check who owns the file and its folder, or name another file")
+    return StoreError(f"no permission to write {path}: check who owns the file and its folder, or use another file")
 
 
-def _no_room(path: Path) -> StoreError:
-    return StoreError(f"no room to write {path}: free some space on its disk, then open the store again")
+def _disk_full(path: Path) -> StoreError:
+    return StoreError(f"no space left to write {path}: free some on its disk, then open the store again")

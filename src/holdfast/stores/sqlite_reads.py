@@ -1,4 +1,4 @@
-"""Who reads a SQLite file: connections of their own, lent out a query at a time, so that none waits for the writer."""
+"""Reads from a SQLite file on pooled connections, so that no reader waits for the writer."""
 
 import sqlite3
 from collections.abc import Callable, Sequence

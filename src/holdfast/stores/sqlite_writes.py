@@ -1,4 +1,4 @@
-"""How a group of jobs becomes one transaction of a SQLite file."""
+"""Commits a group of jobs as one transaction of a SQLite file."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from holdfast.stores.sqlite_file import explain, identity_of, moved
 from holdfast.stores.table_queries import TableQueries
 from holdfast.stores.writer import Append, Delete, Job, Prune, Settle
 
+# The default limit per statement of SQLite before 3.32, so every version accepts it.
 PARAMETERS_MAX = 999
-"""Of one statement; every SQLite takes as many."""
 
 QUERIES = queries("?")
 TABLE_QUERIES = TableQueries("?")
@@ -43,73 +43,73 @@ class SqliteWrites:
         self._connection = connection
         self._path = path
         self._identity = identity_of(path)
-        self._books = Bookkeeper(models, TABLE_QUERIES)
-        self._desk = _Desk(connection)
-        self._each = OneByOne(
+        self._rollups = Bookkeeper(models, TABLE_QUERIES)
+        self._port = _SqlitePort(connection)
+        self._batch = OneByOne(
             connection.execute,
             self._insert,
             queries=QUERIES,
-            books=self._books,
-            desk=self._desk,
+            rollups=self._rollups,
+            port=self._port,
             violation=sqlite3.IntegrityError,
         )
         try:
-            self._bring_up_to_date()
+            self._check_ledger_version()
         except sqlite3.Error as error:
             raise explain(error, path) from error
 
-    def _bring_up_to_date(self) -> None:
-        if not self._books.is_current(self._desk):
+    def _check_ledger_version(self) -> None:
+        if not self._rollups.is_current(self._port):
             with self._transaction():
-                # Another process may have been faster.
-                if not self._books.is_current(self._desk):
-                    self._books.restart(self._desk)
+                # Check again under the lock: another process may have done it.
+                if not self._rollups.is_current(self._port):
+                    self._rollups.restart(self._port)
 
     def commit(self, group: Sequence[Job]) -> list[Settle]:
-        # SQLite would go on writing to a file that nobody can find any more.
+        # SQLite would keep writing to the open file even if it was moved or deleted.
         if identity_of(self._path) != self._identity:
             raise moved(self._path)
         appends = [job for job in group if isinstance(job, Append)]
         try:
             if len(appends) == len(group):
-                # Faster by far; refused only if some event is known, and then nobody is the worse for it.
+                # Much faster. It fails only if an event is already known, and then the slow path below finds out which.
                 with suppress(sqlite3.IntegrityError):
-                    return self._together(appends)
-            return self._one_by_one(group)
+                    return self._commit_appends(appends)
+            return self._commit_jobs(group)
         except sqlite3.Error as error:
             raise explain(error, self._path) from error
 
-    def _together(self, appends: Sequence[Append]) -> list[Settle]:
+    def _commit_appends(self, appends: Sequence[Append]) -> list[Settle]:
         with self._transaction():
             self._insert(appends)
         return [partial(job.done.set_result, None) for job in appends]
 
-    def _one_by_one(self, group: Sequence[Job]) -> list[Settle]:
+    def _commit_jobs(self, group: Sequence[Job]) -> list[Settle]:
         with self._transaction():
-            answers = [self._each.settle(job) for job in group]
+            settles = [self._batch.settle(job) for job in group]
         if any(isinstance(job, Delete | Prune) for job in group):
-            self._empty_wal()
-        return answers
+            self._truncate_wal()
+        return settles
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """What was entered in the block is in the tables when it is left."""
-        self._books.begin()
+        """The roll-ups computed inside the block are written when it ends."""
+        self._rollups.begin()
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
-            self._books.write(self._desk)
-        self._books.commit()
+            self._rollups.write(self._port)
+        self._rollups.commit()
 
     def _insert(self, appends: Sequence[Append]) -> None:
-        added = joined(more for job in appends for more in job.tallies)
-        self._desk.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in added])
-        self._books.open(self._desk, appends, added)
-        self._desk.write(INSERT, [astuple(row) for job in appends for row in job.rows])
-        self._books.enter(appends)
+        session_rows = joined(tally for job in appends for tally in job.tallies)
+        self._port.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in session_rows])
+        self._rollups.open(self._port, appends, session_rows)
+        self._port.write(INSERT, [astuple(row) for job in appends for row in job.rows])
+        self._rollups.enter(appends)
 
-    def _empty_wal(self) -> None:
-        # The WAL still holds the deleted text. If a reader is in the way, a later checkpoint empties it.
+    def _truncate_wal(self) -> None:
+        # The WAL still contains the deleted text. If a reader blocks this, a later checkpoint truncates it.
         with suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -118,7 +118,7 @@ class SqliteWrites:
             self._connection.close()
 
 
-class _Desk:
+class _SqlitePort:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
@@ -129,15 +129,15 @@ class _Desk:
         if _VALUES not in query:
             self._connection.executemany(query, rows)
             return
-        at_once = PARAMETERS_MAX // len(rows[0]) if rows else 1
-        for start in range(0, len(rows), at_once):
-            some = rows[start : start + at_once]
-            self._connection.execute(_widened(query, len(some)), list(chain.from_iterable(some)))
+        batch_size = PARAMETERS_MAX // len(rows[0]) if rows else 1
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            self._connection.execute(_repeat_values(query, len(batch)), list(chain.from_iterable(batch)))
 
 
 @cache
-def _widened(query: str, rows: int) -> str:
-    """Many rows in one statement: each statement lets another thread run, and then waits for its turn."""
-    head, _, tail = query.partition(_VALUES)
-    row, _, rest = tail.partition(")")
-    return f"{head}{_VALUES}{'), ('.join([row] * rows)}){rest}"
+def _repeat_values(query: str, rows: int) -> str:
+    """The statement for many rows at once: each statement releases the GIL and then waits to get it back."""
+    before_values, _, values = query.partition(_VALUES)
+    row, _, rest = values.partition(")")
+    return f"{before_values}{_VALUES}{'), ('.join([row] * rows)}){rest}"

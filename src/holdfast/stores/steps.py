@@ -1,4 +1,4 @@
-"""What a change of several statements is: steps that all succeed, or none does."""
+"""Steps of a transaction that succeed together or not at all."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from holdfast.stores.queries import Cell
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One statement, and how many rows it must touch for the change to stand."""
+    """One statement, and the minimum number of rows it must change for the transaction to succeed."""
 
     statement: str
     cells: tuple[Cell, ...]
@@ -14,4 +14,4 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class TooFewRowsError(Exception):
-    """A step did not find what it was to change."""
+    """A step changed fewer rows than required."""

@@ -1,4 +1,4 @@
-"""How the tables of a database are asked: whole days from the roll-ups, a part of a day from the rows of its calls."""
+"""Cost queries on a database: whole days from the roll-ups, parts of a day from call rows."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -8,7 +8,6 @@ import msgspec
 
 from holdfast.events.log import SessionRow
 from holdfast.ledger.answers import KINDS, Rows
-from holdfast.ledger.books import Entry
 from holdfast.ledger.money import AT_MAX, day_of, day_start
 from holdfast.ledger.postings import Sums
 from holdfast.ledger.rollups import SESSION_DAYS, RollUp
@@ -17,7 +16,6 @@ from holdfast.ledger.verdicts import VerdictKind
 from holdfast.stores.queries import Cell
 from holdfast.stores.rows import session_of
 from holdfast.stores.table_queries import ARMS, TableQueries
-from holdfast.stores.table_rows import entry_of
 
 DAY_SECONDS = 86_400
 
@@ -27,7 +25,7 @@ class Fetch(Protocol):
 
 
 class TableReads:
-    """Every answer begins with `catch_up`, after which all is entered that was written before."""
+    """Every query starts with `catch_up`, so that it covers everything written before."""
 
     def __init__(self, fetch: Fetch, queries: TableQueries, catch_up: Callable[[], None]) -> None:
         self._fetch = fetch
@@ -38,20 +36,20 @@ class TableReads:
         self._catch_up()
         if scope.session_id is not None:
             query = self._queries.within(table, keys, sessions=1)
-            found = self._fetch(query, _within(table, scope, ((scope.since, scope.until),), scope.session_id))
+            rows = self._fetch(query, _row_parameters(table, scope, ((scope.since, scope.until),), scope.session_id))
         else:
-            found = self._by_day(table, keys, scope)
-        return [(row[: len(keys)], row[len(keys) :]) for row in found]  # type: ignore[misc] # as the query says
+            rows = self._read_days(table, keys, scope)
+        return [(row[: len(keys)], row[len(keys) :]) for row in rows]  # type: ignore[misc] # the columns are those of the query
 
-    def _by_day(self, table: RollUp, keys: tuple[str, ...], scope: Scope, *ids: str) -> list[tuple[object, ...]]:
-        """Whole days, and the first and the last as far as they count."""
+    def _read_days(self, table: RollUp, keys: tuple[str, ...], scope: Scope, *ids: str) -> list[tuple[object, ...]]:
+        """Whole days from the roll-up, and the first and last day as far as they are in the scope."""
         days = days_of(scope.since, scope.until)
         query = self._queries.rolled_up(table, keys, sessions=len(ids))
-        found = self._fetch(query, (days.first, days.behind, int(scope.simulated), *ids))
+        rows = self._fetch(query, (days.first, days.behind, int(scope.simulated), *ids))
         if days.partly:
             query = self._queries.within(table, keys, sessions=len(ids), spans=len(days.partly))
-            found += self._fetch(query, _within(table, scope, days.partly, *ids))
-        return found
+            rows += self._fetch(query, _row_parameters(table, scope, days.partly, *ids))
+        return rows
 
     def sessions(
         self, scope: Scope, *, order: SessionOrder, limit: int, offset: int
@@ -62,14 +60,14 @@ class TableReads:
         days = days_of(scope.since, scope.until)
         parameters: tuple[Cell, ...] = (days.first, days.behind, int(scope.simulated))
         if days.partly:
-            parameters += _within(SESSION_DAYS, scope, days.partly)
+            parameters += _row_parameters(SESSION_DAYS, scope, days.partly)
         query = self._queries.session_page(order, spans=len(days.partly))
-        found = list(map(session_of, self._fetch(query, (*parameters, limit, offset))))
-        sums = {row.id: Sums() for row in found}
-        if found:
-            for session_id, *amounts in self._by_day(SESSION_DAYS, ("session_id",), scope, *sums):
-                sums[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # as the query says
-        return [(row, sums[row.id]) for row in found]
+        session_rows = list(map(session_of, self._fetch(query, (*parameters, limit, offset))))
+        sums_by_session = {row.id: Sums() for row in session_rows}
+        if session_rows:
+            for session_id, *amounts in self._read_days(SESSION_DAYS, ("session_id",), scope, *sums_by_session):
+                sums_by_session[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # the query casts them to bigint
+        return [(row, sums_by_session[row.id]) for row in session_rows]
 
     def _one_session(self, scope: Scope, session_id: str) -> list[tuple[SessionRow, Sums]]:
         sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
@@ -80,16 +78,12 @@ class TableReads:
         if not session_ids:
             return {}
         query = self._queries.worst(len(session_ids))
-        found = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
-        return {str(session_id): KINDS[kind] for session_id, kind in found}
-
-    def calls(self, session_id: str, *, after: int, limit: int) -> Sequence[Entry]:
-        self._catch_up()
-        return [entry_of(row) for row in self._fetch(self._queries.calls, (session_id, after, limit))]
+        rows = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
+        return {str(session_id): KINDS[kind] for session_id, kind in rows}
 
 
 class Days(msgspec.Struct, frozen=True):
-    """The days that count wholly, from `first` on and before `behind`, and the parts of others that count."""
+    """The whole days from `first` up to but excluding `end`, and the partial days as time spans."""
 
     first: str
     behind: str
@@ -97,26 +91,26 @@ class Days(msgspec.Struct, frozen=True):
 
 
 def days_of(since: float, until: float) -> Days:
-    """How a window is made of days; a moment in a day counts its day partly."""
-    first, start = _day_from(since)
-    last, end = _day_from(until)
-    if start == end:
+    """Splits a time window into whole days and parts of days."""
+    first, first_start = _find_day(since)
+    last, last_start = _find_day(until)
+    if first_start == last_start:
         return Days(first, first, ((since, until),))
-    partly = []
-    if since > start:
-        # Behind this day in the order of texts, and before the next one.
+    partial_spans = []
+    if since > first_start:
+        # Sorts after this day and before the next one, because ~ comes after every digit.
         first = f"{first}~"
-        partly.append((since, start + DAY_SECONDS))
-    if end < until <= AT_MAX:
-        partly.append((end, until))
-    return Days(first, last if until <= AT_MAX else f"{last}~", tuple(partly))
+        partial_spans.append((since, first_start + DAY_SECONDS))
+    if last_start < until <= AT_MAX:
+        partial_spans.append((last_start, until))
+    return Days(first, last if until <= AT_MAX else f"{last}~", tuple(partial_spans))
 
 
-def _day_from(at: float) -> tuple[str, float]:
+def _find_day(at: float) -> tuple[str, float]:
     day = day_of(min(max(at, 0.0), AT_MAX))
     return day, day_start(day)
 
 
-def _within(table: RollUp, scope: Scope, spans: Sequence[tuple[float, float]], *ids: str) -> tuple[Cell, ...]:
-    arm: tuple[Cell, ...] = (*chain.from_iterable(spans), int(scope.simulated), *ids)
-    return arm * len(ARMS[table.name])
+def _row_parameters(table: RollUp, scope: Scope, spans: Sequence[tuple[float, float]], *ids: str) -> tuple[Cell, ...]:
+    table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), int(scope.simulated), *ids)
+    return table_parameters * len(ARMS[table.name])

@@ -1,19 +1,11 @@
-"""How a posting lies in the tables: calls, charges that are no calls, and calls that failed for nothing."""
-
-from collections.abc import Sequence
+"""Maps postings to table rows: calls, charges that are not calls, and calls that failed at no cost."""
 
 import msgspec
 from msgspec.structs import astuple
 
-from holdfast.canonical.prompt import Plan
 from holdfast.canonical.reply import ReplySource
-from holdfast.canonical.usage import Usage
-from holdfast.errors import StoreError
-from holdfast.ledger.books import CallRecord, Entry
-from holdfast.ledger.money import dollars
+from holdfast.ledger.books import Entry
 from holdfast.ledger.postings import Posting, at_fault
-from holdfast.ledger.shares import Payer
-from holdfast.ledger.verdicts import Verdict
 
 
 class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -93,18 +85,16 @@ TableRow = CallRow | ChargeRow | FailureRow
 TABLES: dict[type[TableRow], str] = {CallRow: "calls", ChargeRow: "charges", FailureRow: "failures"}
 
 _encode = msgspec.json.Encoder().encode
-_plan = msgspec.json.Decoder(Plan).decode
-_verdict = msgspec.json.Decoder(Verdict).decode
 
 
 def row_of(posting: Posting) -> TableRow:
     if posting.entry is not None:
         return _call_row(posting, posting.entry)
-    whose = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
+    common = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
     simulated, latency_ms = int(posting.simulated), posting.latency_ms
     if posting.outcome is None:
-        return ChargeRow(*whose, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
-    return FailureRow(*whose, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
+        return ChargeRow(*common, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
+    return FailureRow(*common, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
 
 
 def _call_row(posting: Posting, entry: Entry) -> CallRow:
@@ -150,48 +140,4 @@ def _call_row(posting: Posting, entry: Entry) -> CallRow:
         user_id=posting.payer.user_id,
         team_id=posting.payer.team_id,
         source=entry.source,
-    )
-
-
-def entry_of(columns: Sequence[object]) -> Entry:
-    """The call as it was entered; raises StoreError where the row is not one."""
-    try:
-        row = msgspec.convert(columns, CallRow)
-        plan, verdict = _plan(row.plan), _verdict(row.verdict) if row.verdict is not None else None
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise StoreError("the table of calls is damaged: `holdfast db rebuild` makes it anew from the log") from error
-    return Entry(
-        event_id=row.event_id,
-        turn_id=row.turn_id,
-        provider=row.provider,
-        record=_record_of(row),
-        uncached_usd=dollars(row.uncached),
-        pricing_version=row.price_version,
-        stop_reason=row.stop_reason,
-        retries=row.retries,
-        plan=plan,
-        chain=row.chain,
-        verdict=verdict,
-        source=row.source,
-        stable_written=row.stable_written,
-        payer=Payer(row.key_id, row.user_id, row.team_id),
-    )
-
-
-def _record_of(row: CallRow) -> CallRecord:
-    return CallRecord(
-        number=row.number,
-        at=row.at,
-        request_id=row.request_id,
-        model=row.model,
-        usage=Usage(
-            row.input, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.cache_write_other, row.output
-        ),
-        cost_usd=dollars(row.spent),
-        latency_ms=row.latency_ms,
-        completed=row.outcome == "completed",
-        blocks_shared=row.blocks_shared,
-        blocks_before=row.blocks_before,
-        moved_layer=row.moved_layer,
-        moved_byte=row.moved_byte,
     )

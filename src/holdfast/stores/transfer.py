@@ -1,7 +1,7 @@
-"""How events leave a store and come into another: lines of JSON, session by session, with a first and a last line.
+"""Export and import of events as JSON lines, session by session, between a header and an end line.
 
-Without content an export is for other programs to read: what was said is left out, and it cannot be imported.
-What agents are told is in it where its first line names the deployment, which alone may take it in.
+An export without content is for other programs: conversation content is left out, and it cannot be imported.
+Instructions are included if the header names a deployment; only that deployment can import them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,12 +21,11 @@ from holdfast.stores.rows import EVENT_BYTES_MAX
 
 FORMAT = 1
 LINE_BYTES_MAX = EVENT_BYTES_MAX + 65_536
-TIME_SECONDS_MAX = 253_402_214_400.0
-"""The last day of the year 9999: no later one can be told."""
+TIME_SECONDS_MAX = 253_402_214_400.0  # 9999-12-31T00:00:00Z: `datetime` cannot represent the day after.
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`deployment` is whose instructions are in it, if any are."""
+    """`deployment` is the owner of the instructions in the export, if there are any."""
 
     holdfast_export: int
     content: bool
@@ -35,7 +34,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class End(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last line. Without it a file was cut."""
+    """The last line. A file without it was truncated."""
 
     end_of_export: bool
     sessions: int
@@ -44,7 +43,7 @@ class End(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What became of a session: events that were added, and those that were there."""
+    """The result of importing a session: events added, and events that were already there."""
 
     session_id: str
     added: int
@@ -52,9 +51,9 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_header = msgspec.json.Decoder(Header).decode
-_event = msgspec.json.Decoder(Event).decode
-_end = msgspec.json.Decoder(End).decode
+_decode_header = msgspec.json.Decoder(Header).decode
+_decode_event = msgspec.json.Decoder(Event).decode
+_decode_end = msgspec.json.Decoder(End).decode
 
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError, ArithmeticError)
 
@@ -62,9 +61,9 @@ _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, Recur
 def exported(
     log: Log, session_ids: Iterable[str], *, content: bool, now: float, deployment: str | None = None
 ) -> Iterator[bytes]:
-    """The lines of an export; no more than a few events are in memory at once.
+    """The lines of an export; only a few events are in memory at a time.
 
-    What agents are told is in it if their deployment is given.
+    Instructions are included if their deployment is given.
     """
     yield _encode(Header(FORMAT, content, now, deployment)) + b"\n"
     sessions = events = records = 0
@@ -81,114 +80,120 @@ def exported(
 
 
 def without_content(event: Event) -> Mapping[str, object]:
-    """Who did what, when, and at what cost; not what was said, and not where on whose disk."""
+    """Who did what, when and at what cost, without conversation content, names and paths."""
     payload = event.payload
-    told: object = payload
+    exported_payload: object = payload
     if isinstance(payload, SessionStarted):
-        told = msgspec.structs.replace(payload, name=None, workspace_path=None, user_id=None, team_id=None)
+        exported_payload = msgspec.structs.replace(payload, name=None, workspace_path=None, user_id=None, team_id=None)
     elif sensitivity_of(payload) is Sensitivity.PRIVATE:
-        told = {"type": type_of(payload), "left_out_bytes": len(_encode(payload))}
-    return {name: getattr(event, name) for name in Event.__struct_fields__} | {"payload": told}
+        exported_payload = {"type": type_of(payload), "left_out_bytes": len(_encode(payload))}
+    return {name: getattr(event, name) for name in Event.__struct_fields__} | {"payload": exported_payload}
 
 
 def check_header(file: IO[bytes], name: str) -> Header:
-    """The first line; raises UserError for a file that cannot be imported."""
+    """Reads the first line; raises UserError for a file that cannot be imported."""
     try:
-        header = _header(file.readline(LINE_BYTES_MAX))
+        header = _decode_header(file.readline(LINE_BYTES_MAX))
     except _UNREADABLE as error:
-        raise UserError(f"{name} is not an export of Holdfast: `holdfast db export` makes one") from error
+        raise UserError(f"{name} is not a Holdfast export: `holdfast db export` creates one") from error
     if header.holdfast_export != FORMAT:
         raise UserError(f"{name} was exported by a newer Holdfast: upgrade holdfast to import it")
     if not header.content:
-        raise UserError(f"{name} was exported without what was said, which a session needs: export it with --content")
+        raise UserError(f"{name} was exported without content, which a session needs: export it with --content")
     return header
 
 
 def imported(file: IO[bytes], log: Log, name: str, intake: Intake | None = None) -> Iterator[Imported | ImportedOwner]:
-    """Append what a file holds behind its first line, a whole session or owner at a time or nothing of it.
+    """Appends the sessions and owners of a file, each completely or not at all.
 
-    What is there already is left alone. Raises UserError, with the number of the line, for a file that is damaged or
-    does not fit what is there. Instructions are taken by the intake, and refused where there is none.
+    Existing ones are left unchanged. Raises UserError with the line number for a file that is damaged or contradicts
+    the store. Instructions are imported through `intake`, and refused if there is none.
     """
-    lines = _numbered(file, name)
+    lines = _read_lines(file, name)
     events: list[Event] = []
     records: list[Record] = []
-    first = 0
-    for number, line in lines:
-        found = _read(line, number, name)
-        if (events or records) and _group(found) != _group((events or records)[0]):
-            yield _merged(log, events, f"{name}, line {first}") if events else _taken(intake, records, name, first)
+    first_line = 0
+    for line_number, line in lines:
+        item = _decode_line(line, line_number, name)
+        if (events or records) and _group_key(item) != _group_key((events or records)[0]):
+            yield (
+                _import_session(log, events, f"{name}, line {first_line}")
+                if events
+                else _import_owner(intake, records, name, first_line)
+            )
             events, records = [], []
-        first = first if events or records else number
-        if isinstance(found, End):
-            if found.events + found.instruction_records != number - 2 or next(lines, None) is not None:
-                raise UserError(_miscounted(found, number, name))
+        first_line = first_line if events or records else line_number
+        if isinstance(item, End):
+            if item.events + item.instruction_records != line_number - 2 or next(lines, None) is not None:
+                raise UserError(_describe_miscount(item, line_number, name))
             return
-        if isinstance(found, Event):
-            events.append(found)
+        if isinstance(item, Event):
+            events.append(item)
         else:
-            records.append(found)
-    raise UserError(f"{name} ends too early, and what stands last in it was not imported: export it anew")
+            records.append(item)
+    raise UserError(f"{name} ends too early, and its last session was not imported: export it again")
 
 
-def _group(found: Event | Record | End) -> tuple[str, str]:
-    """What comes whole or not at all."""
-    if isinstance(found, End):
+def _group_key(item: Event | Record | End) -> tuple[str, str]:
+    """Lines with the same key are imported together or not at all."""
+    if isinstance(item, End):
         return "end", ""
-    return ("session", found.session_id) if isinstance(found, Event) else ("owner", owner_of_record(found))
+    return ("session", item.session_id) if isinstance(item, Event) else ("owner", owner_of_record(item))
 
 
-def _taken(intake: Intake | None, records: list[Record], name: str, first: int) -> ImportedOwner:
+def _import_owner(intake: Intake | None, records: list[Record], name: str, first_line: int) -> ImportedOwner:
     if intake is None:
         raise UserError(
-            f"{name}, line {first}: there are instructions, and the file names no deployment: export it anew"
+            f"{name}, line {first_line}: there are instructions, but the file names no deployment: export it again"
         )
-    return intake.take(records, name, first)
+    return intake.take(records, name, first_line)
 
 
-def _miscounted(end: End, number: int, name: str) -> str:
-    if end.events + end.instruction_records == number - 2:
-        return f"{name}, line {number + 1}: something stands behind the end: export anew"
-    said = f"{end.events} events" + (f" and {end.instruction_records} records" if end.instruction_records else "")
-    here = f"{number - 2} of both" if end.instruction_records else f"{number - 2} events"
-    return f"{name}, line {number}: the file has {here} and says {said}: export anew"
+def _describe_miscount(end: End, line_number: int, name: str) -> str:
+    if end.events + end.instruction_records == line_number - 2:
+        return f"{name}, line {line_number + 1}: there is content after the end line: export it again"
+    declared = f"{end.events} events" + (f" and {end.instruction_records} records" if end.instruction_records else "")
+    counted = f"{line_number - 2} of both" if end.instruction_records else f"{line_number - 2} events"
+    return f"{name}, line {line_number}: the file has {counted} but declares {declared}: export it again"
 
 
-def _numbered(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    number = 1
+def _read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    line_number = 1
     while line := file.readline(LINE_BYTES_MAX + 1):
-        number += 1
+        line_number += 1
         if len(line) > LINE_BYTES_MAX:
-            raise UserError(f"{name}, line {number} has more than {LINE_BYTES_MAX} bytes: no event has")
-        yield number, line
+            raise UserError(f"{name}, line {line_number} has more than {LINE_BYTES_MAX} bytes, more than any event")
+        yield line_number, line
 
 
-def _read(line: bytes, number: int, name: str) -> Event | Record | End:
+def _decode_line(line: bytes, line_number: int, name: str) -> Event | Record | End:
     try:
-        event = _event(line)
+        event = _decode_event(line)
     except _UNREADABLE as error:
-        for read in (_end, read_record):
+        for decode in (_decode_end, read_record):
             with suppress(*_UNREADABLE):
-                return read(line)
+                return decode(line)
         raise UserError(
-            f"{name}, line {number} is damaged, or was written by a newer Holdfast; nothing of its session "
-            "or agent was imported: export it anew, or upgrade holdfast"
+            f"{name}, line {line_number} is damaged, or was written by a newer Holdfast; nothing of its session "
+            "or agent was imported: export it again, or upgrade holdfast"
         ) from error
     if not 0 <= event.at < TIME_SECONDS_MAX:
-        raise UserError(f"{name}, line {number}: an event is of no time that there is: export it anew")
+        raise UserError(f"{name}, line {line_number}: an event has an impossible time: export it again")
     return event
 
 
-def _merged(log: Log, events: list[Event], place: str) -> Imported:
-    """Append to a session what it does not have, if that is how it goes on."""
+def _import_session(log: Log, events: list[Event], location: str) -> Imported:
+    """Appends the missing events to a session if they continue it."""
     session_id = events[0].session_id
-    known = list(log.read(session_id))
-    if known[: len(events)] != events[: len(known)]:
-        raise UserError(f"{place}: session {session_id!a} has other events here: delete it first, or keep it as it is")
-    new = events[len(known) :]
+    existing = list(log.read(session_id))
+    if existing[: len(events)] != events[: len(existing)]:
+        raise UserError(
+            f"{location}: session {session_id!a} has different events here: delete it first, or keep it as it is"
+        )
+    missing = events[len(existing) :]
     try:
-        if new:
-            log.append(new).result()
+        if missing:
+            log.append(missing).result()
     except StoreError as error:
-        raise UserError(f"{place}: session {session_id!a} cannot be imported: {error}") from error
-    return Imported(session_id, len(new), len(events) - len(new))
+        raise UserError(f"{location}: session {session_id!a} cannot be imported: {error}") from error
+    return Imported(session_id, len(missing), len(events) - len(missing))

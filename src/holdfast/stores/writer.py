@@ -1,4 +1,4 @@
-"""Who writes: one thread that takes whatever is queued and commits it as one group, in order."""
+"""The writer thread: takes everything that is queued and commits it as one group, in order."""
 
 import threading
 from collections import deque
@@ -12,14 +12,15 @@ from holdfast.events.envelope import Event
 from holdfast.events.log import SessionRow
 from holdfast.stores.rows import Row
 
-GROUP_JOBS_MAX = 500
+GROUP_JOBS_MAX = 500  # Bounds how long one transaction takes.
+# Bounds memory when appends come faster than the disk can take them: `append` then blocks.
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
-_JOB_BYTES = 512  # What a queued job takes besides its payloads, roughly.
+_JOB_BYTES = 512  # Approximate memory of a queued job besides its payloads.
 
 
 class Append(msgspec.Struct, frozen=True):
-    """`posted` are those of the events that matter to the tables."""
+    """`ledger_events` are the events that change the roll-up tables."""
 
     rows: tuple[Row, ...]
     tallies: tuple[SessionRow, ...]
@@ -33,7 +34,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 class Prune(msgspec.Struct, frozen=True):
-    """Removes a session's events of all types but `kept_types`, if its last one is older than `before`."""
+    """Deletes a session's events of all types but `retained_types` if its last event is older than `before`."""
 
     session_id: str
     kept_types: tuple[str, ...]
@@ -42,7 +43,7 @@ class Prune(msgspec.Struct, frozen=True):
 
 
 class Enter(msgspec.Struct, frozen=True):
-    """Enters sessions that were not, or not wholly; `afresh` empties the tables first."""
+    """Processes sessions that are not completely in the roll-up tables; `clear_first` empties the tables first."""
 
     session_ids: tuple[str, ...]
     done: Future[None]
@@ -53,27 +54,27 @@ Job = Append | Delete | Prune | Enter
 
 Settle = Callable[[], None]
 
+# Makes a group durable and returns a callback per job that settles it; raises StoreError if the whole group failed.
 Commit = Callable[[Sequence[Job]], Sequence[Settle]]
-"""Makes a group durable and says how to answer each job; raises StoreError when the whole group failed."""
 
 
 class Writer:
-    """Every job's future is answered, and not before its group is durable.
+    """Every job's future is settled, and not before its group is durable.
 
-    The first group that fails is the last one: jobs behind it were queued in the belief that it would
-    succeed, so writing them would leave a gap in the log.
+    The first group that fails is the last one: later jobs were queued on the assumption that it would succeed, so
+    writing them would leave a gap in the log.
     """
 
     def __init__(
         self,
         commit: Commit,
-        let_go: Callable[[], None],
+        release: Callable[[], None],
         *,
         group_jobs_max: int = GROUP_JOBS_MAX,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         self._commit = commit
-        self._let_go = let_go
+        self._release = release
         self._group_jobs_max = group_jobs_max
         self._queue_bytes_max = queue_bytes_max
         self._queue: deque[tuple[Job, int]] = deque()
@@ -87,30 +88,30 @@ class Writer:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job, waiting while the queue is full. From then on it cannot be cancelled."""
+        """Queues a job, waiting while the queue is full. It cannot be cancelled afterwards."""
         job.done.set_running_or_notify_cancel()
         size = weigh(job)
         with self._lock:
-            if not self._takes(size):
-                self._room.wait_for(lambda: self._takes(size))
+            if not self._accepts(size):
+                self._room.wait_for(lambda: self._accepts(size))
             refusal = self._refusal
             if refusal is None:
                 self._queue.append((job, size))
                 self._queued_bytes += size
                 self._work.notify()
         if refusal is not None:
-            _refuse(job, refusal)
+            _reject(job, refusal)
 
-    def _takes(self, size: int) -> bool:
+    def _accepts(self, size: int) -> bool:
         fits = not self._queue or self._queued_bytes + size <= self._queue_bytes_max
-        # A future's callback runs on the writer's own thread, which must never wait for itself.
+        # Callbacks of futures run on the writer thread, which must never wait for itself.
         return fits or self._refusal is not None or self.is_current_thread()
 
     def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
     def close(self, refusal: StoreError) -> None:
-        """Write what is queued, then end; every later job gets the refusal."""
+        """Writes what is queued, then stops the thread; every later job is rejected with `refusal`."""
         with self._lock:
             self._refusal = self._refusal or refusal
             self._closing = True
@@ -120,20 +121,20 @@ class Writer:
             self._thread.join()
 
     def _run(self) -> None:
-        while group := self._take():
+        while group := self._next_group():
             try:
-                answers = self._commit(group)
+                settles = self._commit(group)
             except StoreError as error:
                 self._fail(group, error)
-            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it was
+            except Exception as error:  # noqa: BLE001 - the waiting caller must learn of any failure
                 self._fail(group, StoreError(f"the store failed with {type(error).__name__}: open it again"))
             else:
-                for answer in answers:
-                    answer()
-        self._let_go()
+                for settle in settles:
+                    settle()
+        self._release()
 
-    def _take(self) -> Sequence[Job]:
-        """The next group; empty when there is nothing left to do, ever."""
+    def _next_group(self) -> Sequence[Job]:
+        """The next group; empty when the writer is closed and the queue is empty."""
         with self._lock:
             self._work.wait_for(lambda: self._queue or self._closing)
             group = [self._queue.popleft() for _ in range(min(len(self._queue), self._group_jobs_max))]
@@ -149,17 +150,17 @@ class Writer:
             self._queued_bytes = 0
             self._room.notify_all()
         for job in failed:
-            _refuse(job, error)
+            _reject(job, error)
 
 
 def weigh(job: Job) -> int:
-    """How many bytes of the queue a job takes."""
+    """The bytes that a job counts for in the queue limit."""
     rows = job.rows if isinstance(job, Append) else ()
     return _JOB_BYTES + sum([_JOB_BYTES + len(row.payload) for row in rows])
 
 
-def _refuse(job: Job, error: StoreError) -> None:
-    # Each future gets an error of its own: one that is raised in two threads would mix their tracebacks.
+def _reject(job: Job, error: StoreError) -> None:
+    # Each future gets its own exception: one instance raised in two threads would mix their tracebacks.
     refusal = StoreError(str(error))
     refusal.__cause__ = error.__cause__
     job.done.set_exception(refusal)

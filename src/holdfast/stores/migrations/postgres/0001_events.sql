@@ -1,11 +1,11 @@
--- What was done here, and when. Its last number is the version of the database.
+-- The migrations applied here, and when. The highest number is the schema version.
 CREATE TABLE holdfast.versions (
     version integer PRIMARY KEY,
     name text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
--- Text is compared by its bytes, as Python does, and not by the rules of a language.
+-- Text is compared by its bytes, as in Python, not by the collation of a language.
 CREATE TABLE holdfast.sessions (
     id text COLLATE "C" PRIMARY KEY,
     name text,
@@ -17,7 +17,7 @@ CREATE TABLE holdfast.sessions (
 
 CREATE INDEX sessions_by_activity ON holdfast.sessions (last_event_at, id);
 
--- The payload is text and not jsonb: what is read must be the bytes that were written, \u0000 included.
+-- The payload is text, not jsonb: reads must return the bytes that were written, \u0000 included.
 CREATE TABLE holdfast.events (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id text COLLATE "C" NOT NULL UNIQUE,
@@ -34,5 +34,5 @@ CREATE TABLE holdfast.events (
 
 CREATE INDEX events_by_session ON holdfast.events (session_id, seq);
 
--- A session is one chain: of two programs that go on from the same event only the first succeeds.
+-- A session is one chain: of two programs that continue after the same event only the first succeeds.
 CREATE UNIQUE INDEX events_continue_once ON holdfast.events (session_id, parent_event_id);

@@ -1,2 +1,2 @@
--- What sessions have learned is read whenever another begins: few rows among many.
+-- Read whenever a session starts: few rows among many.
 CREATE INDEX events_learned ON holdfast.events (seq) WHERE type = 'cache.learned';

@@ -1,2 +1,2 @@
--- The session that has started this one, if one did.
+-- The session that started this one, if any.
 ALTER TABLE holdfast.sessions ADD COLUMN parent_session_id text COLLATE "C";

@@ -1,14 +1,14 @@
--- How many of a session's events have been entered below. Where that is not all of them, as in a log from before these
--- tables, the session is entered anew, from its first event on, before anybody is told a sum.
+-- How many of a session's events are in the tables below. If not all of them, as in a log from before these tables,
+-- the session is processed from its first event on before any sum is returned.
 ALTER TABLE holdfast.sessions ADD COLUMN entered_events bigint NOT NULL DEFAULT 0;
 
 CREATE INDEX sessions_to_enter ON holdfast.sessions (id) WHERE entered_events <> event_count;
 
--- The rules by which it was entered.
+-- The version of the rules by which the tables were filled.
 CREATE TABLE holdfast.ledger (version bigint NOT NULL);
 INSERT INTO holdfast.ledger VALUES (0);
 
--- One row a call that was paid for. Money is in picodollars, days are those of UTC.
+-- One row per charged call. Money is in picodollars, days are in UTC.
 CREATE TABLE holdfast.calls (
     session_id text COLLATE "C" NOT NULL,
     number bigint NOT NULL,
@@ -50,10 +50,10 @@ CREATE TABLE holdfast.calls (
 
 CREATE INDEX calls_by_time ON holdfast.calls (at);
 
--- Which call of a session lost most is told without a look at the rows.
+-- Finds the call of a session that lost most without reading the rows.
 CREATE INDEX calls_that_lost ON holdfast.calls (session_id, lost, number, kind, at, simulated) WHERE lost > 0;
 
--- What was paid for without a call: requests that asked for nothing, and caches under a name.
+-- Charges that are not calls: keep-alive pings and explicit caches.
 CREATE TABLE holdfast.charges (
     session_id text COLLATE "C" NOT NULL,
     event_id text COLLATE "C" NOT NULL,
@@ -69,7 +69,7 @@ CREATE TABLE holdfast.charges (
 
 CREATE INDEX charges_by_time ON holdfast.charges (at);
 
--- Calls that failed before the provider took anything.
+-- Calls that failed at no cost.
 CREATE TABLE holdfast.failures (
     session_id text COLLATE "C" NOT NULL,
     event_id text COLLATE "C" NOT NULL,
@@ -128,7 +128,7 @@ CREATE TABLE holdfast.session_days (
 
 CREATE INDEX session_days_by_day ON holdfast.session_days (day);
 
--- How often each verdict was given, and what was lost by it; the empty component is none.
+-- How often each verdict was given, and what was lost by it; an empty component means none.
 CREATE TABLE holdfast.verdict_days (
     day text COLLATE "C" NOT NULL,
     kind text COLLATE "C" NOT NULL,
@@ -141,7 +141,7 @@ CREATE TABLE holdfast.verdict_days (
     PRIMARY KEY (day, kind, component, simulated)
 );
 
--- How calls ended, those that cost nothing included; a latency of n bits is under 2 to the n milliseconds.
+-- How calls ended, including those at no cost; a latency of n bits is under 2^n milliseconds.
 CREATE TABLE holdfast.outcome_days (
     day text COLLATE "C" NOT NULL,
     provider text COLLATE "C" NOT NULL,

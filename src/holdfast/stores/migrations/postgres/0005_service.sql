@@ -1,4 +1,4 @@
--- Keys of the service; the secret part of each is kept as its digest only. Rows are never removed.
+-- API keys of the service; of the secret part only the digest is stored. Rows are never deleted.
 CREATE TABLE holdfast.api_keys (
     id text COLLATE "C" PRIMARY KEY,
     digest text NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE holdfast.settings (
     value text NOT NULL
 );
 
--- What was said of the cache of one session; read before each of its calls.
+-- Cache controls of one session; read before each of its calls.
 CREATE TABLE holdfast.cache_controls (
     session_id text COLLATE "C" PRIMARY KEY,
     caching_enabled integer NOT NULL,

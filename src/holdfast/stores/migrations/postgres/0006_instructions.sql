@@ -47,7 +47,7 @@ CREATE TABLE holdfast.instruction_manifests (
     UNIQUE (agent_id, version)
 );
 
--- One manifest at a time holds: of two that are published at once only the first succeeds.
+-- One manifest is in force at a time: of two published concurrently only the first succeeds.
 CREATE UNIQUE INDEX instruction_manifests_current ON holdfast.instruction_manifests (agent_id) WHERE superseded_at IS NULL;
 
 CREATE TABLE holdfast.instruction_audit (
@@ -105,7 +105,7 @@ CREATE TABLE holdfast.instruction_approvals (
 
 CREATE INDEX instruction_approvals_by_agent ON holdfast.instruction_approvals (agent_id, id);
 
--- The results of the units stand in their run, which is read as a whole.
+-- The results per unit are stored in their run, which is read as a whole.
 CREATE TABLE holdfast.instruction_coverage (
     id text COLLATE "C" PRIMARY KEY,
     agent_id text COLLATE "C" NOT NULL,

@@ -1,4 +1,4 @@
--- On whose account a call goes; the empty text is nobody's.
+-- The account that a call is charged to; empty if there is none.
 ALTER TABLE holdfast.calls
     ADD COLUMN stable_written bigint NOT NULL DEFAULT 0,
     ADD COLUMN key_id text COLLATE "C" NOT NULL DEFAULT '',
@@ -10,7 +10,7 @@ ALTER TABLE holdfast.charges
     ADD COLUMN user_id text COLLATE "C" NOT NULL DEFAULT '',
     ADD COLUMN team_id text COLLATE "C" NOT NULL DEFAULT '';
 
--- How long calls took together, and what they wrote for tools and stable system prompt.
+-- Total latency of the calls, and tokens they wrote for tools and the stable system prompt.
 ALTER TABLE holdfast.days
     ADD COLUMN latency_ms bigint NOT NULL DEFAULT 0,
     ADD COLUMN stable_written bigint NOT NULL DEFAULT 0;
@@ -18,7 +18,7 @@ ALTER TABLE holdfast.session_days
     ADD COLUMN latency_ms bigint NOT NULL DEFAULT 0,
     ADD COLUMN stable_written bigint NOT NULL DEFAULT 0;
 
--- What went on some account, by day; what went on nobody's is not in here.
+-- Sums by account and day; calls without an account are not included.
 CREATE TABLE holdfast.account_days (
     day text COLLATE "C" NOT NULL,
     key_id text COLLATE "C" NOT NULL,
@@ -42,12 +42,12 @@ CREATE TABLE holdfast.account_days (
     PRIMARY KEY (day, key_id, user_id, team_id, simulated)
 );
 
--- Whom a key was made for.
+-- The user and team that a key was created for.
 ALTER TABLE holdfast.api_keys
     ADD COLUMN user_id text,
     ADD COLUMN team_id text;
 
--- What is told of sessions beside their calls: few rows among many.
+-- For session statistics other than calls: few rows among many.
 CREATE INDEX events_started ON holdfast.events (session_id) WHERE type = 'session.started';
 CREATE INDEX events_turns_ended ON holdfast.events (session_id) WHERE type IN ('turn.completed', 'turn.cancelled');
 CREATE INDEX events_skills ON holdfast.events (at) WHERE type = 'skill.loaded';

@@ -1,11 +1,11 @@
--- What a trace shows stands beside what an agent says of itself: `null` until somebody has looked at one.
+-- Usage detected from a trace, beside what the agent reported itself: `null` until a trace was analysed.
 ALTER TABLE holdfast.instruction_audit ADD COLUMN detected text NOT NULL DEFAULT 'null';
 
 ALTER TABLE holdfast.instruction_audit ADD COLUMN detected_at bigint;
 
 DROP TRIGGER instruction_audit_closed_once ON holdfast.instruction_audit;
 
--- A record is written once, closed once and given its trace once, in whichever order.
+-- A record is written once, closed once and analysed once, the last two in either order.
 CREATE TRIGGER instruction_audit_closed_once BEFORE UPDATE ON holdfast.instruction_audit FOR EACH ROW
 WHEN (
     new.loaded_chunks <> old.loaded_chunks

@@ -1,4 +1,4 @@
--- "HOLD" in ASCII: tells our files from other programs' databases.
+-- "HOLD" in ASCII: distinguishes our files from databases of other programs.
 PRAGMA application_id = 1213156420;
 
 CREATE TABLE sessions (
@@ -12,7 +12,7 @@ CREATE TABLE sessions (
 
 CREATE INDEX sessions_by_activity ON sessions (last_event_at, id);
 
--- AUTOINCREMENT: a position in the log is never given twice, not even after its session was deleted.
+-- AUTOINCREMENT: a sequence number is never reused, not even after its session was deleted.
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -27,8 +27,8 @@ CREATE TABLE events (
     payload TEXT NOT NULL
 );
 
--- Every index ends with the row's seq, so this one also gives a session's events in order.
+-- Every index ends with the row's seq, so this one also returns a session's events in order.
 CREATE INDEX events_by_session ON events (session_id);
 
--- A session is one chain: of two programs that go on from the same event only the first succeeds.
+-- A session is one chain: of two programs that continue after the same event only the first succeeds.
 CREATE UNIQUE INDEX events_continue_once ON events (session_id, parent_event_id);

@@ -1,14 +1,14 @@
--- How many of a session's events have been entered below. Where that is not all of them, as in a log from before these
--- tables, the session is entered anew, from its first event on, before anybody is told a sum.
+-- How many of a session's events are in the tables below. If not all of them, as in a log from before these tables,
+-- the session is processed from its first event on before any sum is returned.
 ALTER TABLE sessions ADD COLUMN entered_events INTEGER NOT NULL DEFAULT 0;
 
 CREATE INDEX sessions_to_enter ON sessions (id) WHERE entered_events <> event_count;
 
--- The rules by which it was entered.
+-- The version of the rules by which the tables were filled.
 CREATE TABLE ledger (version INTEGER NOT NULL);
 INSERT INTO ledger VALUES (0);
 
--- One row a call that was paid for. Money is in picodollars, days are those of UTC.
+-- One row per charged call. Money is in picodollars, days are in UTC.
 CREATE TABLE calls (
     session_id TEXT NOT NULL,
     number INTEGER NOT NULL,
@@ -50,10 +50,10 @@ CREATE TABLE calls (
 
 CREATE INDEX calls_by_time ON calls (at);
 
--- Which call of a session lost most is told without a look at the rows.
+-- Finds the call of a session that lost most without reading the rows.
 CREATE INDEX calls_that_lost ON calls (session_id, lost, number, kind, at, simulated) WHERE lost > 0;
 
--- What was paid for without a call: requests that asked for nothing, and caches under a name.
+-- Charges that are not calls: keep-alive pings and explicit caches.
 CREATE TABLE charges (
     session_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
@@ -69,7 +69,7 @@ CREATE TABLE charges (
 
 CREATE INDEX charges_by_time ON charges (at);
 
--- Calls that failed before the provider took anything.
+-- Calls that failed at no cost.
 CREATE TABLE failures (
     session_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
@@ -128,7 +128,7 @@ CREATE TABLE session_days (
 
 CREATE INDEX session_days_by_day ON session_days (day);
 
--- How often each verdict was given, and what was lost by it; the empty component is none.
+-- How often each verdict was given, and what was lost by it; an empty component means none.
 CREATE TABLE verdict_days (
     day TEXT NOT NULL,
     kind TEXT NOT NULL,
@@ -141,7 +141,7 @@ CREATE TABLE verdict_days (
     PRIMARY KEY (day, kind, component, simulated)
 ) WITHOUT ROWID;
 
--- How calls ended, those that cost nothing included; a latency of n bits is under 2 to the n milliseconds.
+-- How calls ended, including those at no cost; a latency of n bits is under 2^n milliseconds.
 CREATE TABLE outcome_days (
     day TEXT NOT NULL,
     provider TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- Keys of the service; the secret part of each is kept as its digest only. Rows are never removed.
+-- API keys of the service; of the secret part only the digest is stored. Rows are never deleted.
 CREATE TABLE api_keys (
     id TEXT PRIMARY KEY,
     digest TEXT NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE settings (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- What was said of the cache of one session; read before each of its calls.
+-- Cache controls of one session; read before each of its calls.
 CREATE TABLE cache_controls (
     session_id TEXT PRIMARY KEY,
     caching_enabled INTEGER NOT NULL,

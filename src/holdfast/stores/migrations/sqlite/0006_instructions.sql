@@ -47,7 +47,7 @@ CREATE TABLE instruction_manifests (
     UNIQUE (agent_id, version)
 );
 
--- One manifest at a time holds: of two that are published at once only the first succeeds.
+-- One manifest is in force at a time: of two published concurrently only the first succeeds.
 CREATE UNIQUE INDEX instruction_manifests_current ON instruction_manifests (agent_id) WHERE superseded_at IS NULL;
 
 CREATE TABLE instruction_audit (
@@ -102,7 +102,7 @@ CREATE TABLE instruction_approvals (
 
 CREATE INDEX instruction_approvals_by_agent ON instruction_approvals (agent_id, id);
 
--- The results of the units stand in their run, which is read as a whole.
+-- The results per unit are stored in their run, which is read as a whole.
 CREATE TABLE instruction_coverage (
     id TEXT PRIMARY KEY,
     agent_id TEXT NOT NULL,

@@ -1,2 +1,2 @@
--- How often a session was told to take what its head would say now.
+-- How often a session was asked to refresh its stable prefix.
 ALTER TABLE cache_controls ADD COLUMN adoptions INTEGER NOT NULL DEFAULT 0;

@@ -1,11 +1,11 @@
--- What a trace shows stands beside what an agent says of itself: `null` until somebody has looked at one.
+-- Usage detected from a trace, beside what the agent reported itself: `null` until a trace was analysed.
 ALTER TABLE instruction_audit ADD COLUMN detected TEXT NOT NULL DEFAULT 'null';
 
 ALTER TABLE instruction_audit ADD COLUMN detected_at INTEGER;
 
 DROP TRIGGER instruction_audit_closed_once;
 
--- A record is written once, closed once and given its trace once, in whichever order.
+-- A record is written once, closed once and analysed once, the last two in either order.
 CREATE TRIGGER instruction_audit_closed_once BEFORE UPDATE ON instruction_audit
 WHEN new.loaded_chunks <> old.loaded_chunks
     OR (new.audit_closed IS old.audit_closed AND new.detected_at IS old.detected_at)
