@@ -98,7 +98,7 @@ def propose(
             "migrate them in parts, for several agents",
         )
     by_file = [sections_of(file, at=at, stands_apart=is_always) for file in files]
-    sections, rules = _split_rules([one for sections_of_file in by_file for one in sections_of_file], target)
+    sections, rules = _split_rules([section for file_sections in by_file for section in file_sections], target)
     if not sections:
         raise InstructionError("migration_empty", "nothing to migrate: the files have no text")
     units, tokens, without_intents = _fit_units(sections, target, meaning)

@@ -50,7 +50,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 def sections_of(
     file: SourceFile, *, at: re.Pattern[str] | None = None, stands_apart: Callable[[Section], bool] = lambda _: False
 ) -> tuple[Section, ...]:
-    """Sections in order; together they contain every non-blank line once. `stands_apart` marks those not to be joined."""
+    """Sections in order; together they have every non-blank line once. `stands_apart` ones are never joined."""
     markdown = read_markdown(file.text)
     starts = [cut for cut in markdown.cuts if _starts_section(cut, markdown, at)]
     if not starts or starts[0].line != 0:

@@ -39,7 +39,7 @@ def intents_of(section: Section, *, count: int) -> tuple[str, ...]:
     scope = (f"work on files such as {_one_line(globs)}",) if globs else ()
     situations = [situation_of(title) for title in titles[:count]]
     topics = topics_of(titles[0])[:1]
-    # People describe the action rather than the heading, so the usual topic comes first unless the heading is an action.
+    # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
     is_action = not situations[0].startswith(("work on ", "follow the ")) and not situations[0].endswith(" something")
     intents = dict.fromkeys(
         intent for intent in (*scope, *((*situations, *topics) if is_action else (*topics, *situations))) if intent
