@@ -127,7 +127,7 @@ def test_an_edit_that_is_saved_while_the_new_page_is_on_its_way_is_kept(
 
 
 def test_a_page_that_never_rests_is_left_alone_and_the_next_run_goes_on(place: KnowledgeFolder) -> None:
-    with pytest.raises(UserError, match=r"decisions\.md changes all the time"):
+    with pytest.raises(UserError, match=r"decisions\.md keeps changing"):
         apply_harvest(EditedDisk(place, times=1_000), [spoken("s1", RULE, "Ok.")])
     assert RULE not in page(place, "decisions.md")
     assert "- Mine is line 0 of decisions.md.\n" in page(place, "decisions.md")
@@ -185,7 +185,7 @@ def test_a_page_of_notes_that_a_person_made_their_own_is_added_to_and_not_writte
 def test_an_item_from_a_tool_alone_waits_for_a_second_source(place: KnowledgeFolder) -> None:
     apply_harvest(place, [worked("s1", "Go.", BROKEN)])
     (item,) = items_in(place)
-    assert item.held_back == "said by a tool only: needs a second source or a person's approval"
+    assert item.held_back == "from tool results only: needs a second source or a person's approval"
     assert digest_of(place) == ""
     apply_harvest(place, [worked("s2", "Go once more.", BROKEN)])
     assert "linker" in digest_of(place)

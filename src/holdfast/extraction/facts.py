@@ -247,12 +247,12 @@ class FactsReader:
                 self.tasks[task.text] = task, self.number
             return
         (task,) = action.tasks
-        listed = [name for name, (known, _) in self.tasks.items() if known.text]
+        listed = [name for name, (existing, _) in self.tasks.items() if existing.text]
         position = int(action.task_id) - 1 if action.task_id.isdigit() else -1
         name = listed[position] if not task.text and 0 <= position < len(listed) else task.text
         if name:
-            known = self.tasks.get(name, (Task(name), 0))[0]
-            self.tasks[name] = Task(known.text or name, task.status or known.status), self.number
+            existing = self.tasks.get(name, (Task(name), 0))[0]
+            self.tasks[name] = Task(existing.text or name, task.status or existing.status), self.number
 
     def _read_result(self, result: ToolResult) -> None:
         text = result_text(result)

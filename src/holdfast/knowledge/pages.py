@@ -83,13 +83,13 @@ def page_text(page: Page) -> str:
 def with_items(page: Page, harvested: Iterable[Item]) -> Page:
     """Merge harvested items into the page: known items get the new sources, new ones are appended in order."""
     lines = list(page.lines) or _heading_lines(page.category)
-    known: dict[str, tuple[int, Item]] = {}
+    by_key: dict[str, tuple[int, Item]] = {}
     for number, item in page.items:
-        known.setdefault(item.id, (number, item))
-        known.setdefault(normalised(item.text), (number, item))
+        by_key.setdefault(item.id, (number, item))
+        by_key.setdefault(normalised(item.text), (number, item))
     added: dict[str, Item] = {}
     for item in harvested:
-        existing = known.get(item.id) or known.get(normalised(item.text))
+        existing = by_key.get(item.id) or by_key.get(normalised(item.text))
         if existing is None:
             before = added.get(item.id)
             added[item.id] = merged(before, item) if before else item
@@ -98,7 +98,7 @@ def with_items(page: Page, harvested: Iterable[Item]) -> Page:
         after = merged(before, item)
         if after != before:
             lines[number] = spelled(after)
-            known.update({before.id: (number, after), normalised(before.text): (number, after)})
+            by_key.update({before.id: (number, after), normalised(before.text): (number, after)})
     lines += [spelled(item) for item in added.values()]
     return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 

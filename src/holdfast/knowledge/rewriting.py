@@ -12,7 +12,7 @@ ATTEMPTS_MAX = 10
 
 
 def change_file(disk: Disk, name: str, changed: Callable[[bytes], bytes]) -> None:
-    """Apply `changed` to the file; retry on the new content if somebody writes at the same time."""
+    """Apply `changed` to the file; retry on the new content if it is edited at the same time."""
     for _ in range(ATTEMPTS_MAX):
         before = disk.read(name)
         after = changed(before or b"")
