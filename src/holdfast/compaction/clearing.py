@@ -39,6 +39,8 @@ def batch_of(
     Errors, results of protected tools, the last two turns and unsent messages are never cleared.
     """
     calls = {block.id: block for entry in entries for block in entry.content if isinstance(block, ToolUse)}
+    # Clearing changes the prefix from the first cleared result on, so one large batch costs one cache miss, while
+    # clearing result by result would cost one each time.
     tokens_to_free = sum(tokens) * (1 - LOW_SHARE)
     chosen: list[ClearedResult] = []
     freed, first, last = 0, 0, 0
@@ -48,6 +50,7 @@ def batch_of(
                 continue
             size = _result_tokens(block, entries[index], tokens[index])
             call = calls.get(block.tool_use_id)
+            # An error may still be unresolved, and a short result is hardly longer than the line that replaces it.
             if size < RESULT_TOKENS_MIN or failed(block) or (call and call.name in config.protected_tools):
                 continue
             chosen.append(ClearedResult(block.tool_use_id, _replacement_text(block, call, entries[index].number)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+# Defaults of seed 002's SummaryCompressionBudget.
 SUMMARY_CHARS_MAX = 1_200
 SUMMARY_LINES_MAX = 24
 SUMMARY_LINE_CHARS_MAX = 160

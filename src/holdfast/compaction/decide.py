@@ -47,6 +47,7 @@ class Outlook(msgspec.Struct, frozen=True):
     def hard_tokens(self) -> int:
         """The prompt size from which on the next call may not fit. The prompt always gets half of the window."""
         room = max(self.window_tokens - self.output_tokens_max, self.window_tokens // 2)
+        # A catalog row may allow a reply as long as the window; without the lower bound no prompt would ever fit.
         return int(room * WINDOW_SHARE_MAX)
 
 
@@ -63,6 +64,7 @@ def left_tokens(message_tokens: int, config: CompactionConfig) -> int:
 def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
     """Token budgets of the summary and of the recent messages that are kept."""
     room = int(message_tokens * config.share_max)
+    # The summary is sized first; the recent messages get what is left of the room.
     record = max(RECORD_TOKENS_MIN, min(config.record_tokens_max, int(room * RECORD_SHARE)))
     return record, min(config.tail_tokens_max, max(0, room - record))
 
@@ -74,6 +76,8 @@ def due(outlook: Outlook, watch: Watch, config: CompactionConfig, *, by_size_alo
     sizes = Sizes(outlook.prompt_tokens, outlook.head_tokens, after_tokens(outlook, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
         return "hard"
+    # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,
+    # where the shorter prompt saves from the first call on; the soft limit holds even where money says no.
     if sizes.removed < least_gain(outlook.prompt_tokens, "soft"):
         return None
     if not by_size_alone and _pays(sizes, outlook):
@@ -91,7 +95,9 @@ def _pays(sizes: Sizes, outlook: Outlook) -> bool:
 
 
 def _is_ripe(sizes: Sizes, outlook: Outlook, config: CompactionConfig) -> bool:
-    # carried: tokens sent since the last compaction, plus this prompt, minus what a compacted prompt would have sent.
+    # Rent or buy: compact once carrying the removable tokens has cost as much as removing them, which needs no forecast
+    # of the remaining calls (decision 0023). With P the prompts sent so far, n their number and F + A the compacted
+    # size: carried = sum(P) - n * (F + A). See economics/compacting.py for the break-even itself.
     needed = sizes.head + sizes.after
     carried = outlook.sent_tokens + outlook.prompt_tokens - (outlook.calls + 1) * needed
     fixed = left_tokens(outlook.base_tokens - outlook.head_tokens, config)
@@ -103,6 +109,8 @@ def least_gain(prompt_tokens: int, trigger: Trigger) -> int:
 
     A requested compaction, or one after an overflow, accepts a smaller gain than an automatic one.
     """
+    # The limit of 8,000 tokens or a fifth keeps compactions rare: without it there would be three to five times as
+    # many, for no gain as soon as anything is lost (111 recorded sessions, decision 0023).
     if trigger in ("asked", "overflow"):
         return ASKED_GAIN_TOKENS_MIN
     return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
@@ -117,6 +125,7 @@ def too_large_a_head(outlook: Outlook, config: CompactionConfig) -> bool:
 def numbers_of(outlook: Outlook, *, record_tokens: int, kept_tokens: int, head_tokens: int) -> CompactionNumbers:
     """The one-time cost, the saving per call, and the break-even of a compaction to these sizes."""
     sizes = Sizes(outlook.prompt_tokens, head_tokens, record_tokens + kept_tokens)
+    # cost_usd is the extra cost of the one call that changes the prefix; saving_per_call_usd = r * removed tokens.
     unit = outlook.unit_usd
     return CompactionNumbers(
         prompt_tokens=outlook.prompt_tokens,

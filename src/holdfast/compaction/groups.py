@@ -59,6 +59,7 @@ def cut_at(entries: Sequence[Passage], tokens: Sequence[int], *, tail_tokens_max
     if not groups:
         return None
     first = len(groups) - 1
+    # A group that is partly unsent is kept whole: covering a message before it was sent would lose it.
     while first > 0 and groups[first - 1].stop > unsent:
         first -= 1
     room = tail_tokens_max - sum(group.tokens for group in groups[first:])

@@ -49,6 +49,7 @@ def checked_prose(text: str, conversation_text: str, *, count: Callable[[str], i
         if not statement:
             continue
         cost = count(statement) + 2
+        # A model invents; a line is kept only if every name and quotation in it occurs in the original messages.
         if section in SECTIONS and cost <= room and _is_supported(statement, conversation_text, folded_text):
             lines_by_section.setdefault(section, []).append(f"- {statement}")
             room -= cost

@@ -34,6 +34,8 @@ RESUME = (
     "do not acknowledge the summary, do not recap what was happening, and do not preface with continuation text."
 )
 NEWLY = "Newly compacted context:"
+# Limits of seed 002's summary, in characters and items; SUMMARY_CHARS_MAX is ours, because the seed's merged summaries
+# grow without bound.
 BLOCK_CHARS_MAX = 160
 CURRENT_CHARS_MAX = 200
 REQUESTS_MAX = 3
@@ -105,6 +107,7 @@ def boundary(messages: Sequence[Message], keep: int, *, front: int = 0) -> int:
     """The index of the first kept message: the start of a group, so that no result is separated from its call."""
     target = max(front, len(messages) - keep)
     starts = [start for start, _ in exchange_groups(messages)]
+    # Move back to the start of the group: a provider rejects a tool result whose call was removed.
     return max((start for start in starts if start <= target), default=front) if target < len(messages) else target
 
 

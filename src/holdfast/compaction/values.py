@@ -7,6 +7,7 @@ import msgspec
 from holdfast.canonical.blocks import Message
 from holdfast.errors import UserError
 
+# 100,000 is the threshold of seed 002. GAIN_* keep a cache miss from buying too little; see decide.least_gain.
 SOFT_TOKENS = 100_000
 RECORD_TOKENS_MAX = 6_000
 TAIL_TOKENS_MAX = 10_000
@@ -71,6 +72,7 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in _COUNTS:
             count: object = getattr(self, name)
+            # bool is a subclass of int: True would otherwise pass as a limit of one token.
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")
         share: object = self.share_max

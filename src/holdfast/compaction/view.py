@@ -16,6 +16,7 @@ def compacted(entries: Sequence[Passage], event: ContextCompacted) -> tuple[Pass
         kept = _clear_results(entries, {result.tool_use_id: result.text for result in event.cleared})
     else:
         kept = tuple(entry for entry in entries if entry.number > event.last and not is_record(entry))
+    # Providers sign thinking together with the prefix it was made for and reject it behind another one (decision 0014).
     if event.thinking_dropped:
         kept = tuple(remaining for entry in kept if (remaining := without_thinking(entry)) is not None)
     return kept if event.strategy == "clear" else (record_passage(event), *kept)

@@ -5,11 +5,13 @@ import msgspec
 from holdfast.canonical.usage import Usage
 from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted
 
+# Guards against compacting in a loop: if the prompt is not below 80 % of its size afterwards, that is a strike.
 EFFECT_SHARE_MAX = 0.8
 """After a compaction the prompt must be smaller than this share of its size before, by the provider's count."""
 
 STRIKES_MAX = 2
 WAIT_CALLS = 10
+# More calls than any session makes: a back-off that ends only with the next user message.
 NEVER_CALLS = 1_000_000_000
 
 
@@ -42,6 +44,7 @@ def after_compaction(watch: Watch, event: ContextCompacted, *, messages: int) ->
 
 def after_call(watch: Watch, usage: Usage) -> Watch:
     strikes = watch.strikes
+    # Measured by the provider's usage, because our own estimate could be wrong in the same way before and after.
     if watch.from_tokens:
         has_helped = usage.tokens_sent < watch.from_tokens * EFFECT_SHARE_MAX
         strikes = 0 if has_helped else strikes + 1

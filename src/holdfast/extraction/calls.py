@@ -79,6 +79,7 @@ def _word(value: Json) -> str:
 
 
 def _kind(name: str, path: str, command: str, arguments: dict[str, Json]) -> CallKind:
+    # MCP tools are offered as mcp__server__tool.
     plain = name.rpartition("__")[2]
     for kind, pattern in _BY_NAME:
         if pattern.search(plain) and (kind not in ("read", "write", "delete") or path):
@@ -103,6 +104,7 @@ def _lines(arguments: dict[str, Json]) -> tuple[int, int] | None:
         start, end = arguments.get(first), arguments.get(last)
         if isinstance(start, int) and not isinstance(start, bool):
             stop = end if isinstance(end, int) and not isinstance(end, bool) else 0
+            # offset/limit is a start and a count, the other pairs are first and last line.
             return start, start + stop - 1 if first == "offset" and stop else stop
     return None
 
@@ -151,6 +153,7 @@ def plain_text(content: tuple[Block, ...]) -> str:
     return "\n".join(parts)
 
 
+# Shell tools report failures in the text of a result that is not marked as an error.
 _EXIT = re.compile(r"\bexit (?:code|status):? (\d{1,3})\b", re.IGNORECASE)
 
 

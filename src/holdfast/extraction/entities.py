@@ -55,6 +55,7 @@ _WORD = re.compile(r"[^\s\"'`<>()\[\]{},;|*=]+")
 _MEASURED = re.compile(r"(?<![\w.-])\d+(?:\.\d+)? (?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|bytes|tokens)\b")
 _ERROR = re.compile(r"[a-z](?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\b\d[\d.,:]*\b")
+# Abbreviations that look like a file name with a suffix.
 _NO_FILE = ("e.g", "i.e", "etc.", "vs.")
 
 

@@ -191,6 +191,7 @@ class FactsReader:
             self.errors_of = {key: signs for key, signs in remaining.items() if signs}
         if len(self.steps) > 2 * REMEMBERED_MAX:
             del self.steps[:-REMEMBERED_MAX]
+        # The first request is the goal and is never dropped.
         if self.waiting > 2 * REMEMBERED_MAX:
             del self.asks[1 : self.waiting - REMEMBERED_MAX]
             self.waiting = REMEMBERED_MAX + 1
@@ -201,6 +202,7 @@ class FactsReader:
     def _read_request(self, text: str, content: Sequence[Block]) -> None:
         others = sum(isinstance(block, Image) for block in content)
         self.asks.append(Ask(self.number, text, others=others))
+        # Whatever the model asked last, the user has now replied.
         self.question = None
         for sentence in sentences(text):
             if len(sentence) <= CONSTRAINT_CHARACTERS_MAX and _CONSTRAINT.search(sentence):
@@ -248,6 +250,7 @@ class FactsReader:
             return
         (task,) = action.tasks
         listed = [name for name, (existing, _) in self.tasks.items() if existing.text]
+        # Task tools that update by id count tasks from 1 in the order of creation.
         position = int(action.task_id) - 1 if action.task_id.isdigit() else -1
         name = listed[position] if not task.text and 0 <= position < len(listed) else task.text
         if name:
@@ -294,6 +297,7 @@ class FactsReader:
         for name in names:
             self.failing.setdefault(name, Noted(name, self.number))
         self.failed_once.update(names)
+        # A test run that succeeds without naming a failure means that everything that failed before passes now.
         if not names and not is_failed and re.search(r"\btest", action.command):
             self.failing.clear()
 
@@ -301,12 +305,14 @@ class FactsReader:
         lines = error_lines(text) if is_failed or action.kind == "run" else []
         if not lines and is_failed:
             lines = [line for line in [last_line(text, 200)] if line]
+        # The same call succeeded: every error that it reported before counts as resolved.
         if not is_failed and not lines:
             for resolved_sign in self.errors_of.pop(action.key, ()):
                 if resolved_sign in self.errors:
                     self.errors[resolved_sign] = msgspec.structs.replace(
                         self.errors[resolved_sign], resolved=self.number
                     )
+        # One noisy result must not push out the errors of all others.
         for line in lines[:8]:
             sign = signature(line)
             before = self.errors.pop(sign, None)

@@ -11,6 +11,7 @@ URI_CHARACTERS_MAX = 600
 SHARED = "shared"
 SKILL = "skill"
 RESERVED_OWNERS = frozenset({SHARED, SKILL, "agent"})
+# A floating version would make a recall depend on the time; records could not be replayed.
 FLOATING = frozenset({"latest", "stable", "current", "head"})
 
 SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,199}")
@@ -80,6 +81,7 @@ def version_numbers(version: str) -> tuple[int, ...] | None:
     if match is None:
         return None
     numbers = [int(part) for part in match[1].split(".")]
+    # v1.0 and v1 are the same version.
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

@@ -127,6 +127,7 @@ def own_record(context: Library, token: str, caller: Caller) -> AuditRecord:
     """A record that the caller may report on: closed, or at most 24 hours old. Raises InstructionError."""
     record = context.records.audit(token)
     if record is None or not _is_owner(context, record, caller):
+        # The same error for an unknown token and another agent's, so that tokens cannot be probed.
         raise InstructionError("audit_token_invalid", "there is no such audit token")
     if record.audit_closed is None and context.now() - record.created_at > TOKEN_MS_MAX:
         raise InstructionError("audit_token_expired", "this audit token is older than 24 hours")

@@ -78,4 +78,5 @@ def sampled_probes(context: Library, manifest: Manifest) -> tuple[Probe, ...]:
 def _is_sampled(record: AuditRecord) -> bool:
     if record.event_type != "recall" or record.audit_closed is None:
         return False
+    # By digest of the id and not at random, so that every replica samples the same records.
     return int.from_bytes(hashlib.sha256(record.id.encode()).digest()[:4]) % SAMPLED_OF == 0

@@ -23,6 +23,7 @@ from holdfast.instructions.waiting import holding, lacking_kinds, needed_kinds, 
 from holdfast.instructions.writing import GivenUnit, write_unit
 from holdfast.sources.confined import EscapeError, PathError, locate, opened_place, roots_of, write_atomically
 
+# Seed 003, section 21.6: recall quality must be seen over at least 5 heartbeats before files are given up.
 RECALLS_MIN = 5
 
 Change = Literal["create", "update", "noop", "tombstone"]

@@ -67,6 +67,7 @@ def wake(
     if claims.wake_reason not in context.settings.wake_reasons:
         raise InstructionError("task_type_unknown", "this deployment does not know the wake reason")
     now = context.now()
+    # Consumed only after the checks above, so that a request that they refuse does not use up its token.
     if not context.records.use_wake(claims.jti, expires_at=int(claims.exp * 1000) + 60_000, at=now):
         raise InstructionError("wake_token_used", "this wake token was used before")
     agent, instruction_set = context.shelf(agent_name, agent)

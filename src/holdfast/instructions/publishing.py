@@ -42,6 +42,8 @@ from holdfast.instructions.values import (
 )
 from holdfast.instructions.waiting import Waiting, needed_kinds, not_before, ready_unit, version_of, waiting_units
 
+# The gate runs outside of the transaction, because it takes long; the commit is a compare-and-swap on the current
+# manifest, and a lost race is tried again this often.
 ATTEMPTS_MAX = 3
 RECERT_MS = 7 * 86_400_000
 
@@ -140,6 +142,7 @@ def _attempt(
         recert_due=now + RECERT_MS if skip else None,
         units=units,
     )
+    # A skipped gate is still measured, and the real numbers are stored and audited.
     events = (_bypass_record(context, manifest, failing_units, provenance),) if skip else ()
     is_committed = context.records.publish(
         manifest,

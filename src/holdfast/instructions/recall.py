@@ -151,6 +151,7 @@ def _or_unavailable() -> Iterator[None]:
 
 def _lift(place: Place, lifts: int) -> Place:
     score = place.score + lifts * LIFT
+    # Rounded, so that ties are decided by name and not by the last bit of a float: recall must be deterministic.
     return msgspec.structs.replace(place, score=round(min(1.0, score), DECIMALS)) if lifts else place
 
 
@@ -167,6 +168,7 @@ class _ChunkPacker:
         self._guaranteed = [
             entry for entry in entries if entry.guarantee_load and entry.name in instruction_set.contents
         ]
+        # Guaranteed units reserve their tokens first and may exceed the budget; hints and ranked units get the rest.
         self._tokens_left = question.token_budget - sum(
             instruction_set.contents[entry.name].tokens for entry in self._guaranteed
         )

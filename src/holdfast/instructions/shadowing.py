@@ -148,7 +148,7 @@ def _shortfalls(report: ShadowReport) -> Iterator[str]:
     if report.coverage is None:
         yield "no turn used a unit"
     elif report.coverage < COVERAGE_MIN:
-        yield f"{report.coverage:.1%} of the needed units would have been loaded, at least {COVERAGE_MIN:.0%} is required"
+        yield f"{report.coverage:.1%} of the needed units would have been loaded, {COVERAGE_MIN:.0%} is required"
     if report.share is not None and report.share >= report.share_max:
         yield f"{report.share:.1%} of the tokens would still be spent, less than {report.share_max:.0%} is required"
     if report.regressions:

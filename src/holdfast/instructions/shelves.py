@@ -56,6 +56,7 @@ class Shelves:
         instruction_set = self.made(agent, manifest, lifted=critical_units(self._records.coverage(agent.id)))
         with self._lock:
             self._cached[agent.id] = _CachedSet(agent.revision, self._files(agent, instruction_set), instruction_set)
+            # Least recently used first: an agent that is not asked for costs only one rebuild later.
             while len(self._cached) > SHELVES_MAX:
                 self._cached.popitem(last=False)
         return instruction_set

@@ -35,6 +35,7 @@ def deployment_key(path: Path) -> DeploymentKey:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # O_EXCL: of two processes that start at once, one creates the key and the other reads it.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             secret = path.read_bytes()

@@ -12,6 +12,7 @@ from holdfast.canonical.prompt import Passage
 from holdfast.errors import UserError
 from holdfast.instructions.failures import InstructionError
 
+# Bounds on what one request can make the detector read.
 STEPS_MAX = 2_000
 BYTES_MAX = 400_000
 LEAVES_MAX = 2_000

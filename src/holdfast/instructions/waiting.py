@@ -100,6 +100,7 @@ def record_approved(
     approved_version = version_of(context, agent, entries[0] if entries else None, version)
     for approval in approvals:
         context.records.add_approval(not_before(approval, approved_version), registers=agent)
+    # Another replica may activate or publish meanwhile; the store then refuses, and the state is read again.
     for _ in range(ATTEMPTS_MAX):
         listing, entries = _entries_for(context, agent, unit)
         recorded = context.records.approvals(agent.id)

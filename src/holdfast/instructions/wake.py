@@ -10,6 +10,7 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.signatures import decoded, verifies
 
 TOKEN_CHARACTERS_MAX = 8_000
+# The clocks of trigger and service may differ by this much.
 SKEW_SECONDS = 30
 LIFE_SECONDS_MAX = 3_600
 
@@ -76,6 +77,7 @@ def read_wake(token: str, trust: WakeTrust, *, now: float) -> Wake:
 
 def _is_signed(algorithm: str, message: bytes, signature: bytes, trust: WakeTrust) -> bool:
     if algorithm == "HS256":
+        # compare_digest takes the same time whatever differs, so that the signature cannot be guessed byte by byte.
         expected = hmac.digest((trust.secret or "").encode(), message, hashlib.sha256)
         return bool(trust.secret) and hmac.compare_digest(expected, signature)
     key = decoded(trust.public_key) if trust.public_key else None

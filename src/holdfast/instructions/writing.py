@@ -18,6 +18,8 @@ from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, lackin
 
 CONTENT_CHARACTERS_MAX = 200_000
 LISTINGS_MEASURED_MAX = 10
+# How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, sent by a key
+# without one, or only claimed by somebody else.
 TRUST_SIGNED = 1.0
 TRUST_NAMED = 0.9
 TRUST_UNNAMED = 0.7

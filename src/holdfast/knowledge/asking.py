@@ -14,6 +14,7 @@ from holdfast.knowledge.finding import project_path
 from holdfast.knowledge.items import PROJECT, Category, Item, Origin, Source, as_told, item_id
 from holdfast.knowledge.screening import holds_secret, injection_in
 
+# Limits of the pattern that the harvest follows (nagent): above 1 MB refused, above 64 KB shortened.
 SAID_BYTES_MAX = 1_000_000
 """A longer conversation is not sent to a model; the rules must suffice."""
 
@@ -116,6 +117,7 @@ def _items(
         if not sanitized or (path and not relative_path):
             continue
         words = _WORDS.findall(sanitized.casefold())
+        # A statement that mostly repeats tool output may be injected text; as a tool's it needs a second source.
         grounded = sum(word in spoken_words for word in words) >= len(words) * GROUNDED_SHARE
         origin: Origin = "model" if grounded else "tool"
         item = Item(

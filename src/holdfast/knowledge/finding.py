@@ -113,6 +113,7 @@ def _statements(entries: Sequence[Passage], facts: Facts) -> Iterator[_Statement
     for question in facts.questions:
         yield _Statement("questions", question.text, question.number, "model")
     for ran in reversed(facts.commands):
+        # A command that was run repeatedly and works is part of how people work on this project.
         if ran.times >= RUNS_MIN and ran.answered and not ran.failed and "\n" not in ran.command:
             yield _Statement("playbooks", f"Run `{shown(ran.command, ASK_CHARACTERS_MAX)}`", ran.number, "model")
 

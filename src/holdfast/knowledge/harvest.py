@@ -216,18 +216,18 @@ def _plan_sources(journal: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[S
     return tuple(planned), unchanged
 
 
-def _write_items(disk: Disk, items: Sequence[Item], told_before: frozenset[str], project: Project) -> None:
+def _write_items(disk: Disk, items: Sequence[Item], harvested_ids: frozenset[str], project: Project) -> None:
     """Add items to pages and notes; existing ones stay as they are, so that applying twice changes nothing."""
     for category in CATEGORIES:
         category_items = [item for item in items if item.category == category]
         if category_items:
             change_file(
-                disk, page_name(category), functools.partial(_merge_into_page, category, category_items, told_before)
+                disk, page_name(category), functools.partial(_merge_into_page, category, category_items, harvested_ids)
             )
     for _ in range(ATTEMPTS_MAX):
         notes = read_notes(disk)
         existing_ids = {item.id for file_notes in notes for _, item in file_notes.page.items}
-        new_items = _without_removed(existing_ids, (item for item in items if item.category == "files"), told_before)
+        new_items = _without_removed(existing_ids, (item for item in items if item.category == "files"), harvested_ids)
         files = noted(notes, new_items, project=project, read=disk.read)
         conflicting = [file for file in files if not disk.replace_unless_changed(file.name, file.content, file.before)]
         if not conflicting:
@@ -235,9 +235,9 @@ def _write_items(disk: Disk, items: Sequence[Item], told_before: frozenset[str],
     raise in_use(conflicting[0].name)
 
 
-def _merge_into_page(category: Category, items: Sequence[Item], told_before: frozenset[str], raw: bytes) -> bytes:
+def _merge_into_page(category: Category, items: Sequence[Item], harvested_ids: frozenset[str], raw: bytes) -> bytes:
     page = read_page(category, read_text(raw), scope=PROJECT)
-    new_items = _without_removed(page.by_id, items, told_before)
+    new_items = _without_removed(page.by_id, items, harvested_ids)
     after = with_items(page, new_items) if new_items else page
     return rewritten(raw, after.lines) if after.lines != page.lines else raw
 
@@ -247,6 +247,6 @@ def _finished_record(record: Record) -> Record:
     return Record("harvested", record.source, record.session, record.events, record.day, ids=ids)
 
 
-def _without_removed(existing_ids: Container[str], items: Iterable[Item], told_before: frozenset[str]) -> list[Item]:
+def _without_removed(existing_ids: Container[str], items: Iterable[Item], harvested_ids: frozenset[str]) -> list[Item]:
     """Drop items that were harvested before and are no longer there: a person has removed them."""
-    return [item for item in items if item.id in existing_ids or item.id not in told_before]
+    return [item for item in items if item.id in existing_ids or item.id not in harvested_ids]

@@ -86,6 +86,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
             return self.status
         if self.category == "tasks" and self.done:
             return "done"
+        # A tool result may be controlled by an attacker; one such source alone is not trusted (decision 0031).
         if (not self.flagged and not self.from_tools_alone) or self.vouched:
             return ""
         if self.flagged:

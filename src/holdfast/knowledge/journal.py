@@ -102,6 +102,7 @@ def mend_journal(disk: Disk, journal: Journal) -> None:
                 QUARANTINE,
                 (b"" if not quarantined or quarantined.endswith(b"\n") else b"\n") + b"\n".join(new_lines) + b"\n",
             )
+    # An append after a line that was cut short by a crash would corrupt the new record as well.
     if journal.corrupt or journal.cut_short:
         disk.replace(LEDGER, b"".join(line + b"\n" for line in journal.lines))
 

@@ -89,6 +89,7 @@ def with_items(page: Page, harvested: Iterable[Item]) -> Page:
         by_key.setdefault(normalised(item.text), (number, item))
     added: dict[str, Item] = {}
     for item in harvested:
+        # By id, which survives a person's edits, or by text, which finds a line that a person wrote.
         existing = by_key.get(item.id) or by_key.get(normalised(item.text))
         if existing is None:
             before = added.get(item.id)

@@ -87,6 +87,7 @@ class PassageIndex:
         """The best chunks whose files are unchanged, best first."""
         chunks: list[FoundPassage] = []
         fresh: dict[str, bool] = {}
+        # Ask for more than needed, because chunks of changed files are skipped.
         for hit in self._index.search(question, limit=limit * 3).found:
             file, lines = self._chunks[hit.id]
             if file.path not in fresh:
@@ -151,6 +152,7 @@ def _read_chunks(root: Path, project_file: ProjectFile, indexed: IndexedFile | N
     file = read_project_file(root, project_file.path, FILE_BYTES_MAX)
     if file is None:
         return None, 0
+    # Touched but unchanged: keep the chunks and only remember the new time stamp.
     if indexed is not None and indexed.sha256 == file.sha256:
         return msgspec.structs.replace(indexed, stamp=project_file.stamp), 0
     chunks = _split_chunks(file.text)

@@ -79,6 +79,7 @@ def recorded(ledger: Ledger, payload: Recovery, at: float) -> Ledger:
     """The ledger with one more event applied."""
     others = {key: incident for key, incident in ledger.incidents.items() if key != payload.incident}
     incident_before = ledger.incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
+    # Re-inserting at the end keeps the mapping in order of the last update.
     newest = list(others.items())[-(INCIDENTS_MAX - 1) :]
     return Ledger({**dict(newest), payload.incident: _apply_event(incident_before, payload, at)})
 
@@ -112,6 +113,7 @@ def _effective_attempts(
         and at - last_update_at >= rules.healthy_seconds
     ):
         return 0, 0
+    # A position in the list of steps means nothing if the recipe has changed since.
     is_same_recipe = incident.steps == tuple(step.name.value for step in recipe.steps)
     return incident.attempts, incident.first_step if is_same_recipe else 0
 

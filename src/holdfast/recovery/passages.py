@@ -47,6 +47,7 @@ def mended(entries: Passages, sent: int, mending: Mending) -> Mended:
             repaired, repaired_sent = kept + entries[count:], kept_sent + max(0, sent - count)
         case _:
             repaired, repaired_sent = entries, sent
+    # Only a change before the last reply touches bytes that a provider has cached.
     return Mended(repaired, repaired_sent, repaired[:replied] != entries[:replied])
 
 

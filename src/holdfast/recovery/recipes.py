@@ -132,6 +132,7 @@ def runnable(recipe: RecoveryRecipe, available: AbstractSet[StepName]) -> Recove
     for step in recipe.steps:
         if step.name not in available or (step.name is StepName.RetryRequest and not has_changed):
             continue
+        # Learning the window changes what later steps aim for, but not the request itself.
         if step.name is not StepName.LearnWindow:
             has_changed = step.name is not StepName.RetryRequest
         steps.append(step)
@@ -140,4 +141,5 @@ def runnable(recipe: RecoveryRecipe, available: AbstractSet[StepName]) -> Recove
 
 def backoff_seconds(attempt: int) -> float:
     """The pause before attempt number `attempt`, counted from 1: 0, then 1 s doubling up to 60 s."""
+    # The exponent is bounded so that a very large attempt number cannot overflow the float.
     return 0.0 if attempt <= 1 else min(BACKOFF_SECONDS_FIRST * 2.0 ** min(attempt - 2, 16), BACKOFF_SECONDS_MAX)

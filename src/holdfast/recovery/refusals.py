@@ -13,6 +13,7 @@ MarkProblem = Literal["lifetimes", "marks"]
 REFUSED_STATUSES = (400, 413, 422)
 """HTTP statuses of a request that was rejected before the model read it."""
 
+# The patterns match the providers' error texts and, for `tool result stands behind` and the like, the simulator's.
 _BREAKPOINTS = re.compile(
     r"cache_control|prompt_cache_breakpoint|cache[_ ]?(point|breakpoint|marker)s?\b", re.IGNORECASE
 )

@@ -70,6 +70,8 @@ def imports_of(text: str) -> tuple[str, ...]:
 
 
 def _parser() -> MarkdownIt:
+    # Only block structure is needed; a CommonMark parser is used because splitting at lines that start with `#` breaks
+    # the first shell script in a fence (decision 0032).
     parser = MarkdownIt("commonmark", {"maxNesting": NESTING_MAX}).enable("table")
     parser.core.ruler.enableOnly(["normalize", "block"])
     return parser

@@ -18,6 +18,8 @@ from holdfast.instructions.recall import DEFAULT_TOKEN_BUDGET
 from holdfast.instructions.stub import check_stub
 from holdfast.instructions.values import Agent, Entry, MigrationMode, Triggers
 
+# Below the limit, so that people can still edit a description. A manifest of 1,000 tokens has about 18 entries
+# (decision 0032); the stub keeps half of its 500 tokens for rules.
 TOKENS_AIM = MANIFEST_TOKENS_MAX - 40
 STUB_RULES_TOKENS_MAX = 250
 PRELOADED_TOKENS_MAX = 1000

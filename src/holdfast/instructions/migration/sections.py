@@ -10,6 +10,7 @@ from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.migration.markdown import Cut, Markdown, read_markdown
 from holdfast.sources.skills.frontmatter import Value
 
+# Sections are joined below the first size, split above the second, and start at headings up to the third.
 SMALL_TOKENS = 20
 LARGE_TOKENS = 600
 HEADING_LEVEL_MAX = 3
