@@ -52,6 +52,7 @@ def _move(old: Path, new: Path, *, note: str) -> None:
     try:
         content = old.read_bytes()
         new.parent.mkdir(parents=True, exist_ok=True)
+        # O_EXCL: a file that appeared since the check is not overwritten.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
             file.write(note.encode() + content)
         old.unlink()

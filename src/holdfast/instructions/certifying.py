@@ -56,6 +56,7 @@ def run_due(context: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
         if agent is None or manifest is None:
             continue
         is_old = last is None or last.stale or now - last.finished_at >= DAY_MS
+        # The daily run keeps recert_due, so that a passing daily measurement does not replace the re-certification.
         is_recert_due = last is not None and last.recert_due is not None and last.recert_due - OWED_MS <= now
         if is_old or is_recert_due:
             context.records.add_coverage(
@@ -135,6 +136,7 @@ def choose_encoder(context: Library, *, accept: bool = False, again: bool = Fals
             f"that of {failed[0]}: `holdfast instructions coverage` shows what is not found"
         )
         failed = ()
+    # A new encoder must not be activated while manifests fail with it: recalls would silently miss units.
     if failed and not accept:
         if refusal is None:
             refusal = Refusal(name, _manifests_digest(manifests), failed)

@@ -37,6 +37,7 @@ def measure(
     """Measure one unit by its intents. Guarantee, hints and lifts are left out, because they would always pass."""
     rankings = [(query, ranked(instruction_set, query, use_floor=use_floor)) for query in asked_of(entry)]
     units = len(instruction_set.manifest.body)
+    # A random ranking has the unit among the first k with probability k / n.
     chance = min(1.0, GATE_K / units)
     queries = probes(entry.load_triggers.intents, entry.description, count=PROBES)
     hits = sum(entry.name in ranked(instruction_set, query, use_floor=use_floor)[:PROBE_K] for query in queries)
@@ -54,6 +55,7 @@ def measure(
     share = _share(rankings, entry.name, GATE_K)
     scaled = _share(rankings, entry.name, scaled_k(units))
     failed_probes = (
+        # The unit at rank k is the one to beat; with fewer than k results it is the last one.
         FailedProbe(query, next(iter(names[GATE_K - 1 : GATE_K] or names[-1:]), None))
         for query, names in rankings
         if entry.name not in names[:GATE_K]

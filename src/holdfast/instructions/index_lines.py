@@ -22,6 +22,7 @@ def index_line(entry: Entry) -> str:
     """Name, description and triggers on one line, with white space collapsed."""
     triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
     text = f"{entry.description} | when: {'; '.join(triggers)}" if triggers else entry.description
+    # A line break in a description could otherwise add a line that reads as another unit.
     return " ".join(f"- {entry.name}: {text}".split())
 
 

@@ -72,5 +72,6 @@ def _pair_flaws(entries: Sequence[Entry], texts: Mapping[str, str]) -> Iterator[
                 yield Flaw(entry.name, "same-trigger", message, "make the intents distinct")
     terms_by_name = [(entry.name, frozenset(terms(texts[entry.name]))) for entry in entries if entry.name in texts]
     for (first, first_terms), (other, other_terms) in combinations(terms_by_name, 2):
+        # Jaccard similarity of the terms.
         if first_terms and len(first_terms & other_terms) / len(first_terms | other_terms) >= SAME_SHARE:
             yield Flaw(other, "same-text", f"its text is nearly the same as that of {first[:80]!a}", "keep one of them")

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.instructions.everyday import COMMANDS, FURTHER_WORDS, NO_RULES, PROGRAMS, TOOLS
 
+# Eight consecutive words rarely coincide by chance; of these, five must differ, or lists and tables would match.
 PHRASE_WORDS = 8
 PHRASE_WORDS_DISTINCT_MIN = 5
 LINE_CHARACTERS_MAX = 20_000
@@ -24,11 +25,14 @@ _RULE_BRACKETED = re.compile(rf"[\[(]({_RULE})[\])]")
 _LIST_MARK = re.compile(r"\d{1,3}[.)]\s+")
 _LETTERS = re.compile(r"[A-Z]+")
 _SPAN = re.compile(r"`([^`\n]{2,200})`")
+# `never run rm -rf` names a command that the unit forbids; running it is no evidence that the unit was followed.
 _FORBIDDEN = re.compile(
     r"\b(?:never|not|no|avoid|without|instead of|rather than|cannot|forbid\w*|prohibit\w*)\b|n['’]t\b", re.IGNORECASE
 )
 _TOOL = re.compile(r"[A-Za-z][\w.:-]{2,99}")
+# A plain English word is not distinctive as a tool or program name; one with punctuation, digits or camel case is.
 _DISTINCT = re.compile(r"[_./:\d-]|[a-z][A-Z]")
+# Words that stand for an argument to fill in: <name>, {id}, $VAR, [options], ..., FILE=.
 _PLACEHOLDER = re.compile(r"[<>{}$\[\]…]|\.\.\.|[A-Z][A-Z_]+(?:=|\Z)")
 _BETWEEN = re.compile(r"&&|[;|]")
 _FLAG = re.compile(r"-\w")

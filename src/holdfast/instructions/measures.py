@@ -60,6 +60,7 @@ def measured(records: Sequence[AuditRecord], entries: Sequence[Entry], *, k: int
         recall_at_k,
         hit_at_k,
         miss_rate,
+        # Fewer events than the minimum would raise alerts by chance.
         miss_rate is not None and miss_rate > ALERT_MISS_RATE and len(closed) >= ALERT_EVENTS_MIN,
         relevance,
         tuple(

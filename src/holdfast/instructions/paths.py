@@ -36,6 +36,7 @@ def read_path(root: Path | None, agent_id: str, path: str) -> str | None:
         return None
     try:
         with opened_place(locate(roots_of(root / agent_id), path)) as (folder, name):
+            # One byte more than allowed tells a file that is too large from one that just fits.
             raw = read_regular(folder, name, FILE_BYTES_MAX + 1)
     except (EscapeError, PathError, OSError):
         return None

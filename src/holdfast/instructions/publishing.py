@@ -144,6 +144,7 @@ def _attempt(
     )
     # A skipped gate is still measured, and the real numbers are stored and audited.
     events = (_bypass_record(context, manifest, failing_units, provenance),) if skip else ()
+    # Everything that the checks relied on is passed along: the store commits only if it is all still true.
     is_committed = context.records.publish(
         manifest,
         over=current.id if current else None,

@@ -19,6 +19,7 @@ class Turns:
         self._started = clock()
 
     def rest(self) -> bool:
+        # Resting exactly as long as the work took leaves half of the time to requests.
         is_stopped = self._pause(self._clock() - self._started)
         self._started = self._clock()
         return not is_stopped

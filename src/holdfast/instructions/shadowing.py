@@ -95,6 +95,7 @@ def shadow_report(records: Sequence[AuditRecord], manifest: Manifest) -> ShadowR
     regressions = tuple(
         Regression(turn.audit_token, turn.intent, tuple(sorted(names - turn.given)))
         for turn, names in needs
+        # A report of a missing unit counts even if others were there; otherwise one needed unit is enough.
         if turn.went_without - turn.given or (names and not names & turn.given)
     )
     eager, lazy = (

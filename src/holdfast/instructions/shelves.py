@@ -81,6 +81,7 @@ class Shelves:
             if unit is not None:
                 contents[entry.name] = unit_content(unit)
                 since = max(since, unit.created_at)
+            # fact_uri wins over path in coexistence (seed 003, 21.6.1); the file is the fallback.
             elif entry.path is not None and (text := self._read(agent, entry.path)) is not None:
                 contents[entry.name] = text_content(text, "fallback_path")
         return Shelf(manifest, contents, meaning=partial(_meaning_stage, self.encoder), lifted=lifted, since=since)

@@ -95,6 +95,7 @@ def verb_of(word: str) -> str | None:
     if not word.endswith("ing") or len(word) < 5:
         return None
     stem = word[:-3]
+    # running -> run, writing -> write.
     undoubled = stem[:-1] if len(stem) > 2 and stem[-1] == stem[-2] else stem
     return next(
         (candidate for candidate in (stem, f"{stem}e", undoubled) if candidate in _VERBS or is_order(candidate)), None

@@ -86,6 +86,7 @@ def _check_unit(context: Library, unit: UnitVersion, names: Sequence[str], signe
     if check_text(address, unit.content, unit.authored_by) != unit.content_sha256:
         raise _invalid_record("the text of a unit does not match its digest")
     signer = None
+    # A unit that the exporting store had quarantined stays quarantined.
     if unit.status != "quarantined" and unit.signature is not None:
         signer = unit_signer(_uri_forms(address, names), unit.content_sha256, unit.signature, signers)
     unit = msgspec.structs.replace(unit, token_count=count_cl100k(unit.content))

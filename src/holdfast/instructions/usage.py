@@ -46,9 +46,11 @@ _CITED_BEFORE = re.compile(
 _CONTEXT_CHARACTERS = 30
 _SHORT_RULE = re.compile(r"[A-Z]\d{1,5}[a-z]?")
 _BARE_NAME = re.compile(r"[\d_]|[-.][^-.]+[-.]")
+# Argument names under which shell tools of the common agents take a command.
 _COMMAND_MEMBERS = frozenset(("command", "cmd", "commands", "script", "argv", "shell_command"))
 _BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;|&()\n]")
 _ASSIGNMENT = re.compile(r"\w+=\S*")
+# Programs that run another one: `uv run pytest` counts as `pytest`.
 _WRAPPERS = tuple(
     tuple(words.split())
     for words in (
@@ -110,6 +112,7 @@ def _matches_in_step(marks: Marks, step: Said | Called) -> Iterator[_Match]:
         yield from _references(marks, step.text, names=True)
         yield from _phrases(marks, step.text)
     elif not is_of_instructions(step.tool):
+        # MCP tools are offered as mcp__server__tool, while a unit names the bare tool.
         for name in {step.tool, step.tool.rpartition("__")[2]}:
             if name in marks.tools:
                 yield _Match(("tool", name), marks.tools[name])

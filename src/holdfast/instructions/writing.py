@@ -113,6 +113,7 @@ def _attempt(
     if unit.status == "active" and _needs_approval(context, unit, listed, is_new=existing is None):
         unit = msgspec.structs.replace(unit, status="pending")
     measured = _measure_listings(context, unit, listed)
+    # The store refuses the write if the active version or a listing manifest has changed since it was read here.
     active = holding(versions)
     over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
     is_stored = (
@@ -220,6 +221,7 @@ def _measure_listings(
                 instruction_set, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
             )
             results.append((agent, coverage))
+    # False sorts before True, so that failing results come first.
     return tuple(sorted(results, key=lambda result: (result[1].passed, _coverage_share(result[1]))))
 
 

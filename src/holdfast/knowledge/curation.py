@@ -136,6 +136,7 @@ def _definition_end(lines: Sequence[str], start: int) -> int:
         if not line.strip():
             continue
         if len(line) - len(line.lstrip()) <= indent:
+            # The closing bracket of a block has the indentation of its first line and belongs to it.
             return number + 1 if line.strip()[0] in "})]" else last + 1
         last = number
     return last + 1

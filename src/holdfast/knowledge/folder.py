@@ -113,6 +113,7 @@ class KnowledgeFolder:
                 written = 0
                 while written < len(content):
                     written += os.write(descriptor, content[written:])
+                # The ledger must be on disk before a page changes.
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -127,6 +128,7 @@ class KnowledgeFolder:
             descriptor = os.open(last, _LOCK_FLAGS, 0o600, dir_fd=folder)
         try:
             try:
+                # Released by the kernel when the process dies, so that a crash leaves no stale lock.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"{self.shown} is being written by another run; try again when it has ended") from None

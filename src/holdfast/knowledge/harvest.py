@@ -126,6 +126,7 @@ def apply_harvest(
         # Interrupted records are applied together with the new ones, so that pages do not depend on the interruption.
         records = (*journal.pending, *started)
         _write_items(disk, [item for record in records for item in record.items], journal.told_before, project)
+        # Only now: a crash before this line leaves the records pending, and the next run applies them again.
         write_records(disk, [_finished_record(record) for record in records])
         before, rebuilt, written = rebuild_digest(disk)
     return Outcome(
@@ -201,6 +202,7 @@ def _plan_sources(journal: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[S
     seen, settled = journal.seen, journal.settled | {record.source for record in journal.pending}
     planned, unchanged = [], 0
     for session in sessions:
+        # Cheap check first: an unchanged number of events needs no reading of the history.
         if (session.session, session.events) in seen:
             unchanged += 1
             continue

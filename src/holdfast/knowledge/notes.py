@@ -12,6 +12,7 @@ from holdfast.knowledge.pages import Page, page_text, read_page, with_items
 from holdfast.knowledge.rewriting import rewritten
 from holdfast.sources.text import read_text
 
+# Several earlier contents are kept, so that a file that changed before it moved is still recognised.
 HASHES_MAX = 8
 HASH_CHARACTERS = 16
 PAGES_MAX = 5_000

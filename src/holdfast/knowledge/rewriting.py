@@ -37,6 +37,7 @@ def rewritten(raw: bytes, lines: Sequence[str]) -> bytes:
     written: list[bytes] = []
     index = 0
     for line in lines:
+        # Lines were removed: skip to the one that is kept.
         while len(lines) < len(existing) and index < len(existing) and existing[index][0] != line:
             index += 1
         text, raw_line = existing[index] if index < len(existing) else ("", b"")

@@ -69,4 +69,5 @@ def _looks_random(word: str) -> bool:
         # Digests are lower case and digits too; a key of that shape is recognised by the word before it.
         return False
     changes = sum(before != after for before, after in pairwise(classes) if 3 not in (before, after))
+    # A change at every third character or more; camel case and snake case names change less often.
     return changes * 3 >= len(word)

@@ -13,7 +13,8 @@ MarkProblem = Literal["lifetimes", "marks"]
 REFUSED_STATUSES = (400, 413, 422)
 """HTTP statuses of a request that was rejected before the model read it."""
 
-# The patterns match the providers' error texts and, for `tool result stands behind` and the like, the simulator's.
+# The patterns match the providers' error texts, and in _PAIRS also our own transcript checks (canonical/transcript.py),
+# whose messages the simulator returns as errors.
 _BREAKPOINTS = re.compile(
     r"cache_control|prompt_cache_breakpoint|cache[_ ]?(point|breakpoint|marker)s?\b", re.IGNORECASE
 )
@@ -25,7 +26,8 @@ _THINKING = re.compile(
 )
 _PAIRS = re.compile(
     r"tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
-    r"|tool result stands behind|result .{0,120}answers no call|call .{0,120}(is not answered|has no result)"
+    r"|tool result (?:stands behind|comes after)|result .{0,120}answers no call"
+    r"|call .{0,120}(is not answered|has no result)"
     r"|'tool_calls'|role 'tool' must be a response|no tool (call|output) found for function call"
     r"|function (call|response) (turn|parts?)\b",
     re.IGNORECASE,

@@ -28,6 +28,7 @@ def slug(title: str) -> str:
         plain = head if len(head) > SLUG_CHARACTERS_MAX // 2 else plain[:SLUG_CHARACTERS_MAX]
     if not re.search(r"[a-z]", plain):
         plain = f"section-{hashlib.sha256(title.encode('utf-8', 'replace')).hexdigest()[:8]}"
+    # The name `manifest` is reserved in unit URIs.
     return f"{plain}-unit" if plain == "manifest" else plain
 
 

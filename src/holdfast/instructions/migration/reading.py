@@ -100,6 +100,7 @@ class _FileReader:
 
 def _rule_files(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):
+        # In place: os.walk then skips the removed folders.
         folders[:] = sorted(
             name_of_folder
             for name_of_folder in folders

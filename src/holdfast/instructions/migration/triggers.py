@@ -68,6 +68,7 @@ def found_intents(candidates: Sequence[Candidate], meaning: Meaning) -> tuple[tu
         tested = tuple(_keep_found_intents(candidate, index) for candidate in current)
         if tested == current:
             break
+        # A new intent of one unit can displace another unit, so that all are tested again in the next round.
         if attempt < ROUNDS - 1:
             tested = tuple(
                 candidate if candidate.intents else _with_other_intent(candidate, current, attempt)
