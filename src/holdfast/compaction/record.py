@@ -83,8 +83,8 @@ def build_record(facts: Facts, *, tokens_max: int, count: Count, kept: Kept = NO
     for section, _ in QUOTAS:
         budget.fill(candidates.get(section, ()), budget.left - names_budget)
     # Last, because a name that another line already contains is not repeated.
-    budget.name(facts, budget.left, kept.text)
-    return budget.record()
+    budget.add_names(facts, budget.left, kept.text)
+    return budget.build()
 
 
 class _LineBudget:
@@ -122,7 +122,7 @@ class _LineBudget:
                 room -= cost
                 self.left -= cost
 
-    def name(self, facts: Facts, share: int, kept: str) -> None:
+    def add_names(self, facts: Facts, share: int, kept: str) -> None:
         """Add names and values, ranked by expected reuse, except those that other lines already contain."""
         room = min(share, self.left)
         text_so_far = "\n".join(line.text for line in self._lines) + kept
@@ -139,7 +139,7 @@ class _LineBudget:
             room -= cost
             self.left -= cost
 
-    def record(self) -> Record:
+    def build(self) -> Record:
         name_lines = [
             Line("names", ", ".join(words[at : at + NAMES_PER_LINE_MAX]), (number,))
             for number, words in sorted(self._names.items())

@@ -84,8 +84,8 @@ def _possible_versions(
     needs_approval = any(
         listed.name == entry.name and needed_kinds(listed) for listed in (current.body if current else ())
     )
-    next_version = _version_for(entry, newest)
-    return (next_version, active.version) if needs_approval and active is not None else (next_version,)
+    coming_version = _version_for(entry, newest)
+    return (coming_version, active.version) if needs_approval and active is not None else (coming_version,)
 
 
 def _version_for(entry: Entry, newest: UnitVersion | None) -> str:
@@ -108,8 +108,8 @@ def publish_folder(
     agent, began = _folder_agent(context, folder), context.now()
     current = context.records.manifest(agent.id)
     deployment = _Deployment(context, agent, caller)
-    entries = tuple(deployment.placed(entry, folder.texts.get(entry.name)) for entry in folder.manifest.entries)
-    deployment.without(current, entries)
+    entries = tuple(deployment.write_entry(entry, folder.texts.get(entry.name)) for entry in folder.manifest.entries)
+    deployment.mark_removed(current, entries)
     if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent has this name")
     if current is not None and current.body == entries:
@@ -133,7 +133,7 @@ def write_units(context: Library, proposal: Proposal, caller: Caller) -> dict[st
     agent = context.records.agent(proposal.agent_id) or new_agent(context, proposal.agent_id)
     deployment = _Deployment(context, agent, caller)
     for unit in proposal.units:
-        deployment.placed(msgspec.structs.replace(unit.entry, path=None), unit.content)
+        deployment.write_entry(msgspec.structs.replace(unit.entry, path=None), unit.content)
     return deployment.changes
 
 
@@ -165,8 +165,8 @@ def roll_back(context: Library, agent_name: str, version: str, caller: Caller) -
     began, ended = context.now(), _last_moment(context, old)
     deployment = _Deployment(context, agent, caller)
     texts = {entry.name: _text_at(context, agent, entry, at=ended) for entry in old.body}
-    entries = [deployment.placed(entry, texts[entry.name]) for entry in old.body]
-    deployment.without(current, entries)
+    entries = [deployment.write_entry(entry, texts[entry.name]) for entry in old.body]
+    deployment.mark_removed(current, entries)
     draft = Draft(next_version(current.version), tuple(entries), old.migration_mode)
     # These texts were approved before, so that rolling back counts as the caller's approval.
     approvals = tuple(
@@ -204,10 +204,10 @@ def approve(context: Library, agent_name: str, unit_name: str, caller: Caller, *
     entry = next((listed for listed in manifest.body if listed.name == unit_name), None)
     if entry is None:
         raise InstructionError("approval_invalid", f"the manifest lists no unit {unit_name[:80]!a}")
-    waiting = waiting_units(context, agent, entry, context.records.approvals(agent.id))
-    if not waiting:
+    pending_units = waiting_units(context, agent, entry, context.records.approvals(agent.id))
+    if not pending_units:
         raise InstructionError("approval_invalid", f"no version of {unit_name[:80]!a} is pending approval")
-    pending = waiting[-1]
+    pending = pending_units[-1]
     if "force_prepend" in pending.lacks and not reason.strip():
         raise InstructionError(
             "prepend_approval_required", "the unit is prepended: give the result of its content review as the reason"
@@ -278,7 +278,7 @@ class _Deployment:
         self._caller = caller
         self.changes: dict[str, Change] = {}
 
-    def placed(self, entry: Entry, text: str | None) -> Entry:
+    def write_entry(self, entry: Entry, text: str | None) -> Entry:
         """Write the text if it is new, and return the entry with the URI of the version that holds it."""
         self.changes[entry.name] = "noop"
         if text is None:
@@ -298,7 +298,7 @@ class _Deployment:
         self.changes[entry.name] = "update" if newest else "create"
         return msgspec.structs.replace(entry, fact_uri=written.fact_uri)
 
-    def without(self, current: Manifest | None, entries: Sequence[Entry]) -> None:
+    def mark_removed(self, current: Manifest | None, entries: Sequence[Entry]) -> None:
         """Record the units that the current manifest lists and the new entries do not."""
         listed = {entry.name for entry in entries}
         gone = (entry.name for entry in (current.body if current else ()) if entry.name not in listed)

@@ -81,17 +81,19 @@ def marks_of(units: Sequence[Unit], loaded: frozenset[str]) -> Marks:
 
     def of_all(keys: Callable[[Unit], Iterable[tuple[str, int | None]]]) -> dict[str, Mark]:
         own_keys = {key for _, unit in loaded_units for key, _ in keys(unit)}
-        unique_others = {key: mark for key, mark in _unique_marks(other_units, keys).items() if key not in own_keys}
-        return unique_others | _unique_marks(loaded_units, keys)
+        unique_others = {
+            key: mark for key, mark in _unique_fingerprints(other_units, keys).items() if key not in own_keys
+        }
+        return unique_others | _unique_fingerprints(loaded_units, keys)
 
-    commands = _unique_marks(loaded_units, _commands)
+    commands = _unique_fingerprints(loaded_units, _commands)
     return Marks(
         of_all(lambda unit: ((key, None) for key in _addresses(unit))),
         of_all(lambda unit: ((unit.name, None),)),
         of_all(_rules),
-        _unique_marks(loaded_units, _tools),
+        _unique_fingerprints(loaded_units, _tools),
         commands,
-        _unique_marks(loaded_units, _phrases),
+        _unique_fingerprints(loaded_units, _phrases),
         _command_sizes(commands),
     )
 
@@ -103,16 +105,16 @@ def _command_sizes(commands: Iterable[tuple[str, ...]]) -> dict[str, frozenset[i
     return {word: frozenset(sizes) for word, sizes in sizes_by_word.items()}
 
 
-def _unique_marks(
+def _unique_fingerprints(
     units: Iterable[tuple[int, Unit]], keys: Callable[[Unit], Iterable[tuple[Key, int | None]]]
 ) -> dict[Key, Mark]:
-    marks: dict[Key, Mark] = {}
+    fingerprints: dict[Key, Mark] = {}
     shared: set[Key] = set()
     for index, unit in units:
         for key, line in keys(unit):
-            if marks.setdefault(key, Mark(index, line)).unit != index:
+            if fingerprints.setdefault(key, Mark(index, line)).unit != index:
                 shared.add(key)
-    return {key: mark for key, mark in marks.items() if key not in shared}
+    return {key: mark for key, mark in fingerprints.items() if key not in shared}
 
 
 def _addresses(unit: Unit) -> Iterator[str]:

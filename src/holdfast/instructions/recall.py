@@ -135,7 +135,7 @@ class Shelf:
         return frozenset(entry.name for entry in self.manifest.body if wanted in entry.load_triggers.task_types)
 
     def recall(self, question: Question) -> Recalled:
-        return _ChunkPacker(self, question).packed()
+        return _ChunkPacker(self, question).pack()
 
 
 @contextmanager
@@ -174,7 +174,7 @@ class _ChunkPacker:
         )
         self._taken: list[Picked] = []
 
-    def packed(self) -> Recalled:
+    def pack(self) -> Recalled:
         missed, dropped_hints = self._take_hints()
         self._take_ranked()
         prepended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if entry.force_position]

@@ -65,7 +65,7 @@ _Key = tuple[EvidenceKind, str | tuple[str, ...]]
 
 class _Match(msgspec.Struct, frozen=True):
     key: _Key
-    mark: Mark
+    fingerprint: Mark
 
 
 def detect(
@@ -81,64 +81,66 @@ def detect(
     `earlier_texts` is what the agent had before the recall; `index_texts` is what the index shows of the units. A name
     or rule from the index still refers to its unit, but repeating other index text does not prove that it was read.
     """
-    marks = marks_of(units, loaded)
+    fingerprints = marks_of(units, loaded)
     shown: set[_Key] = set()
     for text in earlier_texts:
-        shown.update(match.key for match in _matches_shown(marks, text) if match.key[0] != "name")
+        shown.update(match.key for match in _matches_shown(fingerprints, text) if match.key[0] != "name")
     for text in index_texts:
-        shown.update(match.key for match in _matches_shown(marks, text) if match.key[0] not in ("name", "rule"))
+        shown.update(match.key for match in _matches_shown(fingerprints, text) if match.key[0] not in ("name", "rule"))
     evidence_by_unit: dict[int, dict[EvidenceKind, Evidence]] = {}
     for number, step in enumerate(trace, 1):
         if isinstance(step, Shown):
             delivered = _delivered_units(units, step)
             if not is_of_instructions(step.tool):
                 shown.update(
-                    match.key for match in _matches_shown(marks, step.text) if match.mark.unit not in delivered
+                    match.key
+                    for match in _matches_shown(fingerprints, step.text)
+                    if match.fingerprint.unit not in delivered
                 )
             continue
-        for match in _matches_in_step(marks, step):
+        for match in _matches_in_step(fingerprints, step):
             kind = match.key[0]
             if match.key not in shown:
-                evidence_by_unit.setdefault(match.mark.unit, {}).setdefault(
-                    kind, Evidence(kind, number, match.mark.line)
+                evidence_by_unit.setdefault(match.fingerprint.unit, {}).setdefault(
+                    kind, Evidence(kind, number, match.fingerprint.line)
                 )
     return tuple(
         Detected(units[index].name, tuple(evidence.values())) for index, evidence in sorted(evidence_by_unit.items())
     )
 
 
-def _matches_in_step(marks: Marks, step: Said | Called) -> Iterator[_Match]:
+def _matches_in_step(fingerprints: Marks, step: Said | Called) -> Iterator[_Match]:
     if isinstance(step, Said):
-        yield from _references(marks, step.text, names=True)
-        yield from _phrases(marks, step.text)
+        yield from _references(fingerprints, step.text, names=True)
+        yield from _phrases(fingerprints, step.text)
     elif not is_of_instructions(step.tool):
         # MCP tools are offered as mcp__server__tool, while a unit names the bare tool.
         for name in {step.tool, step.tool.rpartition("__")[2]}:
-            if name in marks.tools:
-                yield _Match(("tool", name), marks.tools[name])
+            if name in fingerprints.tools:
+                yield _Match(("tool", name), fingerprints.tools[name])
         for member, text in texts_in(step.arguments):
-            yield from _references(marks, text, names=False)
-            yield from _phrases(marks, text)
+            yield from _references(fingerprints, text, names=False)
+            yield from _phrases(fingerprints, text)
             if member in _COMMAND_MEMBERS:
-                yield from _commands_run(marks, text)
+                yield from _commands_run(fingerprints, text)
 
 
-def _matches_shown(marks: Marks, text: str) -> Iterator[_Match]:
+def _matches_shown(fingerprints: Marks, text: str) -> Iterator[_Match]:
     """Every fingerprint that an agent could copy from a text, except URIs, which always refer to their unit."""
-    yield from _phrases(marks, text)
+    yield from _phrases(fingerprints, text)
     for token, _, _ in _tokens(text):
-        if token in marks.names:
-            yield _Match(("name", token), marks.names[token])
-        if token in marks.rules:
-            yield _Match(("rule", token), marks.rules[token])
-        if token in marks.tools:
-            yield _Match(("tool", token), marks.tools[token])
+        if token in fingerprints.names:
+            yield _Match(("name", token), fingerprints.names[token])
+        if token in fingerprints.rules:
+            yield _Match(("rule", token), fingerprints.rules[token])
+        if token in fingerprints.tools:
+            yield _Match(("tool", token), fingerprints.tools[token])
     words = [word.strip(_AROUND_WORDS) for word in text.split()]
     for index, word in enumerate(words):
-        for size in marks.command_sizes.get(word, ()):
+        for size in fingerprints.command_sizes.get(word, ()):
             command = tuple(words[index : index + size])
-            if command in marks.commands:
-                yield _Match(("command", command), marks.commands[command])
+            if command in fingerprints.commands:
+                yield _Match(("command", command), fingerprints.commands[command])
 
 
 def _delivered_units(units: Sequence[Unit], step: Shown) -> frozenset[int]:
@@ -148,15 +150,15 @@ def _delivered_units(units: Sequence[Unit], step: Shown) -> frozenset[int]:
     return frozenset(index for index, unit in enumerate(units) if unit.text.strip() and unit.text.strip() in step.text)
 
 
-def _references(marks: Marks, text: str, *, names: bool) -> Iterator[_Match]:
+def _references(fingerprints: Marks, text: str, *, names: bool) -> Iterator[_Match]:
     for token, start, end in _tokens(text):
         address = _plain_address(token)
-        if address in marks.addresses:
-            yield _Match(("address", address), marks.addresses[address])
-        elif names and token in marks.names and _names_unit(token, text, start, end):
-            yield _Match(("name", token), marks.names[token])
-        elif token in marks.rules and _is_cited(token, text, start, end):
-            yield _Match(("rule", token), marks.rules[token])
+        if address in fingerprints.addresses:
+            yield _Match(("address", address), fingerprints.addresses[address])
+        elif names and token in fingerprints.names and _names_unit(token, text, start, end):
+            yield _Match(("name", token), fingerprints.names[token])
+        elif token in fingerprints.rules and _is_cited(token, text, start, end):
+            yield _Match(("rule", token), fingerprints.rules[token])
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int, int]]:
@@ -193,24 +195,24 @@ def _is_cited(rule: str, text: str, start: int, end: int) -> bool:
     return bracketed or text[end : end + 1] == ":" or bool(_CITED_BEFORE.search(before))
 
 
-def _phrases(marks: Marks, text: str) -> Iterator[_Match]:
-    if not marks.phrases:
+def _phrases(fingerprints: Marks, text: str) -> Iterator[_Match]:
+    if not fingerprints.phrases:
         return
     words = [word.casefold() for word in WORD.findall(text)]
     for index in range(len(words) - PHRASE_WORDS + 1):
         phrase = tuple(words[index : index + PHRASE_WORDS])
-        if phrase in marks.phrases:
-            yield _Match(("phrase", phrase), marks.phrases[phrase])
+        if phrase in fingerprints.phrases:
+            yield _Match(("phrase", phrase), fingerprints.phrases[phrase])
 
 
-def _commands_run(marks: Marks, text: str) -> Iterator[_Match]:
+def _commands_run(fingerprints: Marks, text: str) -> Iterator[_Match]:
     """Match at the start of each command of a line; the body of a here-document is not a command."""
     for part in _BETWEEN_COMMANDS.split(text.partition("<<")[0]):
         words = _strip_wrappers([word.strip("'\"") for word in part.split()])
-        for size in marks.command_sizes.get(words[0], ()) if words else ():
+        for size in fingerprints.command_sizes.get(words[0], ()) if words else ():
             command = tuple(words[:size])
-            if command in marks.commands:
-                yield _Match(("command", command), marks.commands[command])
+            if command in fingerprints.commands:
+                yield _Match(("command", command), fingerprints.commands[command])
 
 
 def _strip_wrappers(words: list[str]) -> list[str]:

@@ -104,8 +104,8 @@ def record_approved(
     for _ in range(ATTEMPTS_MAX):
         listing, entries = _entries_for(context, agent, unit)
         recorded = context.records.approvals(agent.id)
-        waiting = [pending for entry in entries for pending in waiting_units(context, agent, entry, recorded)]
-        requested = [pending for pending in waiting if pending.unit.version == version]
+        pending_units = [pending for entry in entries for pending in waiting_units(context, agent, entry, recorded)]
+        requested = [pending for pending in pending_units if pending.unit.version == version]
         if not requested or not all(pending.is_ready for pending in requested):
             return ()
         ready = requested[0]

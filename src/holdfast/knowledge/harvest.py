@@ -82,16 +82,16 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def plan_harvest(disk: Disk, sessions: Iterable[Spoken]) -> HarvestPlan:
     """Writes nothing."""
-    journal = read_journal(disk)
-    planned, unchanged = _plan_sources(journal, sessions)
+    ledger = read_journal(disk)
+    planned, unchanged = _plan_sources(ledger, sessions)
     existing_ids = {item.id for page in read_pages(disk) for _, item in page.items}
     existing_ids |= {item.id for notes in read_notes(disk) for _, item in notes.page.items}
-    removed_ids = journal.told_before - existing_ids
+    removed_ids = ledger.told_before - existing_ids
     found_ids = {item.id for plan in planned for item in plan.found.items} - removed_ids
     return HarvestPlan(
         sources=planned,
         known=unchanged,
-        pending=len(journal.pending),
+        pending=len(ledger.pending),
         new_items=len(found_ids - existing_ids),
         merged_items=len(found_ids & existing_ids),
         secrets=sum(plan.found.secrets for plan in planned),
@@ -108,24 +108,24 @@ def apply_harvest(
     is paid for once; a session without a usable reply is left as it is.
     """
     with disk.locked():
-        journal = read_journal(disk)
-        mend_journal(disk, journal)
-        if journal.corrupt:
-            logger.warning("%d lines of the ledger cannot be read and were quarantined", len(journal.corrupt))
+        ledger = read_journal(disk)
+        mend_journal(disk, ledger)
+        if ledger.corrupt:
+            logger.warning("%d lines of the ledger cannot be read and were quarantined", len(ledger.corrupt))
         sessions_by_id = {session.session: session for session in sessions}
-        planned, _ = _plan_sources(journal, sessions_by_id.values())
+        planned, _ = _plan_sources(ledger, sessions_by_id.values())
         if ask is None:
             records_read = _start_records(disk, planned)
         else:
             records_read = [
                 _read_with_model(disk, plan, sessions_by_id[plan.session], ask)
                 for plan in planned
-                if plan.source not in journal.failed
+                if plan.source not in ledger.failed
             ]
         started = tuple(record for record in records_read if record.kind == "started")
         # Interrupted records are applied together with the new ones, so that pages do not depend on the interruption.
-        records = (*journal.pending, *started)
-        _write_items(disk, [item for record in records for item in record.items], journal.told_before, project)
+        records = (*ledger.pending, *started)
+        _write_items(disk, [item for record in records for item in record.items], ledger.told_before, project)
         # Only now: a crash before this line leaves the records pending, and the next run applies them again.
         write_records(disk, [_finished_record(record) for record in records])
         before, rebuilt, written = rebuild_digest(disk)
@@ -136,7 +136,7 @@ def apply_harvest(
         digest=rebuilt,
         change=change(before, rebuilt.text if written else before),
         digest_written=written,
-        quarantined=len(journal.corrupt),
+        quarantined=len(ledger.corrupt),
         failed=len(records_read) - len(started),
         cost_usd=str(sum((Decimal(record.cost_usd or 0) for record in records_read), Decimal(0))) if ask else "0",
     )
@@ -198,8 +198,8 @@ def source_of(entries: Sequence[Passage]) -> str:
     return digest(canonical_json([(entry.role, entry.content) for entry in entries if not entry.injected]))
 
 
-def _plan_sources(journal: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[SourcePlan, ...], int]:
-    seen, settled = journal.seen, journal.settled | {record.source for record in journal.pending}
+def _plan_sources(ledger: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[SourcePlan, ...], int]:
+    seen, settled = ledger.seen, ledger.settled | {record.source for record in ledger.pending}
     planned, unchanged = [], 0
     for session in sessions:
         # Cheap check first: an unchanged number of events needs no reading of the history.

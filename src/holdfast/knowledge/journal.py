@@ -92,19 +92,19 @@ def read_journal(disk: Disk) -> Journal:
     return Journal(tuple(records), tuple(parsed_lines), tuple(corrupt), cut_short=bool(lines[-1]))
 
 
-def mend_journal(disk: Disk, journal: Journal) -> None:
+def mend_journal(disk: Disk, ledger: Journal) -> None:
     """Move unreadable lines to the quarantine file, and terminate a line that was cut short."""
-    if journal.corrupt:
+    if ledger.corrupt:
         quarantined = disk.read(QUARANTINE) or b""
-        new_lines = [line for line in journal.corrupt if line not in quarantined.split(b"\n")]
+        new_lines = [line for line in ledger.corrupt if line not in quarantined.split(b"\n")]
         if new_lines:
             disk.append(
                 QUARANTINE,
                 (b"" if not quarantined or quarantined.endswith(b"\n") else b"\n") + b"\n".join(new_lines) + b"\n",
             )
     # An append after a line that was cut short by a crash would corrupt the new record as well.
-    if journal.corrupt or journal.cut_short:
-        disk.replace(LEDGER, b"".join(line + b"\n" for line in journal.lines))
+    if ledger.corrupt or ledger.cut_short:
+        disk.replace(LEDGER, b"".join(line + b"\n" for line in ledger.lines))
 
 
 def write_records(disk: Disk, records: Sequence[Record]) -> None:

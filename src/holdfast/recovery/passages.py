@@ -36,10 +36,10 @@ def without_ephemeral(entries: Passages, sent: int, first: int) -> tuple[Passage
     return entries[:first] + later, first + later_sent if sent >= first else sent
 
 
-def mended(entries: Passages, sent: int, mending: Mending) -> Mended:
+def mended(entries: Passages, sent: int, repair: Mending) -> Mended:
     """Apply a repair event to the view."""
     replied = answered_passages(entries)
-    match mending:
+    match repair:
         case PassagesMended(splices=splices):
             repaired, repaired_sent = _apply_splices(entries, sent, splices)
         case ThinkingDropped(passages=count):
