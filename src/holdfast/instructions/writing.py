@@ -54,7 +54,9 @@ def write_unit(context: Library, submitted: GivenUnit, caller: Caller) -> Writte
     """Write a version once; an existing version at the same URI is never changed. Raises InstructionError."""
     address = read_address(submitted.fact_uri)
     if address.deployment != context.settings.deployment:
-        raise InstructionError("uri_invalid", f"this deployment is {context.settings.deployment!a}")
+        raise InstructionError(
+            "uri_invalid", f"the URI names another deployment; this one is {context.settings.deployment!a}"
+        )
     digest = check_text(address, submitted.content, submitted.authored_by)
     for _ in range(ATTEMPTS_MAX):
         written = _attempt(context, submitted, caller, address=address, digest=digest)
