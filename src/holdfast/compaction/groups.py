@@ -70,6 +70,7 @@ def cut_at(entries: Sequence[Passage], tokens: Sequence[int], *, tail_tokens_max
     start, stop = max(front, groups[0].start), groups[first].start
     if stop <= start:
         return None
+    # Number 0 means that an entry is not a message of the log.
     numbers = [entry.number for entry in entries[start:stop] if entry.number]
     if not numbers:
         return None

@@ -78,6 +78,7 @@ def build_record(facts: Facts, *, tokens_max: int, count: Count, kept: Kept = NO
     for line in (*_scope_lines(facts), *_pinned_lines(facts, kept)):
         budget.pin(line)
     candidates, names_budget = _candidate_lines(facts), int(tokens_max * dict(QUOTAS)["names"])
+    # First every section gets its quota, then the tokens left over go by rank, except the reserve for names.
     for section, share in QUOTAS:
         budget.fill(candidates.get(section, ()), int(tokens_max * share))
     for section, _ in QUOTAS:
