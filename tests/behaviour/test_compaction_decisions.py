@@ -228,7 +228,7 @@ async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> N
         ),
         ({"share_max": float("nan")}, "share_max of a CompactionConfig must be a number from 0 to 1, not nan"),
         ({"share_max": 20}, "share_max of a CompactionConfig must be a number from 0 to 1, not 20"),
-        ({"protected_tools": "read_file"}, "protected_tools of a CompactionConfig must be names of tools"),
+        ({"protected_tools": "read_file"}, "protected_tools of a CompactionConfig must be tool names"),
     ],
 )
 def test_a_configuration_that_cannot_be_kept_to_is_refused(given: dict[str, Any], message: str) -> None:

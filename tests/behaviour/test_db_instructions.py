@@ -251,7 +251,7 @@ def test_a_file_that_only_says_to_be_of_this_deployment_is_refused_at_its_record
     lines = told(source)
     lines[0]["deployment"] = "prod"
     line = refused(tmp_path, "import", written(tmp_path, lines), "--db", str(tmp_path / "other.db"), deployment="prod")
-    assert "line 2: it is of another deployment, and this one is 'prod'" in line
+    assert "line 2: it belongs to another deployment; this one is 'prod'" in line
     assert rows(told(exported(tmp_path, str(tmp_path / "other.db"), deployment="prod")), "unit") == []
 
 
@@ -426,35 +426,45 @@ def listing(**more: object) -> dict[str, object]:
 
 
 WRONG: dict[str, tuple[str, Callable[[Any], bool], dict[str, object], str]] = {
-    "text": ("unit", is_active_review, {"content": OTHER}, "not the one that its digest is of"),
+    "text": ("unit", is_active_review, {"content": OTHER}, "does not match its digest"),
     "no text": ("unit", is_active_review, {"content": " "}, "content has 1 to 200000 characters"),
-    "address": ("unit", is_active_review, {"uri": uri("code-review", "v9")}, "does not stand at its address"),
+    "address": ("unit", is_active_review, {"uri": uri("code-review", "v9")}, "the URI of a unit does not match"),
     "no address": ("unit", is_active_review, {"uri": "nowhere"}, "a unit is addressed as"),
-    "another's": ("unit", is_active_review, {"uri": uri("code-review", "v2", agent="other")}, "at its address"),
+    "another's": (
+        "unit",
+        is_active_review,
+        {"uri": uri("code-review", "v2", agent="other")},
+        "the URI of a unit does not match",
+    ),
     "elsewhere": ("unit", is_active_review, {"uri": "instruction:prod/a/code-review/v2"}, "another deployment"),
     "manifest": ("unit", is_active_review, {"uri": uri("manifest"), "name": "manifest", "version": "v1"}, "manifest"),
     "two at once": (
         "unit",
         lambda row: row["name"] == "code-review" and row["version"] == "v1",
         {"valid_until": None},
-        "two versions of the unit 'code-review' hold at once",
+        "two versions of the unit 'code-review' are active at once",
     ),
-    "a time": ("unit", is_active_review, {"created_at": 2**63}, "created_at is no number that there can be"),
-    "less": ("unit", is_active_review, {"created_at": -1}, "created_at is no number that there can be"),
-    "trust": ("unit", is_active_review, {"source_trust": -0.5}, "source_trust is no number that there can be"),
-    "no id": ("agent", lambda row: row["id"] == AGENT, {"shortname": "shared"}, "an agent's id is letters"),
-    "agent of": ("agent", lambda row: row["id"] == AGENT, {"deployment": "prod"}, "it is of another deployment"),
+    "a time": ("unit", is_active_review, {"created_at": 2**63}, "created_at is out of range"),
+    "less": ("unit", is_active_review, {"created_at": -1}, "created_at is out of range"),
+    "trust": ("unit", is_active_review, {"source_trust": -0.5}, "source_trust is out of range"),
+    "no id": ("agent", lambda row: row["id"] == AGENT, {"shortname": "shared"}, "an agent id has letters"),
+    "agent of": ("agent", lambda row: row["id"] == AGENT, {"deployment": "prod"}, "it belongs to another deployment"),
     "rules": ("agent", lambda row: row["id"] == AGENT, {"always_rules": ["a b " * 900]}, "the boot stub would have"),
-    "listed": ("manifest", is_any, listing(fact_uri=uri("x", agent="other")), "that of another agent or deployment"),
+    "listed": ("manifest", is_any, listing(fact_uri=uri("x", agent="other")), "belongs to another agent or deployment"),
     "unlisted": ("manifest", is_any, listing(fact_uri="nowhere"), "a unit is addressed as"),
-    "place": ("manifest", is_any, {"fact_uri": uri("manifest", "v9")}, "a manifest does not stand at its address"),
-    "floating": ("manifest", is_any, {"fact_uri": uri("manifest", "latest"), "version": "latest"}, "floats"),
-    "listed twice": ("manifest", is_current, {"body": [LISTED, LISTED]}, "stands in the manifest twice"),
+    "place": ("manifest", is_any, {"fact_uri": uri("manifest", "v9")}, "the URI of a manifest does not match"),
+    "floating": (
+        "manifest",
+        is_any,
+        {"fact_uri": uri("manifest", "latest"), "version": "latest"},
+        "is a floating version",
+    ),
+    "listed twice": ("manifest", is_current, {"body": [LISTED, LISTED]}, "is in the manifest twice"),
     "six": (
         "manifest",
         is_current,
         {"body": [{**LISTED, "name": n, "fact_uri": uri(n), "guarantee_load": True} for n in "abcdef"]},
-        "6 units have guarantee_load, at most 5 may",
+        "6 units have guarantee_load, at most 5 are allowed",
     ),
     "two lines": (
         "manifest",
@@ -514,10 +524,10 @@ HOSTILE = {
     "cut": (HEADER + AGENT_LINE, "ends too early"),
     "count": (HEADER + AGENT_LINE + END % 2, "line 3: the file has 1 of both but declares 0 events and 2 records"),
     "behind": (HEADER + AGENT_LINE + END % 1 + "x\n", "line 4: there is content after the end line"),
-    "orphan": (HEADER + AUDIT % 1 + END % 1, "line 2: the records of 'a' do not begin with the agent"),
+    "orphan": (HEADER + AUDIT % 1 + END % 1, "line 2: the records of 'a' do not start with the agent"),
     "shared": (
         HEADER + AUDIT.replace('"agent_id":"a"', '"agent_id":"shared"') % 1 + END % 1,
-        "line 2: 'shared' is no agent, and has units only",
+        "line 2: 'shared' is not an agent and can only have units",
     ),
     "apart": (
         HEADER + AGENT_LINE + AGENT_LINE.replace('"a"', '"b"') + AUDIT % 1 + END % 3,

@@ -60,7 +60,7 @@ def test_the_key_of_a_deployment_is_made_once_and_for_its_owner_alone(tmp_path: 
     assert deployment_key(path) == first
     assert path.stat().st_mode & 0o077 == 0
     path.write_bytes(b"short")
-    with pytest.raises(UserError, match="is no key of this deployment"):
+    with pytest.raises(UserError, match="is not a deployment key"):
         deployment_key(path)
 
 

@@ -122,7 +122,7 @@ def configure(shop: Shop, encoder: str) -> None:
     (shop.path / "home" / "config.toml").write_text(f'[instructions]\nencoder = "{encoder}"\n')
 
 
-MEASURING = "measuring all manifests (1) by the encoder"
+MEASURING = "measuring all manifests (1) with the encoder"
 
 
 def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(shop: Shop) -> None:
@@ -205,10 +205,11 @@ def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) ->
     for command in ("encoder", "index", "index"):
         ended = shop.run(command)
         assert isinstance(ended.exception, UserError)
-        assert "was in use and cannot be had as it was, and with the configured one manifests fail" in str(
-            ended.exception
+        assert (
+            "was in use but is no longer available in that revision, and manifests fail with the configured one"
+            in str(ended.exception)
         )
-        assert "or use the other with `holdfast instructions encoder --accept`" in str(ended.exception)
+        assert "or activate the configured one with `holdfast instructions encoder --accept`" in str(ended.exception)
     assert shop.run("encoder", "--accept").exit_code == 0
     assert shop.run("recall", "claim a ticket").exit_code == 0
 

@@ -256,7 +256,7 @@ def test_a_reason_that_nobody_signed_loads_nothing(runtime: Runtime) -> None:
     assert TITLE not in context(runtime.start(raw=event))
     forged = runtime.token(secret="a secret that somebody has made up himself")
     said = says_nothing(runtime.start("--wake-token", forged))
-    assert "its signature is not the trigger's" in said
+    assert "its signature is not from the trusted issuer" in said
     assert forged not in said
     assert TITLE not in context(runtime.start("--wake-token", forged, source="compact"))
 

@@ -81,7 +81,7 @@ def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop
     shop.clock.advance(1)
     preloading(shop, new)
     published = shop.run("publish", str(shop.folder))
-    waits = "warning: code-review: v2 is not told before it is approved (task_types)\n"
+    waits = "warning: code-review: v2 is not active until it is approved (task_types)\n"
     assert waits in published.stdout
     assert told_review(shop) == old
     again = shop.run("publish", str(shop.folder))
@@ -90,7 +90,7 @@ def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop
     assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is active from now on\n")
     assert told_review(shop) == new
     assert shop.run("publish", str(shop.folder)).stdout == "v2 is already published; nothing to do\n"
-    for name, reason in (("code-review", "waits for an approval"), ("nothing", "lists no unit")):
+    for name, reason in (("code-review", "is pending approval"), ("nothing", "lists no unit")):
         refused = shop.run("approve", name)
         assert refused.exit_code == 1
         assert reason in str(refused.exception)
@@ -141,7 +141,7 @@ def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text
     shop.clock.advance(1)
     guaranteeing(shop, "Review a pull request twice, and leave comments.")
     done = shop.library.publish(shop.folder)
-    assert done.waiting == ("code-review: v2 is not told before it is approved (guarantee_load)",)
+    assert done.waiting == ("code-review: v2 is not active until it is approved (guarantee_load)",)
     assert told_review(shop) == old
     assert shop.library.approve("code-review").activated
 
@@ -180,10 +180,10 @@ def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> No
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(6.9 * DAY)
-    with pytest.raises(InstructionError, match="watch it for 7 days first"):
+    with pytest.raises(InstructionError, match="observe it for 7 days first"):
         shop.library.promote()
     shop.clock.advance(DAY)
-    with pytest.raises(InstructionError, match="at least 5 must"):
+    with pytest.raises(InstructionError, match="at least 5 are needed"):
         shop.library.promote()
     shop.recall_and_close(5, missed=("release-notes",))
     with pytest.raises(InstructionError, match=r"miss rate of the last 7 days is 0\.50"):
@@ -217,7 +217,7 @@ def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop:
     with pytest.raises(InstructionError, match="promote it first"):
         shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
     shop.library.promote(force=True)
-    with pytest.raises(UserError, match="no file below"):
+    with pytest.raises(UserError, match="not a file below"):
         shop.library.archive(shop.path.parent / "other.md", root=shop.path)
     shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
     moved = shop.path / "docs" / "legacy-instructions" / "AGENTS.md"
@@ -226,7 +226,7 @@ def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop:
     )
     assert not (shop.path / "AGENTS.md").exists()
     (shop.path / "AGENTS.md").write_text("# New\n")
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="exists already"):
         shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
 
 
@@ -333,8 +333,8 @@ def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
     shop.library.publish(shop.folder, skip_coverage_gate=True)
     ended = shop.run("lint")
     assert ended.exit_code == 1
-    assert "'pull request review rules' says what the unit contains" in ended.stdout
-    assert "'write release notes' is an intent of 'code-review' too" in ended.stdout
+    assert "'pull request review rules' describes the unit's content" in ended.stdout
+    assert "'write release notes' is also an intent of 'code-review'" in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
         "regressions: 1 (none allowed)\n  'approve a purchase' without code-review\nmissed: code-review, 1 time\n"
         in (failed.output)
     )
-    assert "not yet: turns that would have gone wrong: 1\n" in failed.output
+    assert "not yet: turns that would have regressed: 1\n" in failed.output
     told = json.loads(shop.run("shadow", "--json").output)
     assert (told["passed"], told["report"]["told"]) == (False, 11)
     shop.clock.advance(3 * DAY)

@@ -125,7 +125,7 @@ def test_imports_are_followed_below_the_root_and_counted_at_their_own_file(proje
     ]
     assert len(read.warnings) == 2
     assert "'missing.md' was not followed: there is no such file" in read.warnings[0]
-    assert "'../outside.md' was not followed: it leads out of the root" in read.warnings[1]
+    assert "'../outside.md' was not followed: it is outside of the root" in read.warnings[1]
     told = migrated(project, str(project / "CLAUDE.md"))
     text = "\n".join(unit["content"] for unit in told["units"])
     assert text.count("We write short sentences.") == 1
@@ -181,7 +181,7 @@ def test_a_file_with_more_sections_than_a_manifest_has_room_for_is_joined(projec
     told = migrated(project, str(path))
     assert told["manifest_tokens"] <= 1000
     assert 8 <= len(told["units"]) < 60
-    assert any("sections joined others" in warning for warning in told["warnings"])
+    assert any("sections were joined with others" in warning for warning in told["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_file_with_more_sections_than_a_manifest_has_room_for_is_joined(projec
     [
         (("--at", "("), "not a valid regular expression"),
         (("--agent", "a/b"), "instruction:{deployment}/{agent}"),
-        (("--version", "latest"), "floats"),
+        (("--version", "latest"), "is a floating version"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(project: Path, words: tuple[str, ...], reason: str) -> None:
@@ -202,4 +202,4 @@ def test_a_folder_without_rules_is_named(project: Path) -> None:
     (project / "empty").mkdir()
     ended = run(project, str(project / "empty"))
     assert isinstance(ended.exception, UserError)
-    assert "has no files that end in" in str(ended.exception)
+    assert "has no files with the suffix" in str(ended.exception)

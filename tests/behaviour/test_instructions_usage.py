@@ -163,8 +163,8 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
         ((), "there is no trace in"),
         (("{",), "there is no trace in"),
         (("[]", "\x00"), "there is no trace in"),
-        (("", said("a"), '{"type":"said"}'), "line 3 of the trace is no step"),
-        ((said("a"), "secret"), "line 2 of the trace is no step"),
+        (("", said("a"), '{"type":"said"}'), "line 3 of the trace is not a step"),
+        ((said("a"), "secret"), "line 2 of the trace is not a step"),
         (
             (
                 said("a"),
@@ -172,7 +172,7 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
             ),
             None,
         ),
-        ((said("a"), "[" * 100_000), "line 2 of the trace is no step"),
+        ((said("a"), "[" * 100_000), "line 2 of the trace is not a step"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_in_one_line(

@@ -1,5 +1,6 @@
 """The pages of knowledge: what is found, what people do to it, what is kept back, and what survives a bad ledger."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from holdfast.knowledge.folder import DIGEST, LEDGER, QUARANTINE, KnowledgeFolde
 from holdfast.knowledge.harvest import Spoken, apply_harvest, plan_harvest
 from holdfast.knowledge.items import Category, Item
 from holdfast.knowledge.journal import read_journal
-from holdfast.knowledge.notes import Project, content_hash
+from holdfast.knowledge.notes import HASH_CHARACTERS, Project
 from holdfast.knowledge.shelf import item_named, items_in, remove_item, replace_item
 from holdfast.runtime.knowing import project_files
 from knowledge_folders import DECISION, FACT, QUESTION, RULE, EditedDisk, contents, folder_of, spoken, worked
@@ -34,6 +35,10 @@ def texts(place: KnowledgeFolder, category: Category) -> list[str]:
 
 def digest_of(place: KnowledgeFolder) -> str:
     return (place.read(DIGEST) or b"").decode()
+
+
+def file_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:HASH_CHARACTERS]
 
 
 def page(place: KnowledgeFolder, name: str) -> str:
@@ -122,7 +127,7 @@ def test_an_edit_that_is_saved_while_the_new_page_is_on_its_way_is_kept(
 
 
 def test_a_page_that_never_rests_is_left_alone_and_the_next_run_goes_on(place: KnowledgeFolder) -> None:
-    with pytest.raises(UserError, match=r"decisions\.md changes all the time"):
+    with pytest.raises(UserError, match=r"decisions\.md keeps changing"):
         apply_harvest(EditedDisk(place, times=1_000), [spoken("s1", RULE, "Ok.")])
     assert RULE not in page(place, "decisions.md")
     assert "- Mine is line 0 of decisions.md.\n" in page(place, "decisions.md")
@@ -180,7 +185,7 @@ def test_a_page_of_notes_that_a_person_made_their_own_is_added_to_and_not_writte
 def test_an_item_from_a_tool_alone_waits_for_a_second_source(place: KnowledgeFolder) -> None:
     apply_harvest(place, [worked("s1", "Go.", BROKEN)])
     (item,) = items_in(place)
-    assert item.held_back == "said by a tool only: needs a second source or a person's approval"
+    assert item.held_back == "from tool results only: needs a second source or a person's approval"
     assert digest_of(place) == ""
     apply_harvest(place, [worked("s2", "Go once more.", BROKEN)])
     assert "linker" in digest_of(place)
@@ -348,14 +353,14 @@ def test_notes_of_a_file_that_is_gone_for_good_stay(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_before_it_moved_is_known_by_what_it_held_earlier(tmp_path: Path) -> None:
-    held = {"src/app.py": content_hash(b"one")}
+    held = {"src/app.py": file_hash(b"one")}
     project = Project(lambda path: held.get(path, ""), lambda hashes: {one: path for path, one in held.items()})
     place = folder_of(tmp_path)
     apply_harvest(place, [worked("s1", "One.", WRITE)], project=project)
-    held["src/app.py"] = content_hash(b"two")
+    held["src/app.py"] = file_hash(b"two")
     apply_harvest(place, [spoken("s2", RULE, "Ok.")], project=project)
     del held["src/app.py"]
-    held["lib/app.py"] = content_hash(b"one")
+    held["lib/app.py"] = file_hash(b"one")
     apply_harvest(place, [spoken("s3", FACT, "Ok.")], project=project)
     assert [one.scope for one in items_in(place) if one.category == "files"] == ["lib/app.py"]
 
@@ -426,13 +431,13 @@ def test_a_secret_in_the_name_of_a_file_is_kept_out_as_well(place: KnowledgeFold
 
 
 def test_two_files_with_the_same_content_do_not_both_move_to_one_place(tmp_path: Path) -> None:
-    held = {"src/app.py": content_hash(b"same"), "src/other.py": content_hash(b"same")}
+    held = {"src/app.py": file_hash(b"same"), "src/other.py": file_hash(b"same")}
     project = Project(lambda path: held.get(path, ""), lambda hashes: {one: path for path, one in held.items()})
     place = folder_of(tmp_path)
     other = ("write_file", '{"path": "src/other.py", "content": "x"}', "written")
     apply_harvest(place, [worked("s1", "One.", WRITE, other)], project=project)
     held.clear()
-    held["lib/app.py"] = content_hash(b"same")
+    held["lib/app.py"] = file_hash(b"same")
     apply_harvest(place, [spoken("s2", RULE, "Ok.")], project=project)
     scopes = sorted(one.scope for one in items_in(place) if one.category == "files")
     assert scopes.count("lib/app.py") == 1

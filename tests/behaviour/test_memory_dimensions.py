@@ -253,7 +253,7 @@ async def test_files_that_are_no_longer_chosen_are_said_to_be_none(workspace: Pa
 
 async def test_a_preset_that_is_gone_stops_no_session(workspace: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert b"Files chosen" not in await Talk(workspace, curation="gone").spoken()
-    assert "there is no preset of files 'gone'; there are main, reader" in caplog.text
+    assert "there is no file preset 'gone'; known: main, reader" in caplog.text
 
 
 def test_presets_are_listed_shown_and_chosen(workspace: Path) -> None:

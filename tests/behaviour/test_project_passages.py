@@ -207,7 +207,7 @@ def test_slices_and_their_sum_are_capped_and_what_is_missing_is_said(project: Pa
         (b"files = 3", "cannot be read"),
         (b"files = [", "cannot be read"),
         (b'files = [{path = "a", colour = "red"}]', "cannot be read"),
-        (b'files = [{path = "a", lines = "ten"}]', 'as in "10-40"'),
+        (b'files = [{path = "a", lines = "ten"}]', 'must look like "10-40"'),
     ],
 )
 def test_a_preset_that_cannot_be_read_says_why(project: Path, raw: bytes, said: str) -> None:
@@ -218,5 +218,5 @@ def test_a_preset_that_cannot_be_read_says_why(project: Path, raw: bytes, said: 
 
 @pytest.mark.parametrize("name", ["../one", "", "a/b", "x" * 80])
 def test_a_name_that_is_none_is_no_preset(project: Path, name: str) -> None:
-    with pytest.raises(UserError, match="there is no preset"):
+    with pytest.raises(UserError, match="there is no file preset"):
         read_preset(curation_folder(project), name)

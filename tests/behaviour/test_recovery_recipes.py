@@ -197,7 +197,7 @@ async def test_the_ledger_tells_all_of_an_attempt() -> None:
     await host.recoverer.attempt(S.StaleBranch)
     told = host.incident("stale_branch")
     assert (told.key, told.trigger, told.state) == ("stale_branch", "automatic", "succeeded")
-    assert (told.attempts, told.attempts_max, told.attempts_left) == (1, 1, 0)
+    assert (told.attempts, told.attempts_max) == (1, 1)
     assert (told.started_at, told.ended_at) == (host.clock(), host.clock())
     assert [(one.step, one.status) for one in told.results] == [("rebase_branch", "done"), ("clean_build", "done")]
     assert told.remaining == ()

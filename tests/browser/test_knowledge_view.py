@@ -132,7 +132,7 @@ async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, proje
     page.until(lambda: "yes" in page.text(f"{task} [data-heading=Told]"))
     assert not project.item("Ask the broker.")["done"]
     said_by_tool = project.row(TOLD)
-    assert "said by a tool only" in page.text(said_by_tool)
+    assert "from tool results only" in page.text(said_by_tool)
     page.click(f"{said_by_tool} [data-does=approve]")
     page.until(lambda: TOLD in page.text(".digest pre"))
     assert project.item(TOLD)["approved"]

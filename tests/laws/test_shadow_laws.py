@@ -93,7 +93,7 @@ def test_ten_turns_that_had_all_they_needed_for_few_tokens_pass() -> None:
 def test_nine_turns_are_too_few_and_those_without_usage_do_not_count() -> None:
     report = shadow_report(turns(9, turn(used=None, number=9)), manifest())
     assert (report.turns, report.told) == (10, 9)
-    assert report.shortfalls == ("9 of at least 10 turns say what they used",)
+    assert report.shortfalls == ("9 turns report what they used, at least 10 are needed",)
 
 
 def test_one_unit_in_twenty_may_be_missed_where_another_was_there() -> None:
@@ -109,7 +109,7 @@ def test_one_unit_in_twenty_may_be_missed_where_another_was_there() -> None:
 def test_a_turn_that_would_have_had_nothing_that_it_needed_is_a_regression() -> None:
     report = shadow_report(turns(40, turn(("a",), ("b", "c"), number=50)), manifest())
     assert [(one.intent, one.without) for one in report.regressions] == [("intent 50", ("b", "c"))]
-    assert report.shortfalls == ("turns that would have gone wrong: 1",)
+    assert report.shortfalls == ("turns that would have regressed: 1",)
 
 
 def test_a_unit_that_a_turn_was_said_to_miss_is_a_regression_unless_it_was_given() -> None:
@@ -137,13 +137,13 @@ def test_what_the_trigger_of_a_run_has_preloaded_is_there_and_costs() -> None:
 def test_too_many_tokens_do_not_pass() -> None:
     assert shadow_report([turn(number=n, standing=899) for n in range(10)], manifest()).passed
     report = shadow_report([turn(number=n, standing=900) for n in range(10)], manifest())
-    assert report.shortfalls == ("25.0% of the tokens would be spent, and not less than 25%",)
+    assert report.shortfalls == ("25.0% of the tokens would still be spent, less than 25% is required",)
 
 
 def test_where_no_unit_was_used_nothing_was_learned() -> None:
     report = shadow_report([turn(used=("unknown",), number=n) for n in range(10)], manifest())
     assert report.coverage is None
-    assert report.shortfalls == ("no turn has used a unit",)
+    assert report.shortfalls == ("no turn used a unit",)
 
 
 def test_turns_of_another_manifest_and_recalls_are_no_part_of_it() -> None:

@@ -72,7 +72,7 @@ ALL = frozenset(unit.name for unit in UNITS)
 def seen(
     *trace: Step, loaded: frozenset[str] = ALL, known: tuple[str, ...] = (), listed: tuple[str, ...] = ()
 ) -> set[tuple[str, str]]:
-    found = detect(UNITS, trace, loaded=loaded, known=known, listed=listed)
+    found = detect(UNITS, trace, loaded=loaded, earlier_texts=known, index_texts=listed)
     return {(one.name, evidence.kind) for one in found for evidence in one.evidence}
 
 

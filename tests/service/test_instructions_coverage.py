@@ -147,7 +147,10 @@ def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path
         line = published.json["coverage_report"][0]
         assert line["coverage_pct"] >= 0.8 > line["scaled_pct"]
         assert line["chance"] == 1.0
-        assert any("code-review: among the first 1" in one for one in published.json["warnings"])
+        assert any(
+            "of its paraphrases rank it among the first 1" in one and one.startswith("code-review: ")
+            for one in published.json["warnings"]
+        )
     with place("sqlite", tmp_path / "b", scaled_is_binding=True) as at:
         for name in UNITS:
             at.write(name)
@@ -242,7 +245,7 @@ def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path)
         later.warn = told.append
         assert activate_encoder(later) == ()
         assert (later.shelves.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
-        assert "the encoder paired, which finds other things in this release" in told[0]
+        assert "the encoder paired, whose results changed in this release" in told[0]
         assert f"manifests fail with it, such as that of {AGENT}" in told[1]
         run = later.records.coverage(AGENT)
         assert run is not None
@@ -260,7 +263,7 @@ def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
         assert library.shelves.encoder == str(model)
         shutil.rmtree(model)
         library = library_of(store, at.clock, tmp_path / "root", ids="last")
-        with pytest.raises(UserError, match="was in use and cannot be had"):
+        with pytest.raises(UserError, match="was in use but is no longer available"):
             activate_encoder(library)
 
 

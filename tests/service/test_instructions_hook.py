@@ -72,7 +72,7 @@ def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, 
     ]
     assert at.publish(listed, approvals=[{"kind": "guarantee_load", "unit": "gone"}]).status == 200
     ended = start(at.client.url, "--wake-token", at.wake(REASON), key=at.agent_key, home=tmp_path)
-    assert "'gone' is not available" in says_nothing(ended)
+    assert "'gone' is unavailable" in says_nothing(ended)
     strict = ("--strict", "--wake-token", at.wake(REASON, jti="two"))
     assert isinstance(start(at.client.url, *strict, key=at.agent_key, home=tmp_path).exception, UserError)
     # A session that begins again is no reason to be content with less.

@@ -32,9 +32,9 @@ STRAY = (
 ORDER = {
     "body": Fault(CODE, "unknown field", (entry("unread", guaranteed_load=True),)),
     "shape": Fault(CODE, "a description has 1 to", (entry("shapeless", description=""),)),
-    "names": Fault(CODE, "stands in the manifest twice", (entry("twice"), entry("twice"))),
+    "names": Fault(CODE, "is in the manifest twice", (entry("twice"), entry("twice"))),
     "pointers": Fault(CODE, "another agent", (entry("foreign", fact_uri="instruction:local/other/foreign/v1"),)),
-    "paths": Fault(CODE, "path leads out", (entry("outside", fact_uri=None, path="../secret.md"),)),
+    "paths": Fault(CODE, "path is outside", (entry("outside", fact_uri=None, path="../secret.md"),)),
     "task types": Fault("task_type_unknown", "tea_time", (entry("untimely", required_by_task_types=["tea_time"]),)),
     "approvals": Fault(
         "task_types_approval_required",

@@ -276,7 +276,7 @@ def test_many_guaranteed_units_of_all_agents_together_are_warned_of_and_not_refu
     assert "all agents" not in "".join(at.publish([first], "v2", approvals=approvals).json["warnings"])
     crowded = at.publish([first, other], "v3", approvals=approvals)
     assert crowded.status == 200
-    assert "2 units of all agents" in "".join(crowded.json["warnings"])
+    assert "2 units across all agents" in "".join(crowded.json["warnings"])
     assert "all agents" not in "".join(at.publish([entry("code-review")], "v4").json["warnings"])
 
 

@@ -79,7 +79,7 @@ def test_a_manifest_says_which_version_nobody_is_told_yet(at: Place) -> None:
     at.furnish(guaranteed(), approvals=[APPROVAL])
     at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.")
     published = at.publish(guaranteed("v1"), "v2", approvals=[APPROVAL])
-    assert published.json["warnings"] == [f"{BUDGET}: v2 is not told before it is approved (guarantee_load)"]
+    assert published.json["warnings"] == [f"{BUDGET}: v2 is not active until it is approved (guarantee_load)"]
     assert told(at) == "v1"
 
 
@@ -161,7 +161,7 @@ def test_an_approval_is_none_of_the_text_that_is_told_instead_of_the_one_it_name
     assert at.write(BUDGET, "v2", "Purchases need no approval.").json["status"] == "active"
     refused = at.publish(guaranteed("v1"), approvals=[approval])
     assert (refused.status, refused.code) == (400, "guarantee_approval_required")
-    assert "version v2, which is told" in refused.json["error"]["message"]
+    assert "version v2, the one that is served" in refused.json["error"]["message"]
     for body in (guaranteed("v1"), guaranteed("v2")):
         assert (
             at.publish(body, approvals=[{**APPROVAL, "version": "v1"}], key=at.ben).code
@@ -234,7 +234,7 @@ def test_an_approval_before_there_is_a_text_approves_none_and_that_of_another_ve
     assert at.write(BUDGET, "v2", "Buy anything.").json["status"] == "pending"
     assert at.of_agent("POST", "/approvals", of_nine).json["activated"] == []
     # Not by a manifest that says nothing of it either.
-    assert "not told before it is approved" in at.publish(guaranteed(), "v2").json["warnings"][0]
+    assert "not active until it is approved" in at.publish(guaranteed(), "v2").json["warnings"][0]
     assert told(at) == "v1"
     assert at.of_agent("POST", "/approvals", of_two).json["activated"] == [uri(BUDGET, "v2")]
     assert told(at) == "v2"
@@ -297,7 +297,7 @@ def test_an_approval_without_a_version_is_of_what_was_listed_when_it_was_given(a
     assert at.of_agent("POST", "/approvals", APPROVAL).status == 200
     assert at.publish(guaranteed(), "v2").status == 200
     assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
-    waits = [f"{BUDGET}: v2 is not told before it is approved (guarantee_load)"]
+    waits = [f"{BUDGET}: v2 is not active until it is approved (guarantee_load)"]
     assert at.publish(guaranteed("v2"), "v3").json["warnings"] == waits
     assert told(at) == "v1"
 

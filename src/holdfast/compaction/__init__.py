@@ -1,1 +1,1 @@
-"""What of a conversation stays in view when it grows too long, and what stands for the rest."""
+"""Compaction: what stays in the prompt when a conversation grows too long, and the summary that replaces the rest."""

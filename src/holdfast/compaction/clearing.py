@@ -1,4 +1,4 @@
-"""Which old outputs of tools give way to a line each: oldest first, in one batch, down to a low mark."""
+"""Clear old tool results: replace them by one line each, oldest first, in one batch down to a low-water mark."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ from holdfast.extraction.texts import shown
 RESULT_TOKENS_MIN = 200
 TURNS_KEPT = 2
 LOW_SHARE = 0.5
-"""Down to which share of the messages a batch clears; what clears less breaks the cache again too soon."""
+"""A batch clears down to this share of the message tokens; clearing less would cause the next cache miss too soon."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Outputs that are cleared together: the first and last message they stand in, and how many tokens they have.
+    """Tool results that are cleared together, their first and last message, and their tokens.
 
-    `behind_tokens` stand behind the first of them and stay; they have to be written again.
+    `behind_tokens` come after the first cleared result and stay; they must be written to the cache again.
     """
 
     results: tuple[ClearedResult, ...]
@@ -32,49 +32,52 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def batch_of(
-    passages: Sequence[Passage], tokens: Sequence[int], config: CompactionConfig, *, unsent: int
+    entries: Sequence[Passage], tokens: Sequence[int], config: CompactionConfig, *, unsent: int
 ) -> Batch | None:
-    """The oldest outputs, as many as it takes to come down to the low mark; None where all of them do not suffice.
+    """The oldest results, as many as it takes to reach the low-water mark; None if all of them do not suffice.
 
-    Errors stay, and what protected tools have told; so do the last two turns and what was not sent yet.
+    Errors, results of protected tools, the last two turns and unsent messages are never cleared.
     """
-    calls = {block.id: block for one in passages for block in one.content if isinstance(block, ToolUse)}
-    wanted = sum(tokens) * (1 - LOW_SHARE)
+    calls = {block.id: block for entry in entries for block in entry.content if isinstance(block, ToolUse)}
+    # Clearing changes the prefix from the first cleared result on, so one large batch costs one cache miss, while
+    # clearing result by result would cost one each time.
+    tokens_to_free = sum(tokens) * (1 - LOW_SHARE)
     chosen: list[ClearedResult] = []
     freed, first, last = 0, 0, 0
-    for at in range(_before_last_turns(passages, unsent)):
-        for block in passages[at].content:
-            if freed >= wanted or not isinstance(block, ToolResult):
+    for index in range(_clearable_end(entries, unsent)):
+        for block in entries[index].content:
+            if freed >= tokens_to_free or not isinstance(block, ToolResult):
                 continue
-            size = _tokens_of(block, passages[at], tokens[at])
+            size = _result_tokens(block, entries[index], tokens[index])
             call = calls.get(block.tool_use_id)
+            # An error may still be unresolved, and a short result is hardly longer than the line that replaces it.
             if size < RESULT_TOKENS_MIN or failed(block) or (call and call.name in config.protected_tools):
                 continue
-            chosen.append(ClearedResult(block.tool_use_id, _line(block, call, passages[at].number)))
-            freed, first, last = freed + size, first or at + 1, at
-    if freed < wanted or not chosen:
+            chosen.append(ClearedResult(block.tool_use_id, _replacement_text(block, call, entries[index].number)))
+            freed, first, last = freed + size, first or index + 1, index
+    if freed < tokens_to_free or not chosen:
         return None
-    behind = sum(tokens[first - 1 :]) - freed
-    return Batch(tuple(chosen), passages[first - 1].number, passages[last].number, freed, behind)
+    tokens_after = sum(tokens[first - 1 :]) - freed
+    return Batch(tuple(chosen), entries[first - 1].number, entries[last].number, freed, tokens_after)
 
 
-def _before_last_turns(passages: Sequence[Passage], unsent: int) -> int:
-    """Where the last two turns begin, or what was not sent yet."""
-    asks = [
-        at
-        for at, one in enumerate(passages)
-        if one.role == "user" and not one.injected and any(isinstance(block, Text) for block in one.content)
+def _clearable_end(entries: Sequence[Passage], unsent: int) -> int:
+    """The index at which the last two turns or the unsent messages start, whichever is first."""
+    turn_starts = [
+        index
+        for index, entry in enumerate(entries)
+        if entry.role == "user" and not entry.injected and any(isinstance(block, Text) for block in entry.content)
     ]
-    return min(unsent, asks[-TURNS_KEPT] if len(asks) >= TURNS_KEPT else 0)
+    return min(unsent, turn_starts[-TURNS_KEPT] if len(turn_starts) >= TURNS_KEPT else 0)
 
 
-def _tokens_of(result: ToolResult, passage: Passage, tokens: int) -> int:
-    """The share of a passage's tokens that is one result's, by the length of the texts."""
-    lengths = [len(result_text(block)) for block in passage.content if isinstance(block, ToolResult)]
+def _result_tokens(result: ToolResult, entry: Passage, tokens: int) -> int:
+    """One result's share of its message's tokens, in proportion to text length."""
+    lengths = [len(result_text(block)) for block in entry.content if isinstance(block, ToolResult)]
     return round(tokens * len(result_text(result)) / max(1, sum(lengths)))
 
 
-def _line(result: ToolResult, call: ToolUse | None, number: int) -> str:
+def _replacement_text(result: ToolResult, call: ToolUse | None, number: int) -> str:
     text = result_text(result)
     action = action_of(call) if call else None
     what = shown(f"{action.tool} {action.path or action.command or action.pattern}", 160) if action else "a tool"

@@ -1,9 +1,10 @@
-"""How a summary is made to fit a display: which of its lines stay, and how many went."""
+"""Compress a summary to fit a display: keep the most important lines and report how many were omitted."""
 
 from collections.abc import Sequence
 
 import msgspec
 
+# Defaults of seed 002's SummaryCompressionBudget.
 SUMMARY_CHARS_MAX = 1_200
 SUMMARY_LINES_MAX = 24
 SUMMARY_LINE_CHARS_MAX = 160
@@ -23,7 +24,7 @@ _PRIORITIES = 4
 
 
 class SummaryCompressionBudget(msgspec.Struct, frozen=True):
-    """Characters count line ends in; a line limit of 0 cuts no line."""
+    """`max_chars` includes line ends; `max_line_chars` of 0 means unlimited."""
 
     max_chars: int = SUMMARY_CHARS_MAX
     max_lines: int = SUMMARY_LINES_MAX
@@ -34,9 +35,9 @@ USUAL_BUDGET = SummaryCompressionBudget()
 
 
 class SummaryCompressionResult(msgspec.Struct, frozen=True):
-    """The summary that fits, and what was done: lines that were cut, said twice, or left out.
+    """The compressed summary, and how many lines were trimmed, duplicate or omitted.
 
-    `truncated` says whether it differs from what was given, white space at the ends aside.
+    `truncated` says whether it differs from the input, apart from surrounding white space.
     """
 
     summary: str
@@ -51,44 +52,44 @@ class SummaryCompressionResult(msgspec.Struct, frozen=True):
 
 
 def compress_summary(summary: str, budget: SummaryCompressionBudget = USUAL_BUDGET) -> SummaryCompressionResult:
-    """The most important lines that fit, in their order: headings and core lines, then sections, bullets, the rest.
+    """Select lines by priority (headings and core lines, sections, bullets, the rest), in their original order.
 
-    A line that does not fit is passed over, and shorter ones behind it may still stand.
+    A line that does not fit is skipped; shorter ones after it may still be selected.
     """
-    written = summary.split("\n")
-    lines, trimmed, duplicates = _normalized(written, budget.max_line_chars)
-    kept: list[str] = []
+    original_lines = summary.split("\n")
+    lines, trimmed, duplicates = _normalize_lines(original_lines, budget.max_line_chars)
+    selected: list[str] = []
     omitted = len(lines)
     if lines and budget.max_chars > 0 and budget.max_lines > 0:
-        kept = _selected(lines, budget) or [_cut(lines[0], budget.max_chars)]
-        omitted -= len(kept)
+        selected = _select_lines(lines, budget) or [_cut(lines[0], budget.max_chars)]
+        omitted -= len(selected)
         notice = f"- … {omitted} additional line(s) omitted."
-        if omitted and len(kept) < budget.max_lines and len("\n".join((*kept, notice))) <= budget.max_chars:
-            kept.append(notice)
-    fitted = "\n".join(kept)
+        if omitted and len(selected) < budget.max_lines and len("\n".join((*selected, notice))) <= budget.max_chars:
+            selected.append(notice)
+    compressed = "\n".join(selected)
     return SummaryCompressionResult(
-        summary=fitted,
+        summary=compressed,
         original_chars=len(summary),
-        compressed_chars=len(fitted),
-        original_lines=len(written) - (written[-1] == ""),
-        compressed_lines=len(kept),
+        compressed_chars=len(compressed),
+        original_lines=len(original_lines) - (original_lines[-1] == ""),
+        compressed_lines=len(selected),
         trimmed_lines=trimmed,
         removed_duplicate_lines=duplicates,
         omitted_lines=omitted,
-        truncated=fitted != summary.strip(),
+        truncated=compressed != summary.strip(),
     )
 
 
 def compress_summary_text(summary: str) -> str:
-    """The summary alone, within the usual limits."""
+    """The summary text alone, within the default limits."""
     return compress_summary(summary).summary
 
 
-def _normalized(written: Sequence[str], line_chars_max: int) -> tuple[list[str], int, int]:
-    """The lines that say something, each once and no longer than allowed; how many were cut, and how many repeated."""
+def _normalize_lines(original_lines: Sequence[str], line_chars_max: int) -> tuple[list[str], int, int]:
+    """Non-empty lines, deduplicated and trimmed; how many were trimmed, and how many were duplicates."""
     lines: dict[str, str] = {}
     trimmed = duplicates = 0
-    for line in written:
+    for line in original_lines:
         plain = " ".join(line.split())
         if not plain:
             continue
@@ -105,15 +106,15 @@ def _cut(line: str, chars_max: int) -> str:
     return line if chars_max <= 0 or len(line) <= chars_max else line[: chars_max - 1] + "…"
 
 
-def _selected(lines: Sequence[str], budget: SummaryCompressionBudget) -> list[str]:
+def _select_lines(lines: Sequence[str], budget: SummaryCompressionBudget) -> list[str]:
     chosen: set[int] = set()
     chars = 0
     for priority in range(_PRIORITIES):
         for index, line in enumerate(lines):
-            longer = chars + len(line) + bool(chosen)
-            if _priority(line) == priority and len(chosen) < budget.max_lines and longer <= budget.max_chars:
+            chars_with_line = chars + len(line) + bool(chosen)
+            if _priority(line) == priority and len(chosen) < budget.max_lines and chars_with_line <= budget.max_chars:
                 chosen.add(index)
-                chars = longer
+                chars = chars_with_line
     return [lines[index] for index in sorted(chosen)]
 
 

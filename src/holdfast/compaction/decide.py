@@ -1,4 +1,4 @@
-"""Whether a session is to be made shorter now, and by what; the numbers that decide go along with the decision."""
+"""Decide whether to compact a session now, and why; the figures behind the decision are recorded with it."""
 
 from decimal import Decimal
 
@@ -10,24 +10,24 @@ from holdfast.economics.compacting import Rates, Sizes, break_even_calls, once_u
 from holdfast.events.payloads_compaction import CompactionNumbers, Trigger
 
 WINDOW_SHARE_MAX = 0.95
-"""How full a window may be, by an estimate that is never exact."""
+"""How full the context window may be; the margin covers the error of the token estimate."""
 
 REFETCH_TOKENS = 2_000
-"""What is read again because it left the view, about: a file or two. Nobody knows it beforehand. Money alone would say
-1,000 (`python -m benchmarks compaction_cost` asks both halves of recorded sessions); what leaves the view is worth more
-than the tokens that bring it back."""
+"""Tokens that the agent is expected to fetch again because they were compacted away: about one or two files. By cost
+alone it would be 1,000 (`python -m benchmarks compaction_cost` compares both halves of recorded sessions); information
+that the agent loses is worth more than the tokens that bring it back."""
 
 RECORD_SHARE = 0.5
-"""How much of what a compaction leaves is the record, where the share of the messages before is what limits it."""
+"""The summary's share of what a compaction leaves, when `share_max` is the binding limit."""
 
 RECORD_TOKENS_MIN = 600
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """A session before a call, in tokens and calls; all of it is known without a look at the history.
+    """A session before a call, in tokens and calls; known without reading the history.
 
-    `unit_usd` is what one uncached token costs. `sent_tokens` were sent by the `calls` since the last compaction, which
-    left a prompt of `base_tokens`; `lost_tokens` are expected to be fetched again behind one.
+    `unit_usd` is the price of one uncached input token. `sent_tokens` were sent by the `calls` since the last
+    compaction, which left a prompt of `base_tokens`; `lost_tokens` are expected to be fetched again after one.
     """
 
     prompt_tokens: int
@@ -45,52 +45,59 @@ class Outlook(msgspec.Struct, frozen=True):
 
     @property
     def hard_tokens(self) -> int:
-        """From here on the next call may not fit; half a window is the prompt's, however much a reply may have."""
+        """The prompt size from which on the next call may not fit. The prompt always gets half of the window."""
         room = max(self.window_tokens - self.output_tokens_max, self.window_tokens // 2)
+        # A catalog row may allow a reply as long as the window; without the lower bound no prompt would ever fit.
         return int(room * WINDOW_SHARE_MAX)
 
 
 def after_tokens(outlook: Outlook, config: CompactionConfig) -> int:
-    """What will stand behind the head at most, the newest group aside."""
+    """Upper bound on the tokens after the stable prefix once compacted, without the newest group."""
     return left_tokens(outlook.prompt_tokens - outlook.head_tokens, config)
 
 
 def left_tokens(message_tokens: int, config: CompactionConfig) -> int:
-    """What so many tokens of messages become."""
+    """How many tokens are left of this many message tokens."""
     return min(config.record_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
 
 
 def budgets(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
-    """How many tokens the record and the tail may have."""
+    """Token budgets of the summary and of the recent messages that are kept."""
     room = int(message_tokens * config.share_max)
+    # The summary is sized first; the recent messages get what is left of the room.
     record = max(RECORD_TOKENS_MIN, min(config.record_tokens_max, int(room * RECORD_SHARE)))
     return record, min(config.tail_tokens_max, max(0, room - record))
 
 
 def due(outlook: Outlook, watch: Watch, config: CompactionConfig, *, by_size_alone: bool = False) -> Trigger | None:
-    """Why the prompt is to be made shorter before the next call; None where it is not."""
+    """The reason to compact before the next call; None if there is none."""
     if not config.auto or not watch.may_act:
         return None
     sizes = Sizes(outlook.prompt_tokens, outlook.head_tokens, after_tokens(outlook, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
         return "hard"
+    # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,
+    # where the shorter prompt saves from the first call on; the soft limit holds even where money says no.
     if sizes.removed < least_gain(outlook.prompt_tokens, "soft"):
         return None
     if not by_size_alone and _pays(sizes, outlook):
         if outlook.cold:
             return "cold"
-        if config.money and _ripe(sizes, outlook, config):
+        if config.money and _is_ripe(sizes, outlook, config):
             return "money"
     return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
 
 
 def _pays(sizes: Sizes, outlook: Outlook) -> bool:
-    """With what will be fetched again counted in."""
-    again = Sizes(sizes.prompt, sizes.head, sizes.after + outlook.lost_tokens)
-    return bool(shorter_pays(again, outlook.rates, outlook.calls_expected, cold=outlook.cold))
+    """Whether compacting saves money, including the tokens that will be fetched again."""
+    with_refetch = Sizes(sizes.prompt, sizes.head, sizes.after + outlook.lost_tokens)
+    return bool(shorter_pays(with_refetch, outlook.rates, outlook.calls_expected, cold=outlook.cold))
 
 
-def _ripe(sizes: Sizes, outlook: Outlook, config: CompactionConfig) -> bool:
+def _is_ripe(sizes: Sizes, outlook: Outlook, config: CompactionConfig) -> bool:
+    # Rent or buy: compact once carrying the removable tokens has cost as much as removing them, which needs no forecast
+    # of the remaining calls (decision 0023). With P the prompts sent so far, n their number and F + A the compacted
+    # size: carried = sum(P) - n * (F + A). See economics/compacting.py for the break-even itself.
     needed = sizes.head + sizes.after
     carried = outlook.sent_tokens + outlook.prompt_tokens - (outlook.calls + 1) * needed
     fixed = left_tokens(outlook.base_tokens - outlook.head_tokens, config)
@@ -98,24 +105,27 @@ def _ripe(sizes: Sizes, outlook: Outlook, config: CompactionConfig) -> bool:
 
 
 def least_gain(prompt_tokens: int, trigger: Trigger) -> int:
-    """What must go so that it is worth a break: less is gathered again within a few calls.
+    """The minimum number of tokens to remove that justifies a cache miss; less accumulates again within a few calls.
 
-    Whoever asks for it, or could not send it, takes less than a session that decides by itself.
+    A requested compaction, or one after an overflow, accepts a smaller gain than an automatic one.
     """
+    # The limit of 8,000 tokens or a fifth keeps compactions rare: without it there would be three to five times as
+    # many, for no gain as soon as anything is lost (111 recorded sessions, decision 0023).
     if trigger in ("asked", "overflow"):
         return ASKED_GAIN_TOKENS_MIN
     return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
 
 
 def too_large_a_head(outlook: Outlook, config: CompactionConfig) -> bool:
-    """Whether the limit is passed by what no compaction can remove."""
+    """Whether the stable prefix alone exceeds the limit, so that no compaction can help."""
     limit = min(outlook.hard_tokens, config.auto_compaction_input_tokens_threshold)
     return outlook.head_tokens >= limit
 
 
 def numbers_of(outlook: Outlook, *, record_tokens: int, kept_tokens: int, head_tokens: int) -> CompactionNumbers:
-    """What a compaction to these sizes costs once, saves with each call, and when it has paid."""
+    """The one-time cost, the saving per call, and the break-even of a compaction to these sizes."""
     sizes = Sizes(outlook.prompt_tokens, head_tokens, record_tokens + kept_tokens)
+    # cost_usd is the extra cost of the one call that changes the prefix; saving_per_call_usd = r * removed tokens.
     unit = outlook.unit_usd
     return CompactionNumbers(
         prompt_tokens=outlook.prompt_tokens,

@@ -1,4 +1,4 @@
-"""What a model may add to a record: reasons, in fixed sections, checked line by line against what was really said."""
+"""The model's part of a summary: reasons in fixed sections, each line checked against the original messages."""
 
 import re
 from collections.abc import Callable
@@ -26,39 +26,42 @@ _ATTRIBUTED = re.compile(r"\b(the )?user (said|asked|wants|wanted|told|requested
 
 
 class CheckedProse(msgspec.Struct, frozen=True):
-    """The lines that hold; empty where nothing does. `dropped` counts the others."""
+    """The lines that passed the check; `dropped` counts the others."""
 
     text: str = ""
     dropped: int = 0
 
 
-def checked_prose(text: str, said: str, *, count: Callable[[str], int]) -> CheckedProse:
-    """Only known sections, only lines whose names and quotations stand in what was said, and no words put into the
-    user's mouth; what is too long is left out from the end on."""
-    folded_said = folded(said)
-    kept: dict[str, list[str]] = {}
+def checked_prose(text: str, conversation_text: str, *, count: Callable[[str], int]) -> CheckedProse:
+    """Keep lines of known sections whose names and quotations occur in the conversation, up to PROSE_TOKENS_MAX.
+
+    Lines that attribute statements to the user are dropped, because the user's words are kept verbatim elsewhere.
+    """
+    folded_text = folded(conversation_text)
+    lines_by_section: dict[str, list[str]] = {}
     dropped, section, room = 0, "", PROSE_TOKENS_MAX
     for line in text.splitlines():
         heading = _HEADING.match(line.strip())
         if heading is not None:
             section = heading.group(1).capitalize()
             continue
-        bare = folded(line).lstrip("-* ").strip()
-        if not bare:
+        statement = folded(line).lstrip("-* ").strip()
+        if not statement:
             continue
-        cost = count(bare) + 2
-        if section in SECTIONS and cost <= room and _holds(bare, said, folded_said):
-            kept.setdefault(section, []).append(f"- {bare}")
+        cost = count(statement) + 2
+        # A model invents; a line is kept only if every name and quotation in it occurs in the original messages.
+        if section in SECTIONS and cost <= room and _is_supported(statement, conversation_text, folded_text):
+            lines_by_section.setdefault(section, []).append(f"- {statement}")
             room -= cost
         else:
             dropped += 1
-    parts = [f"## {name}\n" + "\n".join(kept[name]) for name in SECTIONS if name in kept]
+    parts = [f"## {name}\n" + "\n".join(lines_by_section[name]) for name in SECTIONS if name in lines_by_section]
     return CheckedProse("\n\n".join(parts), dropped)
 
 
-def _holds(line: str, said: str, folded_said: str) -> bool:
+def _is_supported(line: str, conversation_text: str, folded_text: str) -> bool:
     if _ATTRIBUTED.search(line):
         return False
-    if any(folded(quotation) not in folded_said for quotation in _QUOTED.findall(line)):
+    if any(folded(quotation) not in folded_text for quotation in _QUOTED.findall(line)):
         return False
-    return all(entity.kind == "error" or entity.text in said for entity in entities_in(line))
+    return all(entity.kind == "error" or entity.text in conversation_text for entity in entities_in(line))

@@ -1,7 +1,7 @@
-"""What stands for messages that left the view: lines found by rule, each with its source, within a budget.
+"""Build the summary that replaces compacted messages: lines found by rules, each with its source, within a budget.
 
-What does not fit is left out by rank and not by age: what a person asked for first, then what is unresolved, then the
-state of files, then what was seen.
+Lines that do not fit are dropped by rank and not by age: user requests rank first, then unresolved work, then file
+state, then the timeline.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from holdfast.extraction.facts import DONE, Ask, ErrorSeen, Facts, FileState, Ra
 from holdfast.extraction.texts import folded, shown
 
 Count = Callable[[str], int]
-"""How many tokens a text has."""
+"""Counts the tokens of a text."""
 
 GOAL_CHARACTERS_MAX = 6_000
 ASK_CHARACTERS_MAX = 1_500
@@ -37,7 +37,7 @@ QUOTAS: tuple[tuple[Section, float], ...] = (
     ("names", 0.30),
     ("timeline", 0.12),
 )
-"""By rank; what a section does not use is there for the others, in the same order."""
+"""Shares of the budget by rank; what a section does not use goes to the others in the same order."""
 
 ORDER: tuple[Section, ...] = (
     "scope",
@@ -59,7 +59,7 @@ ORDER: tuple[Section, ...] = (
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What stays in view behind the record: its text, and whether a person speaks in it."""
+    """The messages kept after the summary: their text, and how many of them are user requests."""
 
     text: str = ""
     asks: int = 0
@@ -69,26 +69,27 @@ NOTHING_KEPT = Kept()
 
 
 def build_record(facts: Facts, *, tokens_max: int, count: Count, kept: Kept = NOTHING_KEPT) -> Record:
-    """The record of what the facts were found in; the same facts and limits give the same record.
+    """Build the summary of the messages that the facts come from; deterministic.
 
-    Pinned lines are there whatever the budget says: the first goal, asks without an answer, the newest ask where no
-    kept message holds one, and what the user wants always or never.
+    Pinned lines are included regardless of the budget: the first goal, unanswered requests, the newest request if no
+    kept message has one, and standing constraints.
     """
-    budget = _Budget(tokens_max - count(_FRAME), count)
-    for line in (*_scope(facts), *_pinned(facts, kept)):
+    budget = _LineBudget(tokens_max - count(_FRAME), count)
+    for line in (*_scope_lines(facts), *_pinned_lines(facts, kept)):
         budget.pin(line)
-    offers, reserved = _offers(facts), int(tokens_max * dict(QUOTAS)["names"])
+    candidates, names_budget = _candidate_lines(facts), int(tokens_max * dict(QUOTAS)["names"])
+    # First every section gets its quota, then the tokens left over go by rank, except the reserve for names.
     for section, share in QUOTAS:
-        budget.fill(offers.get(section, ()), int(tokens_max * share))
+        budget.fill(candidates.get(section, ()), int(tokens_max * share))
     for section, _ in QUOTAS:
-        budget.fill(offers.get(section, ()), budget.left - reserved)
-    # Last, because what any line says already need not be named once more.
-    budget.name(facts, budget.left, kept.text)
-    return budget.record()
+        budget.fill(candidates.get(section, ()), budget.left - names_budget)
+    # Last, because a name that another line already contains is not repeated.
+    budget.add_names(facts, budget.left, kept.text)
+    return budget.build()
 
 
-class _Budget:
-    """Lines that were taken, and how many tokens are left."""
+class _LineBudget:
+    """The selected lines and the tokens left."""
 
     def __init__(self, tokens_max: int, count: Count) -> None:
         self._count = count
@@ -106,11 +107,11 @@ class _Budget:
             self.left -= self._count(spelled(line))
 
     def fill(self, lines: Iterable[Line], share: int) -> None:
-        """As many of the lines as the share and the budget have room for; one that is too long is passed over."""
+        """Take as many lines as the share and the budget allow; a line that is too long is skipped."""
         room = min(share, self.left)
         for line in lines:
             if line in self._lines or (line.section == "timeline" and self._covered.issuperset(line.sources)):
-                # What another line leads to is not left out.
+                # A timeline line whose messages are all cited elsewhere does not count as left out.
                 self._offered.discard(line)
                 continue
             self._offered.add(line)
@@ -122,13 +123,13 @@ class _Budget:
                 room -= cost
                 self.left -= cost
 
-    def name(self, facts: Facts, share: int, kept: str) -> None:
-        """Names and values by how likely they are used again, those left out that can be read elsewhere."""
+    def add_names(self, facts: Facts, share: int, kept: str) -> None:
+        """Add names and values, ranked by expected reuse, except those that other lines already contain."""
         room = min(share, self.left)
-        said = "\n".join(line.text for line in self._lines) + kept
+        text_so_far = "\n".join(line.text for line in self._lines) + kept
         for mention in facts.mentions:
             entity = mention.entity
-            if entity in self._named or entity.kind in ("command", "error") or entity.text in said:
+            if entity in self._named or entity.kind in ("command", "error") or entity.text in text_so_far:
                 continue
             word = folded(entity.text)
             cost = self._count(f", {word}") + (0 if mention.number in self._names else 6)
@@ -139,77 +140,83 @@ class _Budget:
             room -= cost
             self.left -= cost
 
-    def record(self) -> Record:
-        named = [
+    def build(self) -> Record:
+        name_lines = [
             Line("names", ", ".join(words[at : at + NAMES_PER_LINE_MAX]), (number,))
             for number, words in sorted(self._names.items())
             for at in range(0, len(words), NAMES_PER_LINE_MAX)
         ]
-        lines = [*self._lines, *named]
-        placed = sorted(lines, key=lambda line: (ORDER.index(line.section), _place(line)))
-        return Record(tuple(placed), len(self._offered - self._lines.keys()))
+        lines = [*self._lines, *name_lines]
+        ordered = sorted(lines, key=lambda line: (ORDER.index(line.section), _sort_key(line)))
+        return Record(tuple(ordered), len(self._offered - self._lines.keys()))
 
 
-def _place(line: Line) -> int:
-    """Lines of a section stand in the order of their messages; what is told of no message stands first."""
+def _sort_key(line: Line) -> int:
+    """Sort key within a section: by message, and lines without a source first."""
     return line.sources[-1] if line.sources and line.section not in ("files", "commands") else 0
 
 
 def spelled(line: Line) -> str:
-    """A line as it stands in the record."""
+    """The text of a line in the summary."""
     if line.section == "goal":
         return f'<ask source="m{line.sources[0]}">\n{line.text}\n</ask>'
     sources = f" [{', '.join(f'm{number}' for number in line.sources)}]" if line.sources else ""
     return f"- {line.text}{sources}"
 
 
-def _scope(facts: Facts) -> list[Line]:
+def _scope_lines(facts: Facts) -> list[Line]:
     counts = ", ".join(f"{count} {role}" for role, count in facts.messages)
     tools = ", ".join(name for name, _ in facts.tools)
     lines = [Line("scope", f"{sum(count for _, count in facts.messages)} messages compacted ({counts}).")]
     return [*lines, Line("tools", tools)] if tools else lines
 
 
-def _pinned(facts: Facts, kept: Kept) -> list[Line]:
+def _pinned_lines(facts: Facts, kept: Kept) -> list[Line]:
     pinned: dict[int, Ask] = {}
     if facts.asks:
         pinned[facts.asks[0].number] = facts.asks[0]
-    waiting = [ask for ask in facts.asks if not ask.answered]
+    unanswered = [ask for ask in facts.asks if not ask.answered]
     newest = facts.asks[-1:] if not kept.asks else []
-    verbatim = {ask.number for ask in (*waiting, *newest)}
-    pinned.update((ask.number, ask) for ask in (*waiting, *newest))
+    verbatim = {ask.number for ask in (*unanswered, *newest)}
+    pinned.update((ask.number, ask) for ask in (*unanswered, *newest))
     lines = [
-        Line("goal", ask.text if number in verbatim else _goal(ask.text), (number,))
+        Line("goal", ask.text if number in verbatim else _goal_text(ask.text), (number,))
         for number, ask in sorted(pinned.items())
         if ask.text.strip()
     ]
     constraints = facts.constraints[:4] + facts.constraints[4:][-(PINNED_CONSTRAINTS_MAX - 4) :]
-    # What a pinned ask says is there already.
-    said = "\n".join(line.text for line in lines)
-    return lines + [Line("constraints", one.text, (one.number,)) for one in constraints if one.text not in said]
+    # Do not repeat constraints that a pinned request contains.
+    pinned_text = "\n".join(line.text for line in lines)
+    return lines + [
+        Line("constraints", constraint.text, (constraint.number,))
+        for constraint in constraints
+        if constraint.text not in pinned_text
+    ]
 
 
-def _goal(text: str) -> str:
-    """The beginning of a long ask, up to the end of a line."""
+def _goal_text(text: str) -> str:
+    """The beginning of a long request, up to the end of a line."""
     if len(text) <= GOAL_CHARACTERS_MAX:
         return text
-    head = text[:GOAL_CHARACTERS_MAX]
-    return head[: head.rfind("\n") + 1] or shown(text, GOAL_CHARACTERS_MAX)
+    beginning = text[:GOAL_CHARACTERS_MAX]
+    return beginning[: beginning.rfind("\n") + 1] or shown(text, GOAL_CHARACTERS_MAX)
 
 
-def _offers(facts: Facts) -> dict[Section, list[Line]]:
-    """What each section would say, the most important line first."""
+def _candidate_lines(facts: Facts) -> dict[Section, list[Line]]:
+    """Candidate lines by section, most important first."""
     return {
-        "pending": _pending(facts),
+        "pending": _pending_lines(facts),
         "questions": [
-            Line("questions", shown(one.text, LINE_CHARACTERS_MAX), (one.number,)) for one in facts.questions
+            Line("questions", shown(question.text, LINE_CHARACTERS_MAX), (question.number,))
+            for question in facts.questions
         ],
-        "errors": [_error(one) for one in sorted(facts.errors, key=lambda one: bool(one.resolved))],
+        "errors": [_error_line(error) for error in sorted(facts.errors, key=lambda error: bool(error.resolved))],
         "tests": [
-            Line("tests", f"failing: {shown(one.text, LINE_CHARACTERS_MAX)}", (one.number,)) for one in facts.failing
+            Line("tests", f"failing: {shown(test.text, LINE_CHARACTERS_MAX)}", (test.number,)) for test in facts.failing
         ],
         "decisions": [
-            Line("decisions", shown(one.text, LINE_CHARACTERS_MAX), (one.number,)) for one in reversed(facts.decisions)
+            Line("decisions", shown(decision.text, LINE_CHARACTERS_MAX), (decision.number,))
+            for decision in reversed(facts.decisions)
         ],
         "current": (
             [Line("current", shown(facts.current.text, LINE_CHARACTERS_MAX), (facts.current.number,))]
@@ -221,57 +228,58 @@ def _offers(facts: Facts) -> dict[Section, list[Line]]:
             for ask in reversed(facts.asks[1:])
             if ask.text.strip()
         ],
-        "files": [_file(one) for one in facts.files],
-        "commands": [_command(one) for one in facts.commands],
+        "files": [_file_line(file) for file in facts.files],
+        "commands": [_command_line(command) for command in facts.commands],
         "timeline": [
-            Line("timeline", shown(one.text, LINE_CHARACTERS_MAX), (one.number,))
-            for one in {one.text: one for one in facts.steps if one.text.strip()}.values()
+            Line("timeline", shown(step.text, LINE_CHARACTERS_MAX), (step.number,))
+            for step in {step.text: step for step in facts.steps if step.text.strip()}.values()
         ][::-1],
     }
 
 
-def _pending(facts: Facts) -> list[Line]:
-    waiting = [
-        Line("pending", f"call without a result: {_told(action)}", (number,)) for action, number in facts.open_calls
+def _pending_lines(facts: Facts) -> list[Line]:
+    open_calls = [
+        Line("pending", f"call without a result: {_action_text(action)}", (number,))
+        for action, number in facts.open_calls
     ]
     tasks = [
         Line("pending", f"{task.status or 'open'}: {shown(task.text, LINE_CHARACTERS_MAX)}", (number,))
         for task, number in facts.tasks
         if task.status.lower() not in DONE
     ]
-    return waiting + tasks
+    return open_calls + tasks
 
 
-def _told(action: Action) -> str:
+def _action_text(action: Action) -> str:
     return shown(f"{action.tool} {action.path or action.command or action.pattern}", LINE_CHARACTERS_MAX)
 
 
-def _file(one: FileState) -> Line:
-    done = []
-    if one.deleted:
-        done.append("deleted")
-    if one.reads:
-        done.append(f"read x{one.reads}")
-    if one.lines:
-        done.append("lines " + " ".join(f"{first} to {last or 'end'}" for first, last in one.lines))
-    if one.writes:
-        done.append(f"written x{one.writes}")
-    if one.written_since_read and one.reads:
-        done.append("changed since read")
-    if one.sha:
-        done.append(f"sha:{one.sha}")
-    return Line("files", f"{one.path}: {', '.join(done) or 'not found'}", one.numbers[-SOURCES_PER_LINE_MAX:])
+def _file_line(file: FileState) -> Line:
+    parts = []
+    if file.deleted:
+        parts.append("deleted")
+    if file.reads:
+        parts.append(f"read x{file.reads}")
+    if file.lines:
+        parts.append("lines " + " ".join(f"{first} to {last or 'end'}" for first, last in file.lines))
+    if file.writes:
+        parts.append(f"written x{file.writes}")
+    if file.written_since_read and file.reads:
+        parts.append("changed since read")
+    if file.sha:
+        parts.append(f"sha:{file.sha}")
+    return Line("files", f"{file.path}: {', '.join(parts) or 'not found'}", file.numbers[-SOURCES_PER_LINE_MAX:])
 
 
-def _command(one: Ran) -> Line:
-    state = "no result" if not one.answered else "failed" if one.failed else "ok"
-    said = f"; {one.last_line}" if one.last_line else ""
-    return Line("commands", f"{shown(one.command, 160)}: {state}{said}", (one.number,))
+def _command_line(command: Ran) -> Line:
+    state = "no result" if not command.answered else "failed" if command.failed else "ok"
+    last_line = f"; {command.last_line}" if command.last_line else ""
+    return Line("commands", f"{shown(command.command, 160)}: {state}{last_line}", (command.number,))
 
 
-def _error(one: ErrorSeen) -> Line:
-    state = f"resolved in m{one.resolved}" if one.resolved else "unresolved"
-    return Line("errors", f"{shown(one.line, LINE_CHARACTERS_MAX)} (x{one.times}, {state})", (one.number,))
+def _error_line(error: ErrorSeen) -> Line:
+    state = f"resolved in m{error.resolved}" if error.resolved else "unresolved"
+    return Line("errors", f"{shown(error.line, LINE_CHARACTERS_MAX)} (x{error.times}, {state})", (error.number,))
 
 
 HEADINGS: dict[Section, str] = {
@@ -302,11 +310,11 @@ RESUME = "Go on from where the conversation stands, without a recap and without 
 
 
 _FRAME = "\n".join((PREAMBLE, SOURCES, RECALL, RECENT, RESUME, *HEADINGS.values()))
-"""What a record says whatever it is made of."""
+"""Text that is in every summary; its tokens are subtracted from the budget."""
 
 
 def record_text(record: Record, *, recall: bool) -> str:
-    """The record as the model reads it: what it is, and its sections."""
+    """The summary as sent to the model: preamble and sections."""
     parts = [f"{PREAMBLE} {SOURCES}{RECALL if recall else ''}"]
     for section in ORDER:
         lines = [spelled(line) for line in record.lines if line.section == section]
@@ -318,5 +326,5 @@ def record_text(record: Record, *, recall: bool) -> str:
 
 
 def note_text(*, recent: bool) -> str:
-    """What stands behind the record: that the newest messages follow as they were, and how to go on."""
+    """The text after the summary: recent messages follow verbatim, and how to continue."""
     return f"{RECENT} {RESUME}" if recent else RESUME

@@ -1,7 +1,7 @@
-"""Compaction by the rules of seed 002: a summary of what was said, and the last messages as they are.
+"""Compaction by the rules of seed 002: a summary of the earlier messages, and the last messages unchanged.
 
-Its cuts, sections and limits are the seed's; what it gets wrong is not: marks do not multiply when a summary is merged,
-the first request stays, and no result loses its call.
+Cuts, sections and limits are the seed's. Its bugs are fixed: headings do not multiply when a summary is merged, the
+first request is kept, and no tool result loses its call.
 """
 
 import re
@@ -34,6 +34,8 @@ RESUME = (
     "do not acknowledge the summary, do not recap what was happening, and do not preface with continuation text."
 )
 NEWLY = "Newly compacted context:"
+# Limits of seed 002's summary, in characters and items; SUMMARY_CHARS_MAX is ours, because the seed's merged summaries
+# grow without bound.
 BLOCK_CHARS_MAX = 160
 CURRENT_CHARS_MAX = 200
 REQUESTS_MAX = 3
@@ -44,7 +46,7 @@ _PENDING = re.compile(r"to_?do|next|pending|follow up|remaining", re.IGNORECASE)
 
 
 def threshold_of(text: str | None) -> int:
-    """From which size on a session is compacted by itself, as an environment says it, or by default."""
+    """The automatic compaction threshold from an environment variable's text; the default if it is not positive."""
     try:
         return int(text or "") if int(text or "") > 0 else SOFT_TOKENS
     except ValueError:
@@ -52,7 +54,7 @@ def threshold_of(text: str | None) -> int:
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:
-    """The seed's estimate: a quarter of the bytes of each block, and one."""
+    """The seed's estimate: bytes // 4 + 1 per block."""
     return sum(_block_tokens(block) for message in messages for block in message.content)
 
 
@@ -65,51 +67,52 @@ def _block_tokens(block: Block) -> int:
         case ToolResult():
             return len((block.name + result_text(block)).encode()) // 4 + 1
         case Thinking():
-            signed = len((block.signature or "").encode()) // 4 + 1 if block.signature else 0
-            return len(block.text.encode()) // 4 + signed
+            signature_tokens = len((block.signature or "").encode()) // 4 + 1 if block.signature else 0
+            return len(block.text.encode()) // 4 + signature_tokens
         case RedactedThinking() | Image() | Opaque():
             return 1
 
 
 def should_compact(messages: Sequence[Message], config: CompactionConfig) -> bool:
-    """A summary in front counts for nothing: more messages than are kept, and enough tokens in them."""
+    """Whether there are more messages than are kept and enough tokens in them; a leading summary does not count."""
     rest = messages[1:] if summary_in(messages) is not None else messages
     return len(rest) > config.preserve_recent_messages and estimated_tokens(rest) >= config.max_estimated_tokens
 
 
 def compact_messages(messages: Sequence[Message], config: CompactionConfig) -> CompactionResult:
-    """The messages with a summary in front of the last ones; as they were where there is too little to compact."""
+    """The last messages with a summary before them; unchanged if there is too little to compact."""
     before = estimated_tokens(messages)
     if not should_compact(messages, config):
         return CompactionResult(tuple(messages), tokens_before=before, tokens_after=before, reason="below the limits")
-    known = summary_in(messages)
-    front = 0 if known is None else 1
-    start = boundary(messages, config.preserve_recent_messages, front=front)
-    removed = messages[front:start]
-    if not removed:
+    earlier_summary = summary_in(messages)
+    summary_count = 0 if earlier_summary is None else 1
+    start = boundary(messages, config.preserve_recent_messages, front=summary_count)
+    covered = messages[summary_count:start]
+    if not covered:
         return CompactionResult(tuple(messages), tokens_before=before, tokens_after=before, reason="nothing to remove")
-    summary = merged(known, summarize(removed))
+    summary = merged(earlier_summary, summarize(covered))
     text = continuation(summary, recent=start < len(messages))
-    kept = (Message("system", (Text(text),)), *messages[start:])
+    compacted = (Message("system", (Text(text),)), *messages[start:])
     return CompactionResult(
-        kept,
-        removed_message_count=len(removed),
+        compacted,
+        removed_message_count=len(covered),
         summary=summary,
         formatted_summary=format_summary(summary),
         tokens_before=before,
-        tokens_after=estimated_tokens(kept),
+        tokens_after=estimated_tokens(compacted),
     )
 
 
 def boundary(messages: Sequence[Message], keep: int, *, front: int = 0) -> int:
-    """Where the kept messages begin: at the start of a group, so that no result is parted from its call."""
-    wanted = max(front, len(messages) - keep)
+    """The index of the first kept message: the start of a group, so that no result is separated from its call."""
+    target = max(front, len(messages) - keep)
     starts = [start for start, _ in exchange_groups(messages)]
-    return max((start for start in starts if start <= wanted), default=front) if wanted < len(messages) else wanted
+    # Move back to the start of the group: a provider rejects a tool result whose call was removed.
+    return max((start for start in starts if start <= target), default=front) if target < len(messages) else target
 
 
 def summary_in(messages: Sequence[Message]) -> str | None:
-    """The summary that a compaction has put in front, without what stood around it."""
+    """The summary of an earlier compaction, without preamble and instructions; None if there is none."""
     if not messages or messages[0].role not in ("system", "user"):
         return None
     text = text_of(messages[0].content).strip()
@@ -119,67 +122,71 @@ def summary_in(messages: Sequence[Message]) -> str | None:
 
 
 def summarize(messages: Sequence[Message]) -> str:
-    """Scope, tools, requests, pending work, key files, current work and the timeline of some messages."""
-    roles = [_role(message) for message in messages]
+    """Scope, tools, requests, pending work, key files, current work and timeline of the messages."""
+    roles = [_summary_role(message) for message in messages]
     counts = ", ".join(f"{role}={roles.count(role)}" for role in ("user", "assistant", "tool"))
     lines = ["Conversation summary:", f"- Scope: {len(messages)} earlier messages compacted ({counts})."]
-    if tools := sorted({block.name for one in messages for block in one.content if isinstance(block, ToolUse)}):
+    if tools := sorted({block.name for message in messages for block in message.content if isinstance(block, ToolUse)}):
         lines.append(f"- Tools mentioned: {', '.join(tools)}.")
-    lines += _listed("Recent user requests", requests(messages))
-    lines += _listed("Pending work", pending_work(messages))
+    lines += _list_lines("Recent user requests", requests(messages))
+    lines += _list_lines("Pending work", pending_work(messages))
     if files := key_files(messages):
         lines.append(f"- Key files referenced: {', '.join(files)}.")
     if current := _current_work(messages):
         lines.append(f"- Current work: {current}")
     lines.append("- Key timeline:")
-    lines += [f"  - {role}: {_timeline(one)}" for role, one in zip(roles, messages, strict=True)]
+    lines += [f"  - {role}: {_timeline(message)}" for role, message in zip(roles, messages, strict=True)]
     return "\n".join(lines)
 
 
-def _role(message: Message) -> str:
+def _summary_role(message: Message) -> str:
     return "tool" if any(isinstance(block, ToolResult) for block in message.content) else message.role
 
 
-def _listed(title: str, items: Sequence[str]) -> list[str]:
+def _list_lines(title: str, items: Sequence[str]) -> list[str]:
     return [f"- {title}:", *(f"  - {item}" for item in items)] if items else []
 
 
 def requests(messages: Sequence[Message]) -> list[str]:
     """The first request and the newest ones, oldest first."""
-    texts = (text_of(one.content) for one in messages if _role(one) == "user")
-    asked = [cut_block(text) for text in texts if text.strip()]
-    return asked if len(asked) <= REQUESTS_MAX else [asked[0], *asked[-REQUESTS_MAX + 1 :]]
+    texts = (text_of(message.content) for message in messages if _summary_role(message) == "user")
+    user_requests = [cut_block(text) for text in texts if text.strip()]
+    return (
+        user_requests if len(user_requests) <= REQUESTS_MAX else [user_requests[0], *user_requests[-REQUESTS_MAX + 1 :]]
+    )
 
 
 def pending_work(messages: Sequence[Message]) -> list[str]:
-    """Calls without a result and open tasks; else what the newest texts say is still to be done."""
-    answered = {block.tool_use_id for one in messages for block in one.content if isinstance(block, ToolResult)}
-    calls = [block for one in messages for block in one.content if isinstance(block, ToolUse)]
-    waiting = [cut_block(f"{call.name} {call.arguments_json}") for call in calls if call.id not in answered]
-    planned: tuple[Task, ...] = ()
+    """Calls without a result and open tasks; if there are none, the newest texts that mention pending work."""
+    answered_ids = {
+        block.tool_use_id for message in messages for block in message.content if isinstance(block, ToolResult)
+    }
+    calls = [block for message in messages for block in message.content if isinstance(block, ToolUse)]
+    open_calls = [cut_block(f"{call.name} {call.arguments_json}") for call in calls if call.id not in answered_ids]
+    latest_tasks: tuple[Task, ...] = ()
     for call in calls:
         action = action_of(call)
-        planned = action.tasks if action.kind == "plan" and action.tasks else planned
-    tasks = [cut_block(task.text) for task in planned if task.status.lower() not in DONE]
-    if found := waiting + tasks:
-        return found[-REQUESTS_MAX:]
-    texts = (text_of(one.content) for one in messages)
+        latest_tasks = action.tasks if action.kind == "plan" and action.tasks else latest_tasks
+    tasks = [cut_block(task.text) for task in latest_tasks if task.status.lower() not in DONE]
+    if pending := open_calls + tasks:
+        return pending[-REQUESTS_MAX:]
+    texts = (text_of(message.content) for message in messages)
     return [cut_block(text) for text in texts if _PENDING.search(text)][-REQUESTS_MAX:]
 
 
 def key_files(messages: Sequence[Message]) -> list[str]:
-    """Words with a slash that end like a file, sorted."""
-    found = set()
+    """Words with a slash and a known file suffix, sorted."""
+    paths = set()
     for message in messages:
         for word in plain_text(message.content).split():
-            bare = word.strip(",.:;()\"'`")
-            if "/" in bare and _FILE_NAME.search(bare):
-                found.add(bare)
-    return sorted(found)[:FILES_MAX]
+            path = word.strip(",.:;()\"'`")
+            if "/" in path and _FILE_NAME.search(path):
+                paths.add(path)
+    return sorted(paths)[:FILES_MAX]
 
 
 def _current_work(messages: Sequence[Message]) -> str:
-    texts = [text for one in messages if (text := text_of(one.content)).strip()]
+    texts = [text for message in messages if (text := text_of(message.content)).strip()]
     return cut_block(texts[-1], CURRENT_CHARS_MAX) if texts else ""
 
 
@@ -208,23 +215,25 @@ def cut_block(text: str, chars_max: int = BLOCK_CHARS_MAX) -> str:
 
 
 def merged(before: str | None, after: str) -> str:
-    """The highlights of a summary before this one, those that are new, and the new timeline.
+    """The highlights of the earlier summary, the new highlights, and the new timeline.
 
-    Old highlights are taken as they are: a summary that is merged again and again gains no marks, and keeps its size.
+    Old highlights are taken over unchanged and bounded, so that repeated merging adds no headings and does not grow.
     """
     if before is None:
         return after
-    old = [line for line in before.splitlines() if line.strip() not in ("Summary:", "Conversation summary:", NEWLY)]
-    highlights = _highlights("\n".join(old))
+    earlier_lines = [
+        line for line in before.splitlines() if line.strip() not in ("Summary:", "Conversation summary:", NEWLY)
+    ]
+    highlights = _highlights("\n".join(earlier_lines))
     new, timeline = _highlights(after)[1:], after[after.index("- Key timeline:") :]
     room = SUMMARY_CHARS_MAX
-    kept: list[str] = []
+    earlier_highlights: list[str] = []
     for line in dict.fromkeys(highlights):
         if line in new or room < len(line):
             continue
-        kept.append(line)
+        earlier_highlights.append(line)
         room -= len(line) + 1
-    return "\n".join(["Conversation summary:", *kept, NEWLY, *new, timeline])
+    return "\n".join(["Conversation summary:", *earlier_highlights, NEWLY, *new, timeline])
 
 
 def _highlights(summary: str) -> list[str]:
@@ -232,15 +241,15 @@ def _highlights(summary: str) -> list[str]:
 
 
 def format_summary(summary: str) -> str:
-    """Without what the writer thought to itself, and under one heading."""
+    """Remove the `<analysis>` block and put the `<summary>` under one heading."""
     text = re.sub(r"<analysis>.*?</analysis>", "", summary, flags=re.DOTALL)
     text = re.sub(
-        r"<summary>(.*?)</summary>", lambda found: f"Summary:\n{found.group(1).strip()}", text, flags=re.DOTALL
+        r"<summary>(.*?)</summary>", lambda match: f"Summary:\n{match.group(1).strip()}", text, flags=re.DOTALL
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 def continuation(summary: str, *, recent: bool) -> str:
-    """The message that stands for what was removed."""
+    """The text of the message that replaces the removed ones."""
     parts = [PREAMBLE, format_summary(summary), *([RECENT] if recent else []), RESUME]
     return "\n\n".join(parts)

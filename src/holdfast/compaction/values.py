@@ -1,4 +1,4 @@
-"""The values of a compaction: groups, the cut between them, the record, and what a session may be told to do."""
+"""Values of a compaction: configuration, groups, cut, summary lines, result."""
 
 from typing import Literal
 
@@ -7,6 +7,7 @@ import msgspec
 from holdfast.canonical.blocks import Message
 from holdfast.errors import UserError
 
+# 100,000 is the threshold of seed 002. GAIN_* keep a cache miss from buying too little; see decide.least_gain.
 SOFT_TOKENS = 100_000
 RECORD_TOKENS_MAX = 6_000
 TAIL_TOKENS_MAX = 10_000
@@ -15,7 +16,7 @@ GAIN_TOKENS_MIN = 8_000
 ASKED_GAIN_TOKENS_MIN = 2_000
 GAIN_SHARE_MIN = 0.2
 PROTECTED_TOOLS = ("skill_load", "recall_instruction")
-"""Tools whose outputs are never cleared: what a model works by is no old output."""
+"""Tools whose results are never cleared, because the model keeps following what they returned."""
 
 Section = Literal[
     "goal",
@@ -46,14 +47,14 @@ _COUNTS = (
 
 
 class CompactionConfig(msgspec.Struct, frozen=True):
-    """How a session is made shorter, and when.
+    """How and when a session is compacted.
 
-    The first two hold for the strategy `seed`, which keeps messages by their number. Otherwise the newest groups stay
-    as far as `tail_tokens_max` goes, the record takes `record_tokens_max` at most, and both together no more than
-    `share_max` of the messages before. With `clear` old outputs of tools, those of protected ones aside, give way first
-    where that is enough. `auto` lets a session decide by itself: from the soft limit on, when its
-    cache is cold anyway, when the window is nearly full, and with `money` as soon as it is expected to pay.
-    With `prose` the model adds its reasons to the record, where its cache is warm.
+    The first two fields apply to strategy `seed`, which keeps a number of messages. Otherwise the newest groups are
+    kept up to `tail_tokens_max`, the summary takes at most `record_tokens_max`, and both together at most `share_max`
+    of the message tokens before. With `clear`, old results of unprotected tools are cleared first if that suffices.
+    `auto` compacts automatically: above the soft limit, when the cache is cold anyway, when the window is nearly full,
+    and with `money` as soon as it is expected to save money. With `prose` the model adds its reasons to the summary if
+    its cache is warm.
     """
 
     preserve_recent_messages: int = 4
@@ -71,21 +72,22 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in _COUNTS:
             count: object = getattr(self, name)
+            # bool is a subclass of int: True would otherwise pass as a limit of one token.
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")
         share: object = self.share_max
         if not isinstance(share, int | float) or not 0 <= share <= 1:
             raise UserError(f"share_max of a CompactionConfig must be a number from 0 to 1, not {share!r:.80}")
         tools: object = self.protected_tools
-        if not isinstance(tools, tuple | list) or not all(isinstance(one, str) for one in tools):
-            raise UserError("protected_tools of a CompactionConfig must be names of tools, such as ('read_file',)")
+        if not isinstance(tools, tuple | list) or not all(isinstance(name_of_tool, str) for name_of_tool in tools):
+            raise UserError("protected_tools of a CompactionConfig must be tool names, such as ('read_file',)")
 
 
 DEFAULT_CONFIG = CompactionConfig()
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Passages [start, stop) that stay together: a call with its results, or one message."""
+    """History entries [start, stop) that stay together: a call with its results, or one message."""
 
     start: int
     stop: int
@@ -93,9 +95,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Passages [start, stop) of the view are covered; in front of them stands the record of a cut before, if any.
+    """History entries [start, stop) are covered by the summary; an earlier summary may come before them.
 
-    `first` and `last` are the numbers of the first and last message of the log that are covered.
+    `first` and `last` are the numbers of the first and last covered message of the log.
     """
 
     start: int
@@ -107,7 +109,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of a record, and the messages that it is taken from."""
+    """One line of a summary, and the messages it comes from."""
 
     section: Section
     text: str
@@ -115,16 +117,16 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Lines in the order of their sections; `left_out` counts those that the budget had no room for."""
+    """Lines in section order; `left_out` counts those that did not fit the budget."""
 
     lines: tuple[Line, ...]
     left_out: int = 0
 
 
 class CompactionResult(msgspec.Struct, frozen=True):
-    """What became of a conversation: the summary, the messages as they are sent now, and how many were removed.
+    """The summary, the messages after the compaction, and how many were removed.
 
-    `reason` says why nothing was done; then the messages are what they were.
+    If nothing was compacted, `reason` says why and the messages are unchanged.
     """
 
     messages: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""What a conversation looks like behind a compaction: a pure function of its passages and the event."""
+"""The view of a conversation after a compaction: a pure function of its history entries and the event."""
 
 from collections.abc import Sequence
 
@@ -10,46 +10,49 @@ from holdfast.compaction.groups import RECORD_LAYER, is_record
 from holdfast.events.payloads_compaction import ContextCompacted
 
 
-def compacted(passages: Sequence[Passage], it: ContextCompacted) -> tuple[Passage, ...]:
-    """The record and what is kept, or the same passages with old outputs replaced; nothing else of them changes."""
-    if it.strategy == "clear":
-        kept = _cleared(passages, {one.tool_use_id: one.text for one in it.cleared})
+def compacted(entries: Sequence[Passage], event: ContextCompacted) -> tuple[Passage, ...]:
+    """The summary and the kept entries, or for strategy `clear` the same entries with old tool results replaced."""
+    if event.strategy == "clear":
+        kept = _clear_results(entries, {result.tool_use_id: result.text for result in event.cleared})
     else:
-        kept = tuple(one for one in passages if one.number > it.last and not is_record(one))
-    if it.thinking_dropped:
-        kept = tuple(left for one in kept if (left := without_thinking(one)) is not None)
-    return kept if it.strategy == "clear" else (record_passage(it), *kept)
+        kept = tuple(entry for entry in entries if entry.number > event.last and not is_record(entry))
+    # Providers sign thinking together with the prefix it was made for and reject it behind another one (decision 0014).
+    if event.thinking_dropped:
+        kept = tuple(remaining for entry in kept if (remaining := without_thinking(entry)) is not None)
+    return kept if event.strategy == "clear" else (record_passage(event), *kept)
 
 
-def compacted_newest(passages: Sequence[Passage], it: ContextCompacted) -> tuple[Passage, ...]:
-    """What was not sent yet is never covered; its thinking, if it has any, goes with the rest."""
+def compacted_newest(entries: Sequence[Passage], event: ContextCompacted) -> tuple[Passage, ...]:
+    """Unsent entries are never covered; only their thinking is dropped if the event says so."""
     return tuple(
-        left for one in passages if (left := without_thinking(one) if it.thinking_dropped else one) is not None
+        remaining
+        for entry in entries
+        if (remaining := without_thinking(entry) if event.thinking_dropped else entry) is not None
     )
 
 
-def told_by_the_user(passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
-    """The passages for a provider that may take no message of the system: a record is told as the user's."""
-    if not passages or not is_record(passages[0]) or passages[0].role != "system":
-        return passages
-    return (msgspec.structs.replace(passages[0], role="user"), *passages[1:])
+def told_by_the_user(entries: tuple[Passage, ...]) -> tuple[Passage, ...]:
+    """Give the summary the role `user`, for a provider that does not accept system messages in the history."""
+    if not entries or not is_record(entries[0]) or entries[0].role != "system":
+        return entries
+    return (msgspec.structs.replace(entries[0], role="user"), *entries[1:])
 
 
-def record_passage(it: ContextCompacted) -> Passage:
-    return Passage(it.role, tuple(Text(part.text) for part in it.segments), layer=RECORD_LAYER)
+def record_passage(event: ContextCompacted) -> Passage:
+    return Passage(event.role, tuple(Text(part.text) for part in event.segments), layer=RECORD_LAYER)
 
 
-def _cleared(passages: Sequence[Passage], texts: dict[str, str]) -> tuple[Passage, ...]:
-    return tuple(_without_outputs(one, texts) for one in passages)
+def _clear_results(entries: Sequence[Passage], texts: dict[str, str]) -> tuple[Passage, ...]:
+    return tuple(_clear_entry(entry, texts) for entry in entries)
 
 
-def _without_outputs(passage: Passage, texts: dict[str, str]) -> Passage:
-    if not any(isinstance(block, ToolResult) and block.tool_use_id in texts for block in passage.content):
-        return passage
-    return msgspec.structs.replace(passage, content=tuple(_replaced(block, texts) for block in passage.content))
+def _clear_entry(entry: Passage, texts: dict[str, str]) -> Passage:
+    if not any(isinstance(block, ToolResult) and block.tool_use_id in texts for block in entry.content):
+        return entry
+    return msgspec.structs.replace(entry, content=tuple(_clear_block(block, texts) for block in entry.content))
 
 
-def _replaced(block: Block, texts: dict[str, str]) -> Block:
+def _clear_block(block: Block, texts: dict[str, str]) -> Block:
     if not isinstance(block, ToolResult) or block.tool_use_id not in texts:
         return block
     return msgspec.structs.replace(block, content=(Text(texts[block.tool_use_id]),))

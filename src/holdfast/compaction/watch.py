@@ -1,22 +1,27 @@
-"""What a session remembers of its compactions: whether they helped, and whether it may try again by itself."""
+"""Track the effect of compactions: whether they helped, and whether a session may compact automatically again."""
 
 import msgspec
 
 from holdfast.canonical.usage import Usage
 from holdfast.events.payloads_compaction import CompactionRefused, ContextCompacted
 
+# Guards against compacting in a loop: if the prompt is not below 80 % of its size afterwards, that is a strike.
 EFFECT_SHARE_MAX = 0.8
-"""Behind a compaction the prompt must be smaller than this share of what it was, as the provider counts it."""
+"""After a compaction the prompt must be smaller than this share of its size before, by the provider's count."""
 
 STRIKES_MAX = 2
 WAIT_CALLS = 10
+# More calls than any session makes: a back-off that ends only with the next user message.
 NEVER_CALLS = 1_000_000_000
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """`last_message` was the newest when it was last compacted to `base_tokens`, `calls` were answered since and sent
-    `sent_tokens`; `from_tokens` is what it started from, as long as no call has told what it became. After two that did
-    not help nothing is done by itself until the user speaks, and after one that was refused not for so many calls."""
+    """The state since the last compaction, which covered up to `last_message` and left `base_tokens`.
+
+    `calls` were answered since and sent `sent_tokens`; `from_tokens` is the size before, until a call reports the size
+    after. After STRIKES_MAX compactions that did not help, there is no automatic one until the next user message; after
+    a refused one, not for WAIT_CALLS calls.
+    """
 
     count: int = 0
     last_message: int = 0
@@ -29,19 +34,20 @@ class Watch(msgspec.Struct, frozen=True):
 
     @property
     def may_act(self) -> bool:
-        """Never directly behind another, and not where it did not help."""
+        """Not directly after another compaction, and not after repeated ones that did not help."""
         return not self.waits and self.strikes < STRIKES_MAX and (not self.count or self.calls > 1)
 
 
-def after_compaction(watch: Watch, it: ContextCompacted, *, messages: int) -> Watch:
-    return Watch(watch.count + 1, messages, 0, it.tokens_before, watch.strikes, base_tokens=it.tokens_after)
+def after_compaction(watch: Watch, event: ContextCompacted, *, messages: int) -> Watch:
+    return Watch(watch.count + 1, messages, 0, event.tokens_before, watch.strikes, base_tokens=event.tokens_after)
 
 
 def after_call(watch: Watch, usage: Usage) -> Watch:
     strikes = watch.strikes
+    # Measured by the provider's usage, because our own estimate could be wrong in the same way before and after.
     if watch.from_tokens:
-        helped = usage.tokens_sent < watch.from_tokens * EFFECT_SHARE_MAX
-        strikes = 0 if helped else strikes + 1
+        has_helped = usage.tokens_sent < watch.from_tokens * EFFECT_SHARE_MAX
+        strikes = 0 if has_helped else strikes + 1
     sent = watch.sent_tokens + usage.tokens_sent
     return msgspec.structs.replace(
         watch,
@@ -53,11 +59,11 @@ def after_call(watch: Watch, usage: Usage) -> Watch:
     )
 
 
-def after_refusal(watch: Watch, it: CompactionRefused) -> Watch:
-    """What is too long now may have been passed in a few calls; a head that is too long will not."""
-    return msgspec.structs.replace(watch, waits=NEVER_CALLS if it.final else WAIT_CALLS)
+def after_refusal(watch: Watch, event: CompactionRefused) -> Watch:
+    """Back off for some calls, or for good if the stable prefix itself is too long (`final`)."""
+    return msgspec.structs.replace(watch, waits=NEVER_CALLS if event.final else WAIT_CALLS)
 
 
 def after_ask(watch: Watch) -> Watch:
-    """The user has spoken: what did not help before may help now."""
+    """A new user message resets the back-off, because a compaction may help now."""
     return msgspec.structs.replace(watch, strikes=0, waits=0) if watch.strikes or watch.waits else watch

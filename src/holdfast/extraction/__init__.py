@@ -1,1 +1,1 @@
-"""What a conversation says, found without a model: entities, calls, errors, asks."""
+"""Extract entities, calls, errors and requests from a conversation without a model."""

@@ -1,6 +1,6 @@
-"""What a tool call does, as its name and its arguments tell: which file, which command, which list of tasks.
+"""Interpret tool calls by name and arguments: which file, which command, which task list.
 
-Tools are known by what they take and not by whose they are; what fits nothing is a call like any other.
+Tools are recognised by their arguments and not by their vendor; a call that fits no pattern has kind `other`.
 """
 
 import re
@@ -35,7 +35,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """One call as it is understood; `lines` are those it asked for, by their first and last, 0 for an open end."""
+    """An interpreted call; `lines` are the first and last requested line, 0 for an open end."""
 
     kind: CallKind
     tool: str
@@ -49,28 +49,28 @@ class Action(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes two calls the same attempt."""
+        """Equal for two calls that attempt the same thing."""
         return self.kind, self.path or self.pattern, self.command
 
 
 def action_of(call: ToolUse) -> Action:
-    """Never fails: arguments that cannot be read are those of a call that says nothing."""
+    """Never fails: arguments that cannot be parsed are treated as empty."""
     try:
-        read = msgspec.json.decode(call.arguments_json[:ARGUMENTS_CHARACTERS_MAX])
+        decoded = msgspec.json.decode(call.arguments_json[:ARGUMENTS_CHARACTERS_MAX])
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        read = None
-    given: dict[str, Json] = read if isinstance(read, dict) else {}
-    path, command = _text_in(given, _PATHS), _text_in(given, _COMMANDS)
+        decoded = None
+    arguments: dict[str, Json] = decoded if isinstance(decoded, dict) else {}
+    path, command = _text_in(arguments, _PATHS), _text_in(arguments, _COMMANDS)
     return Action(
-        kind=_kind(call.name, path, command, given),
+        kind=_kind(call.name, path, command, arguments),
         tool=call.name,
         path=path,
         command=command,
-        pattern=_text_in(given, _PATTERNS),
-        lines=_lines(given),
-        tasks=_tasks(given),
-        task_id=_word(given.get("taskId", given.get("task_id", given.get("id")))),
-        texts=_texts(given),
+        pattern=_text_in(arguments, _PATTERNS),
+        lines=_lines(arguments),
+        tasks=_tasks(arguments),
+        task_id=_word(arguments.get("taskId", arguments.get("task_id", arguments.get("id")))),
+        texts=_texts(arguments),
     )
 
 
@@ -78,19 +78,20 @@ def _word(value: Json) -> str:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-def _kind(name: str, path: str, command: str, given: dict[str, Json]) -> CallKind:
+def _kind(name: str, path: str, command: str, arguments: dict[str, Json]) -> CallKind:
+    # MCP tools are offered as mcp__server__tool.
     plain = name.rpartition("__")[2]
     for kind, pattern in _BY_NAME:
         if pattern.search(plain) and (kind not in ("read", "write", "delete") or path):
             return kind
     if command:
         return "run"
-    return "read" if path and not given.keys() - set(_PATHS) else "other"
+    return "read" if path and not arguments.keys() - set(_PATHS) else "other"
 
 
-def _text_in(given: dict[str, Json], names: tuple[str, ...]) -> str:
+def _text_in(arguments: dict[str, Json], names: tuple[str, ...]) -> str:
     for name in names:
-        value = given.get(name)
+        value = arguments.get(name)
         if isinstance(value, str) and value.strip():
             return value
         if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
@@ -98,21 +99,22 @@ def _text_in(given: dict[str, Json], names: tuple[str, ...]) -> str:
     return ""
 
 
-def _lines(given: dict[str, Json]) -> tuple[int, int] | None:
+def _lines(arguments: dict[str, Json]) -> tuple[int, int] | None:
     for first, last in _OFFSETS:
-        start, end = given.get(first), given.get(last)
+        start, end = arguments.get(first), arguments.get(last)
         if isinstance(start, int) and not isinstance(start, bool):
             stop = end if isinstance(end, int) and not isinstance(end, bool) else 0
+            # offset/limit is a start and a count, the other pairs are first and last line.
             return start, start + stop - 1 if first == "offset" and stop else stop
     return None
 
 
-def _tasks(given: dict[str, Json]) -> tuple[Task, ...]:
+def _tasks(arguments: dict[str, Json]) -> tuple[Task, ...]:
     for name in _TASKS:
-        listed = given.get(name)
-        if isinstance(listed, list):
-            return tuple(task for one in listed if (task := _task(one)) is not None)
-    task = _task(given) if "status" in given or "subject" in given else None
+        items = arguments.get(name)
+        if isinstance(items, list):
+            return tuple(task for item in items if (task := _task(item)) is not None)
+    task = _task(arguments) if "status" in arguments or "subject" in arguments else None
     return (task,) if task is not None else ()
 
 
@@ -125,13 +127,13 @@ def _task(value: Json) -> Task | None:
 
 
 def _texts(value: Json, depth: int = 0) -> tuple[str, ...]:
-    """Every text in the arguments, as it was before it became JSON."""
+    """Every string in the arguments, unescaped."""
     if isinstance(value, str):
         return (value,)
     if depth > 8:
         return ()
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return tuple(text for one in inner for text in _texts(one, depth + 1))
+    return tuple(text for element in inner for text in _texts(element, depth + 1))
 
 
 def result_text(result: ToolResult) -> str:
@@ -139,7 +141,7 @@ def result_text(result: ToolResult) -> str:
 
 
 def plain_text(content: tuple[Block, ...]) -> str:
-    """Everything that blocks say to a model in words, calls and results included."""
+    """All text in the blocks, including tool calls and results."""
     parts = []
     for block in content:
         if isinstance(block, Text):
@@ -151,15 +153,16 @@ def plain_text(content: tuple[Block, ...]) -> str:
     return "\n".join(parts)
 
 
+# Shell tools report failures in the text of a result that is not marked as an error.
 _EXIT = re.compile(r"\bexit (?:code|status):? (\d{1,3})\b", re.IGNORECASE)
 
 
 def failed(result: ToolResult) -> bool:
-    """Whether the call came to nothing, as far as its result tells."""
+    """Whether the result is an error or reports a non-zero exit code."""
     if result.is_error:
         return True
-    found = _EXIT.search(result_text(result)[:2_000])
-    return found is not None and found.group(1) != "0"
+    match = _EXIT.search(result_text(result)[:2_000])
+    return match is not None and match.group(1) != "0"
 
 
 _FAILING = re.compile(
@@ -169,6 +172,6 @@ _FAILING = re.compile(
 
 
 def failing_tests(text: str) -> tuple[str, ...]:
-    """The tests that a run says have failed, each once."""
-    found = ("".join(filter(None, match.groups())).strip() for match in _FAILING.finditer(text))
-    return tuple(dict.fromkeys(name for name in found if name))
+    """The names of failed tests in the output of a test run, each once."""
+    names = ("".join(filter(None, match.groups())).strip() for match in _FAILING.finditer(text))
+    return tuple(dict.fromkeys(name for name in names if name))

@@ -1,6 +1,6 @@
-"""Which things a text names: paths, addresses, ids, symbols, values and errors.
+"""Extract entities from a text: paths, URLs, ids, symbols, values and errors.
 
-The rules know no language and no tool: they look at how a word is written. What is found is always a piece of the text.
+The rules are independent of language and tool: they look at how a word is written. A match is always a substring.
 """
 
 import functools
@@ -16,7 +16,7 @@ KINDS: tuple[EntityKind, ...] = ("path", "url", "id", "symbol", "command", "erro
 ENTITY_CHARACTERS_MAX = 160
 WORD_CHARACTERS_MAX = 300
 TEXT_CHARACTERS_MAX = 400_000
-"""How much of one text is looked at; what a longer one says is in its beginning and in the log."""
+"""How much of one text is scanned; the rest of a longer one is still in the log."""
 
 
 class Entity(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +39,7 @@ _SYMBOL = (
     r"(?P<symbol>\b[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)+\b|\b[a-z]+(?:[A-Z][a-z0-9]*)+\w*\b"
     r"|\b[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+\w*\b|\b_*[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+_*\b)"
 )
-_FOUND = re.compile("|".join((_URL, _UUID, _PATH, _FILE, _VALUE, _TICKET, _HEX, _CODE, _SYMBOL)))
+_ENTITY = re.compile("|".join((_URL, _UUID, _PATH, _FILE, _VALUE, _TICKET, _HEX, _CODE, _SYMBOL)))
 _KIND_OF: dict[str, EntityKind] = {
     "url": "url",
     "uuid": "id",
@@ -55,52 +55,53 @@ _WORD = re.compile(r"[^\s\"'`<>()\[\]{},;|*=]+")
 _MEASURED = re.compile(r"(?<![\w.-])\d+(?:\.\d+)? (?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|bytes|tokens)\b")
 _ERROR = re.compile(r"[a-z](?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\b\d[\d.,:]*\b")
+# Abbreviations that look like a file name with a suffix.
 _NO_FILE = ("e.g", "i.e", "etc.", "vs.")
 
 
 def entities_in(text: str) -> Iterator[Entity]:
-    """Every mention; a word that is named twice comes twice."""
-    looked_at = text[:TEXT_CHARACTERS_MAX]
-    for word in _WORD.findall(looked_at):
+    """Every mention; a word that occurs twice is returned twice."""
+    scanned = text[:TEXT_CHARACTERS_MAX]
+    for word in _WORD.findall(scanned):
         if len(word) > 3:
-            yield from _in_word(word[:WORD_CHARACTERS_MAX])
-    for match in _MEASURED.finditer(looked_at):
+            yield from _entities_in_word(word[:WORD_CHARACTERS_MAX])
+    for match in _MEASURED.finditer(scanned):
         yield Entity("value", match.group())
-    for line in error_lines(looked_at):
+    for line in error_lines(scanned):
         yield Entity("error", signature(line))
 
 
 @functools.lru_cache(maxsize=65_536)
-def _in_word(word: str) -> tuple[Entity, ...]:
-    """Most words come again and again; what each names is found once."""
-    found = []
-    for match in _FOUND.finditer(word):
+def _entities_in_word(word: str) -> tuple[Entity, ...]:
+    """Cached, because most words recur many times."""
+    entities = []
+    for match in _ENTITY.finditer(word):
         group = match.lastgroup or "symbol"
-        named = match.group().rstrip(".,;:")
-        if 3 < len(named) <= ENTITY_CHARACTERS_MAX and _speaks(group, named):
-            found.append(Entity(_KIND_OF[group], named))
-    return tuple(found)
+        word_text = match.group().rstrip(".,;:")
+        if 3 < len(word_text) <= ENTITY_CHARACTERS_MAX and _is_plausible(group, word_text):
+            entities.append(Entity(_KIND_OF[group], word_text))
+    return tuple(entities)
 
 
-def _speaks(group: str, word: str) -> bool:
+def _is_plausible(group: str, word: str) -> bool:
     if group in ("path", "file"):
         return not word.startswith(_NO_FILE) and any(character.isalpha() for character in word)
     return True
 
 
 def error_lines(text: str) -> list[str]:
-    """Lines that tell of an error, each once and as it stands, those left out that are too long to be told."""
-    found: dict[str, None] = {}
+    """Lines that report an error, each once and verbatim, except overlong ones."""
+    lines: dict[str, None] = {}
     end = 0
     while (match := _ERROR.search(text, end)) is not None:
         start = text.rfind("\n", 0, match.start()) + 1
         end = text.find("\n", match.end())
         end = len(text) if end < 0 else end
         if end - start <= ENTITY_CHARACTERS_MAX * 2:
-            found[text[start:end].strip()] = None
-    return list(found)
+            lines[text[start:end].strip()] = None
+    return list(lines)
 
 
 def signature(line: str) -> str:
-    """The error without its numbers, so that the same one is known again."""
+    """The error without its numbers, so that repetitions of it compare equal."""
     return _NUMBERS.sub("N", " ".join(line.split()))[:ENTITY_CHARACTERS_MAX]

@@ -1,4 +1,4 @@
-"""What a stretch of conversation holds: asks, files, commands, errors, tasks and names, each with where it stands."""
+"""Extract facts from a conversation: requests, files, commands, errors, tasks and names, each with its message."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from holdfast.extraction.entities import Entity, entities_in, error_lines, signa
 from holdfast.extraction.texts import folded, last_line, sentences
 
 HALF_LIFE_PASSAGES = 30.0
-"""After so many messages a mention counts half."""
+"""After this many messages a mention's weight has halved."""
 
 SPOKEN_WEIGHT = 3.0
-"""What a person or the model says or asks for counts so much more than what stands in a tool's output."""
+"""The weight of a mention in user text, model text or tool arguments, relative to one in a tool result."""
 
 MENTIONS_MAX = 10_000
 REMEMBERED_MAX = 500
-"""How many names, and how many files, commands, errors, asks or steps, a reader of a very long conversation keeps."""
+"""Bounds the reader's memory in a long conversation: this many files, commands, errors, requests and steps each."""
 
 CONSTRAINT_CHARACTERS_MAX = 400
 DECISION_CHARACTERS_MAX = 300
@@ -42,7 +42,7 @@ _COMMIT = re.compile(r"\bgit (commit|push)\b")
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What a person said; `answered` once the model has ended a turn behind it."""
+    """A user request; `answered` once the model has ended a turn after it."""
 
     number: int
     text: str
@@ -51,14 +51,14 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """A piece of text and the message it stands in."""
+    """A piece of text and the number of its message."""
 
     text: str
     number: int
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """What was done with a file; `sha` is that of what was last read or written whole, `numbers` the newest last."""
+    """What was done with a file; `sha` is of the content last read whole, `numbers` are messages, newest last."""
 
     path: str
     reads: int = 0
@@ -81,7 +81,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class ErrorSeen(msgspec.Struct, frozen=True):
-    """`resolved` is the message in which the same call went well, 0 as long as there is none."""
+    """`resolved` is the message in which the same call succeeded, 0 if there is none."""
 
     line: str
     times: int
@@ -116,21 +116,18 @@ class Facts(msgspec.Struct, frozen=True):
     messages: tuple[tuple[str, int], ...] = ()
 
 
-def facts_of(passages: Sequence[Passage]) -> Facts:
-    """What the passages hold that people, the model and tools have said; text of layers is no fact.
-
-    What the model thought for itself is never looked at.
-    """
+def facts_of(entries: Sequence[Passage]) -> Facts:
+    """Facts from user, model and tool text; injected context and thinking are ignored."""
     reader = FactsReader()
-    for passage in passages:
-        reader.read(passage)
+    for entry in entries:
+        reader.read(entry)
     return reader.facts()
 
 
 class FactsReader:
-    """Passages one by one, in order; the facts of those so far can be had at any time.
+    """Reads history entries one by one, in order; `facts` may be called at any time.
 
-    However long a conversation is, what is remembered of it is bounded: what was seen last stays, names by their rank.
+    Memory is bounded however long a conversation is: the latest facts are kept, and the highest-ranked names.
     """
 
     def __init__(self) -> None:
@@ -156,93 +153,95 @@ class FactsReader:
         self.messages: dict[str, int] = {}
 
     def copy(self) -> "FactsReader":
-        """Another that goes on from here."""
+        """An independent reader with the same state."""
         other = FactsReader()
         for name, value in vars(self).items():
             setattr(other, name, value.copy() if isinstance(value, dict | list | set) else value)
         other.errors_of = {key: signs.copy() for key, signs in self.errors_of.items()}
         return other
 
-    def read(self, passage: Passage) -> None:
+    def read(self, entry: Passage) -> None:
         self.at += 1
-        if passage.injected:
+        if entry.injected:
             return
-        self.number = passage.number
-        results = [block for block in passage.content if isinstance(block, ToolResult)]
-        role = "tool" if results else passage.role
+        self.number = entry.number
+        results = [block for block in entry.content if isinstance(block, ToolResult)]
+        role = "tool" if results else entry.role
         self.messages[role] = self.messages.get(role, 0) + 1
         for result in results:
-            self._result(result)
-            self.number = passage.number
-        text = text_of(passage.content)
-        if passage.role == "assistant":
-            self._spoken(text, passage.content)
+            self._read_result(result)
+            self.number = entry.number
+        text = text_of(entry.content)
+        if entry.role == "assistant":
+            self._read_reply(text, entry.content)
         elif text.strip() or not results:
-            self._asked(text, passage.content)
-        self._forget()
+            self._read_request(text, entry.content)
+        self._trim()
 
-    def _forget(self) -> None:
-        """Twice as many as are kept are let through, so that little is done about each."""
+    def _trim(self) -> None:
+        """Trim only when twice the limit is reached, so that the cost per entry stays constant on average."""
         _drop_oldest(self.files)
         _drop_oldest(self.commands)
         _drop_oldest(self.decisions)
         _drop_oldest(self.failing)
-        # The first ones say what the work is like.
-        _drop_oldest(self.constraints, first_kept=4)
+        # The first constraints usually describe the task as a whole.
+        _drop_oldest(self.constraints, keep_first=4)
         if _drop_oldest(self.errors):
-            left = {key: {sign for sign in signs if sign in self.errors} for key, signs in self.errors_of.items()}
-            self.errors_of = {key: signs for key, signs in left.items() if signs}
+            remaining = {key: {sign for sign in signs if sign in self.errors} for key, signs in self.errors_of.items()}
+            self.errors_of = {key: signs for key, signs in remaining.items() if signs}
         if len(self.steps) > 2 * REMEMBERED_MAX:
             del self.steps[:-REMEMBERED_MAX]
+        # The first request is the goal and is never dropped.
         if self.waiting > 2 * REMEMBERED_MAX:
             del self.asks[1 : self.waiting - REMEMBERED_MAX]
             self.waiting = REMEMBERED_MAX + 1
         if len(self.mentions) > 2 * MENTIONS_MAX:
             ranked = sorted(self.mentions.values(), key=self._rank)
-            self.mentions = {one.entity: one for one in ranked[:MENTIONS_MAX]}
+            self.mentions = {mention.entity: mention for mention in ranked[:MENTIONS_MAX]}
 
-    def _asked(self, text: str, content: Sequence[Block]) -> None:
+    def _read_request(self, text: str, content: Sequence[Block]) -> None:
         others = sum(isinstance(block, Image) for block in content)
         self.asks.append(Ask(self.number, text, others=others))
+        # Whatever the model asked last, the user has now replied.
         self.question = None
         for sentence in sentences(text):
             if len(sentence) <= CONSTRAINT_CHARACTERS_MAX and _CONSTRAINT.search(sentence):
                 self.constraints.setdefault(folded(sentence).lower(), Noted(sentence, self.number))
-        self._mention(text, SPOKEN_WEIGHT)
+        self._add_mentions(text, SPOKEN_WEIGHT)
 
-    def _spoken(self, text: str, content: Sequence[Block]) -> None:
+    def _read_reply(self, text: str, content: Sequence[Block]) -> None:
         calls = [block for block in content if isinstance(block, ToolUse)]
         if text.strip():
             self.current = Noted(text, self.number)
-            self._mention(text, SPOKEN_WEIGHT)
+            self._add_mentions(text, SPOKEN_WEIGHT)
             for sentence in sentences(text):
                 if len(sentence) <= DECISION_CHARACTERS_MAX and _DECISION.search(sentence):
                     self.decisions.pop(folded(sentence).lower(), None)
                     self.decisions[folded(sentence).lower()] = Noted(sentence, self.number)
         for call in calls:
-            self._call(call)
+            self._read_call(call)
         if not calls:
-            for at in range(self.waiting, len(self.asks)):
-                self.asks[at] = msgspec.structs.replace(self.asks[at], answered=True)
+            for index in range(self.waiting, len(self.asks)):
+                self.asks[index] = msgspec.structs.replace(self.asks[index], answered=True)
             self.waiting = len(self.asks)
-            asked = [one for one in sentences(text)[-3:] if one.endswith("?")]
-            self.question = Noted(asked[-1], self.number) if asked else None
+            questions = [sentence_text for sentence_text in sentences(text)[-3:] if sentence_text.endswith("?")]
+            self.question = Noted(questions[-1], self.number) if questions else None
         self.steps.append(Noted(_step(text, calls), self.number))
 
-    def _call(self, call: ToolUse) -> None:
+    def _read_call(self, call: ToolUse) -> None:
         action = action_of(call)
         self.tools[call.name] = self.tools.get(call.name, 0) + 1
         self.calls[call.id] = action, self.number
         for text in action.texts:
-            self._mention(text, SPOKEN_WEIGHT)
+            self._add_mentions(text, SPOKEN_WEIGHT)
         if action.kind == "run" and action.command:
-            self._count(Entity("command", folded(action.command)[:160]), SPOKEN_WEIGHT)
+            self._add_mention(Entity("command", folded(action.command)[:160]), SPOKEN_WEIGHT)
             before = self.commands.pop(action.command, Ran(action.command))
             self.commands[action.command] = msgspec.structs.replace(before, times=before.times + 1, number=self.number)
         if action.kind == "plan":
-            self._plan(action)
+            self._update_tasks(action)
 
-    def _plan(self, action: Action) -> None:
+    def _update_tasks(self, action: Action) -> None:
         if len(action.tasks) != 1 or not action.task_id:
             if len(action.tasks) > 1:
                 self.tasks.clear()
@@ -250,83 +249,91 @@ class FactsReader:
                 self.tasks[task.text] = task, self.number
             return
         (task,) = action.tasks
-        listed = [name for name, (known, _) in self.tasks.items() if known.text]
+        listed = [name for name, (existing, _) in self.tasks.items() if existing.text]
+        # Task tools that update by id count tasks from 1 in the order of creation.
         position = int(action.task_id) - 1 if action.task_id.isdigit() else -1
         name = listed[position] if not task.text and 0 <= position < len(listed) else task.text
         if name:
-            known = self.tasks.get(name, (Task(name), 0))[0]
-            self.tasks[name] = Task(known.text or name, task.status or known.status), self.number
+            existing = self.tasks.get(name, (Task(name), 0))[0]
+            self.tasks[name] = Task(existing.text or name, task.status or existing.status), self.number
 
-    def _result(self, result: ToolResult) -> None:
+    def _read_result(self, result: ToolResult) -> None:
         text = result_text(result)
-        # A result is told of by the message that asked for it: both are one group, and the call says what it is.
+        # Attribute a result to the message of its call: both are one group, and the call says what it is.
         action, self.number = self.calls.pop(result.tool_use_id, (Action("other", result.name), self.number))
-        bad = failed(result)
-        self._mention(text, 1.0)
+        is_failed = failed(result)
+        self._add_mentions(text, 1.0)
         if action.path:
-            self._touch(action, text, bad)
+            self._update_file(action, text, is_failed)
         if action.command in self.commands:
-            ran = self.commands[action.command]
+            run = self.commands[action.command]
             self.commands[action.command] = msgspec.structs.replace(
-                ran, failed=bad, answered=True, last_line=last_line(text, 120), number=self.number
+                run, failed=is_failed, answered=True, last_line=last_line(text, 120), number=self.number
             )
-        self._tests(action, text, bad)
-        self._errors(action, text, bad)
+        self._update_tests(action, text, is_failed)
+        self._update_errors(action, text, is_failed)
 
-    def _touch(self, action: Action, text: str, bad: bool) -> None:
+    def _update_file(self, action: Action, text: str, is_failed: bool) -> None:
         before = self.files.pop(action.path, FileState(action.path))
         touched = msgspec.structs.replace(before, numbers=(*before.numbers[-2:], self.number), at=self.at)
-        if not bad and action.kind == "read":
+        if not is_failed and action.kind == "read":
             lines = touched.lines if action.lines is None else (*touched.lines[-3:], action.lines)
             sha = digest(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else touched.sha
             touched = msgspec.structs.replace(
                 touched, reads=touched.reads + 1, sha=sha, lines=lines, written_since_read=False, deleted=False
             )
-        elif not bad and action.kind == "write":
+        elif not is_failed and action.kind == "write":
             touched = msgspec.structs.replace(
                 touched, writes=touched.writes + 1, written_since_read=True, deleted=False
             )
-        elif not bad and action.kind == "delete":
+        elif not is_failed and action.kind == "delete":
             touched = msgspec.structs.replace(touched, deleted=True)
         self.files[action.path] = touched
 
-    def _tests(self, action: Action, text: str, bad: bool) -> None:
+    def _update_tests(self, action: Action, text: str, is_failed: bool) -> None:
         if action.kind != "run":
             return
         names = failing_tests(text)
         for name in names:
             self.failing.setdefault(name, Noted(name, self.number))
         self.failed_once.update(names)
-        if not names and not bad and re.search(r"\btest", action.command):
+        # A test run that succeeds without naming a failure means that everything that failed before passes now.
+        if not names and not is_failed and re.search(r"\btest", action.command):
             self.failing.clear()
 
-    def _errors(self, action: Action, text: str, bad: bool) -> None:
-        lines = error_lines(text) if bad or action.kind == "run" else []
-        if not lines and bad:
+    def _update_errors(self, action: Action, text: str, is_failed: bool) -> None:
+        lines = error_lines(text) if is_failed or action.kind == "run" else []
+        if not lines and is_failed:
             lines = [line for line in [last_line(text, 200)] if line]
-        if not bad and not lines:
-            for known in self.errors_of.pop(action.key, ()):
-                if known in self.errors:
-                    self.errors[known] = msgspec.structs.replace(self.errors[known], resolved=self.number)
+        # The same call succeeded: every error that it reported before counts as resolved.
+        if not is_failed and not lines:
+            for resolved_sign in self.errors_of.pop(action.key, ()):
+                if resolved_sign in self.errors:
+                    self.errors[resolved_sign] = msgspec.structs.replace(
+                        self.errors[resolved_sign], resolved=self.number
+                    )
+        # One noisy result must not push out the errors of all others.
         for line in lines[:8]:
             sign = signature(line)
             before = self.errors.pop(sign, None)
             self.errors[sign] = ErrorSeen(line, before.times + 1 if before else 1, self.number)
             self.errors_of.setdefault(action.key, set()).add(sign)
 
-    def _mention(self, text: str, weight: float) -> None:
+    def _add_mentions(self, text: str, weight: float) -> None:
         for entity in dict.fromkeys(entities_in(text)):
-            self._count(entity, weight)
+            self._add_mention(entity, weight)
 
-    def _count(self, entity: Entity, weight: float) -> None:
-        known = self.mentions.get(entity)
-        if known is None:
+    def _add_mention(self, entity: Entity, weight: float) -> None:
+        existing = self.mentions.get(entity)
+        if existing is None:
             self.mentions[entity] = Mention(entity, weight, 1, self.number, self.at)
             return
-        self.mentions[entity] = Mention(entity, self._score(known) + weight, known.times + 1, self.number, self.at)
+        self.mentions[entity] = Mention(
+            entity, self._score(existing) + weight, existing.times + 1, self.number, self.at
+        )
 
     def _score(self, mention: Mention) -> float:
-        """As it counts by now."""
+        """The mention's score with the decay since it was last seen: score * 0.5 ** (age / half-life)."""
         return mention.score * float(0.5 ** ((self.at - mention.at) / HALF_LIFE_PASSAGES))
 
     def _rank(self, mention: Mention) -> tuple[float, str, str]:
@@ -334,15 +341,15 @@ class FactsReader:
 
     def facts(self) -> Facts:
         ranked = sorted(self.mentions.values(), key=self._rank)
-        mentions = (msgspec.structs.replace(one, score=self._score(one)) for one in ranked)
+        mentions = (msgspec.structs.replace(mention, score=self._score(mention)) for mention in ranked)
         return Facts(
             asks=tuple(self.asks),
             constraints=tuple(self.constraints.values()),
             decisions=tuple(self.decisions.values()),
             questions=(self.question,) if self.question else (),
-            tasks=tuple(one for one in self.tasks.values() if one[0].text),
+            tasks=tuple(task for task in self.tasks.values() if task[0].text),
             open_calls=tuple(self.calls.values()),
-            files=tuple(sorted(self.files.values(), key=lambda one: -one.at)),
+            files=tuple(sorted(self.files.values(), key=lambda file: -file.at)),
             commands=tuple(reversed(self.commands.values())),
             failing=tuple(self.failing.values()),
             mended=len(self.failed_once - self.failing.keys()),
@@ -355,19 +362,19 @@ class FactsReader:
         )
 
 
-def _drop_oldest(kept: dict[str, _Value], *, first_kept: int = 0) -> bool:
-    """Whether there were twice as many as are kept, and are no longer."""
-    if len(kept) <= 2 * REMEMBERED_MAX:
+def _drop_oldest(values: dict[str, _Value], *, keep_first: int = 0) -> bool:
+    """Trim to REMEMBERED_MAX once there are twice as many; whether it did."""
+    if len(values) <= 2 * REMEMBERED_MAX:
         return False
-    for key in list(kept)[first_kept : len(kept) - REMEMBERED_MAX]:
-        del kept[key]
+    for key in list(values)[keep_first : len(values) - REMEMBERED_MAX]:
+        del values[key]
     return True
 
 
 def _step(text: str, calls: Sequence[ToolUse]) -> str:
-    """One line on what the model did: its words, or what it called with what."""
-    done = []
+    """One line on what the model did: its tool calls, or else its text."""
+    actions = []
     for call in calls:
         action = action_of(call)
-        done.append(folded(f"{call.name} {action.path or action.command or action.pattern}"[:300]))
-    return "; ".join(done) if done else folded(text[:600])
+        actions.append(folded(f"{call.name} {action.path or action.command or action.pattern}"[:300]))
+    return "; ".join(actions) if actions else folded(text[:600])

@@ -1,1 +1,1 @@
-"""Instructions that are found when they are needed: units, manifests, stubs, recall, coverage, and who may do what."""
+"""Instructions loaded on demand: units, manifests, boot stubs, recall, coverage, usage detection, access control."""

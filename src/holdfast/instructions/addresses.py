@@ -1,4 +1,4 @@
-"""How instructions are addressed: `instruction:{deployment}/{owner}/{name}/{version}`, and which version is newer."""
+"""Instruction URIs, `instruction:{deployment}/{owner}/{name}/{version}`, and the order of versions."""
 
 import re
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ URI_CHARACTERS_MAX = 600
 SHARED = "shared"
 SKILL = "skill"
 RESERVED_OWNERS = frozenset({SHARED, SKILL, "agent"})
+# A floating version would make a recall depend on the time; records could not be replayed.
 FLOATING = frozenset({"latest", "stable", "current", "head"})
 
 SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,199}")
@@ -18,7 +19,7 @@ _NUMBERED = re.compile(r"v?(\d{1,9}(?:\.\d{1,9}){0,9})")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a unit stands. `owner` is an agent, `shared`, or `skill/NAME`."""
+    """The parsed URI of a unit. `owner` is an agent, `shared`, or `skill/NAME`."""
 
     deployment: str
     owner: str
@@ -31,12 +32,12 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def is_of_many(owner: str) -> bool:
-    """Whether what is kept under this name may be listed by every agent."""
+    """Whether any agent may list the units of this owner."""
     return owner == SHARED or owner.startswith(f"{SKILL}/")
 
 
 def read_address(uri: str) -> Address:
-    """Takes the segment `agent/` and leaves it out. Raises InstructionError `uri_invalid`."""
+    """Parse a URI; the optional segment `agent/` is dropped. Raises InstructionError `uri_invalid`."""
     scheme, _, rest = uri[: URI_CHARACTERS_MAX + 1].partition(":")
     parts = rest.split("/")
     if len(parts) == 5 and parts[1] == "agent":
@@ -60,7 +61,7 @@ def read_address(uri: str) -> Address:
 
 
 def plain_uri(uri: str) -> str:
-    """Without the segment `agent/`; what is no address stays as it is, for others to refuse."""
+    """The URI without the segment `agent/`; an invalid URI is returned unchanged and rejected by later checks."""
     try:
         return read_address(uri).uri
     except InstructionError:
@@ -69,38 +70,38 @@ def plain_uri(uri: str) -> str:
 
 def check_version(version: str) -> None:
     if version.lower() in FLOATING:
-        raise InstructionError("uri_invalid", f"{version!r} floats; a version is a number such as v3")
+        raise InstructionError("uri_invalid", f"{version!r} is a floating version; use a number such as v3")
     if not SEGMENT.fullmatch(version):
         raise InstructionError("uri_invalid", "a version is a number such as v3")
 
 
 def version_numbers(version: str) -> tuple[int, ...] | None:
-    """What versions are ordered by; None where only the time can tell."""
-    found = _NUMBERED.fullmatch(version)
-    if found is None:
+    """The sort key of a version, such as (1, 2) for v1.2.0; None for a version without numbers."""
+    match = _NUMBERED.fullmatch(version)
+    if match is None:
         return None
-    numbers = [int(part) for part in found[1].split(".")]
+    numbers = [int(part) for part in match[1].split(".")]
+    # v1.0 and v1 are the same version.
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Whether it may follow; versions without numbers may, if they differ."""
+    """Whether the version may follow another; one without numbers may follow any other."""
     ours, theirs = version_numbers(version), version_numbers(than)
     return ours > theirs if ours is not None and theirs is not None else version != than
 
 
 def follows_all(version: str, before: Iterable[str]) -> bool:
-    """Whether none of these is the same or has a higher number, whatever stands between them."""
-    ours, given = version_numbers(version), tuple(before)
-    highest = max((numbers for one in given if (numbers := version_numbers(one)) is not None), default=None)
-    return version not in given and (ours is None or highest is None or ours > highest)
+    """Whether the version is new and its number is higher than that of every numbered one before."""
+    ours, earlier = version_numbers(version), tuple(before)
+    highest = max(
+        (numbers for earlier_version in earlier if (numbers := version_numbers(earlier_version)) is not None),
+        default=None,
+    )
+    return version not in earlier and (ours is None or highest is None or ours > highest)
 
 
 def garden_of(deployment: str, agent_id: str) -> str:
     return f"instruction:{deployment}:{agent_id}"
-
-
-def scope_of(deployment: str, agent_id: str) -> str:
-    return f"instruction:{deployment}/{agent_id}"

@@ -1,4 +1,4 @@
-"""What becomes of files whose text has moved into units: kept apart, with a note of where it is now."""
+"""Archive instruction files whose text has moved into units, with a comment that points at the manifest."""
 
 import os
 from collections.abc import Sequence
@@ -15,43 +15,44 @@ LEGACY = Path("docs", "legacy-instructions")
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """Old and new places, relative to the root."""
+    """Pairs of old and new path, relative to the root."""
 
     moved: tuple[tuple[str, str], ...]
 
 
-def archive(library: Library, said: str, files: Sequence[Path], *, root: Path) -> Archived:
-    """Only once the manifest points at no file any more; nothing is written over. Raises UserError."""
-    agent = library.records.agent(said)
-    manifest = library.records.manifest(agent.id) if agent else None
+def archive(context: Library, agent_name: str, files: Sequence[Path], *, root: Path) -> Archived:
+    """Move files to the archive once the manifest has no path entries; never overwrites. Raises UserError."""
+    agent = context.records.agent(agent_name)
+    manifest = context.records.manifest(agent.id) if agent else None
     if manifest is None:
-        raise no_manifest(said)
+        raise no_manifest(agent_name)
     if manifest.migration_mode != "stigmem":
         raise InstructionError(
-            "archive_refused", f"the manifest is one of migration_mode {manifest.migration_mode}: promote it first"
+            "archive_refused", f"the manifest has migration_mode {manifest.migration_mode}: promote it first"
         )
     base = Path(os.path.realpath(root))
-    places = [(_inside(file, base), base / LEGACY / _inside(file, base)) for file in files]
-    taken = next((new for _, new in places if new.exists()), None)
-    if taken is not None:
-        raise UserError(f"{taken} is there already: remove or rename it first")
-    for old, new in places:
+    moves = [(_relative_path(file, base), base / LEGACY / _relative_path(file, base)) for file in files]
+    existing = next((new for _, new in moves if new.exists()), None)
+    if existing is not None:
+        raise UserError(f"{existing} exists already: remove or rename it first")
+    for old, new in moves:
         _move(base / old, new, note=f"<!-- Moved: these instructions are now at {manifest.fact_uri} -->\n")
-    return Archived(tuple((str(old), str(new.relative_to(base))) for old, new in places))
+    return Archived(tuple((str(old), str(new.relative_to(base))) for old, new in moves))
 
 
-def _inside(file: Path, base: Path) -> Path:
-    real = Path(os.path.realpath(file))
-    if not real.is_relative_to(base) or not real.is_file():
-        raise UserError(f"{file} is no file below {base}")
-    return real.relative_to(base)
+def _relative_path(file: Path, base: Path) -> Path:
+    resolved = Path(os.path.realpath(file))
+    if not resolved.is_relative_to(base) or not resolved.is_file():
+        raise UserError(f"{file} is not a file below {base}")
+    return resolved.relative_to(base)
 
 
 def _move(old: Path, new: Path, *, note: str) -> None:
-    """First the copy, then the removal: a failure between them loses nothing."""
+    """Copy first, then remove, so that a failure in between loses nothing."""
     try:
         content = old.read_bytes()
         new.parent.mkdir(parents=True, exist_ok=True)
+        # O_EXCL: a file that appeared since the check is not overwritten.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
             file.write(note.encode() + content)
         old.unlink()

@@ -1,4 +1,4 @@
-"""How a recall is answered and put on record, and how a record is asked again."""
+"""Answer a recall and write its audit record; close, look up and replay audit records."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`same_snapshot`: the texts, the model and the lifts are those of then."""
+    """`same_snapshot`: texts, encoder and lifts are the same as at the time of the record."""
 
     loaded_then: tuple[str, ...]
     loaded_now: tuple[str, ...]
@@ -35,117 +35,129 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 def ask(
-    library: Library,
+    context: Library,
     agent: Agent,
-    shelf: Shelf,
+    instruction_set: Shelf,
     question: Question,
     *,
     caller: Caller,
     heartbeat_id: str | None,
     shadow: bool = False,
 ) -> Answered:
-    """Raises InstructionError `recall_backend_unavailable`. A record that cannot be written blocks nothing.
+    """Raises InstructionError `recall_backend_unavailable`. A failed audit write does not fail the recall.
 
-    `shadow`: all instructions are in force meanwhile, and nobody is handed what is recalled.
+    With `shadow` all instructions are in the prompt anyway, and the recalled units are only recorded.
     """
-    now = library.now()
-    begun = library.records.heartbeat(agent.id, heartbeat_id) if heartbeat_id else None
-    start = begun.session_start if begun else None
-    if begun is not None and start is not None:
-        question = msgspec.structs.replace(question, task_type=begun.wake_reason)
-        # A heartbeat sees what held when it began, however long it takes.
-        shelf = shelf_at(library, agent, start, lifted=tuple(shelf.lifted), otherwise=shelf)
-    recalled = shelf.recall(question)
-    # What is told may have begun by a clock that is ahead of ours.
-    as_of = start if start is not None else max(now, shelf.since)
-    token = library.new_id("audi")
-    # No more of it is read to find anything, and so the record says all that a replay needs.
+    now = context.now()
+    heartbeat = context.records.heartbeat(agent.id, heartbeat_id) if heartbeat_id else None
+    start = heartbeat.session_start if heartbeat else None
+    if heartbeat is not None and start is not None:
+        question = msgspec.structs.replace(question, task_type=heartbeat.wake_reason)
+        # All recalls of a heartbeat use the state at its start, so that they are consistent and can be replayed.
+        instruction_set = shelf_at(
+            context, agent, start, lifted=tuple(instruction_set.lifted), otherwise=instruction_set
+        )
+    recalled = instruction_set.recall(question)
+    # Another replica's clock may be ahead, so a version can be active before it starts by our clock.
+    as_of = start if start is not None else max(now, instruction_set.since)
+    audit_token = context.new_id("audi")
+    # Retrieval reads no more than this, so the truncated intent is enough for a replay.
     intent = question.intent[:QUERY_CHARACTERS_MAX]
     record = AuditRecord(
-        id=library.new_id("audevent"),
+        id=context.new_id("audevent"),
         agent_id=agent.id,
-        heartbeat_id=heartbeat_id or library.new_id("run"),
+        heartbeat_id=heartbeat_id or context.new_id("run"),
         session_start=start if start is not None else now,
         intent=intent,
         loaded_chunks=loaded(recalled.chunks),
-        audit_token=token,
+        audit_token=audit_token,
         created_at=now,
         event_type="shadow" if shadow else "recall",
         detail={
             "principal": caller.scope,
             "key_id": caller.key_id,
-            "snapshot_id": shelf.snapshot_id,
-            "manifest_version": shelf.manifest.version,
-            "lifted": sorted(shelf.lifted),
+            "snapshot_id": instruction_set.snapshot_id,
+            "manifest_version": instruction_set.manifest.version,
+            "lifted": sorted(instruction_set.lifted),
             "as_of": as_of,
             "question": msgspec.to_builtins(msgspec.structs.replace(question, intent=intent)),
-            **(msgspec.structs.asdict(weighed(agent, shelf)) if shadow else {}),
+            **(msgspec.structs.asdict(weighed(agent, instruction_set)) if shadow else {}),
         },
     )
-    put_on_record(library, record)
-    return Answered(recalled, token, shelf.snapshot_id, shelf.index.embedding_model_version)
+    put_on_record(context, record)
+    return Answered(recalled, audit_token, instruction_set.snapshot_id, instruction_set.index.embedding_model_version)
 
 
-def put_on_record(library: Library, record: AuditRecord) -> None:
+def put_on_record(context: Library, record: AuditRecord) -> None:
     try:
-        library.records.add_audit(record)
+        context.records.add_audit(record)
     except StoreError as error:
-        library.warn(f"audit_write_failed: {type(error).__name__}")
+        context.warn(f"audit_write_failed: {type(error).__name__}")
 
 
-def shelf_at(library: Library, agent: Agent, at: int, *, lifted: tuple[str, ...], otherwise: Shelf | None) -> Shelf:
-    manifest = library.records.manifest_at(agent.id, at)
+def shelf_at(context: Library, agent: Agent, at: int, *, lifted: tuple[str, ...], otherwise: Shelf | None) -> Shelf:
+    manifest = context.records.manifest_at(agent.id, at)
     if manifest is None:
         if otherwise is None:
             raise no_manifest(agent.id)
         return otherwise
-    made = library.shelves.made(agent, manifest, at=at, lifted=lifted)
-    # What was found ready is as good, if it is the same.
-    return otherwise if otherwise is not None and otherwise.snapshot_id == made.snapshot_id else made
+    instruction_set = context.shelves.made(agent, manifest, at=at, lifted=lifted)
+    # Prefer the cached set if it is equal: its index is already built.
+    return (
+        otherwise if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id else instruction_set
+    )
 
 
 def loaded(chunks: tuple[Picked, ...], source: ChunkSource | None = None) -> tuple[Loaded, ...]:
     return tuple(
-        Loaded(one.name, one.content.version, source or one.content.source, rank, one.score, one.content.tokens)
-        for rank, one in enumerate(chunks, start=1)
+        Loaded(
+            chunk.name, chunk.content.version, source or chunk.content.source, rank, chunk.score, chunk.content.tokens
+        )
+        for rank, chunk in enumerate(chunks, start=1)
     )
 
 
-def close(library: Library, token: str, caller: Caller, *, used: tuple[str, ...], missed: tuple[str, ...]) -> None:
-    """The first to close a record does so; whoever comes later changes nothing. Raises InstructionError."""
-    if own_record(library, token, caller).audit_closed is None:
-        library.records.close_audit(token, used=used, missed=missed, at=library.now())
+def close(context: Library, token: str, caller: Caller, *, used: tuple[str, ...], missed: tuple[str, ...]) -> None:
+    """Close a record; the first close wins and later ones change nothing. Raises InstructionError."""
+    if own_record(context, token, caller).audit_closed is None:
+        context.records.close_audit(token, used=used, missed=missed, at=context.now())
 
 
-def own_record(library: Library, token: str, caller: Caller) -> AuditRecord:
-    """A record that the caller may say something of: closed, or young. Raises InstructionError."""
-    record = library.records.audit(token)
-    if record is None or not _is_owner(library, record, caller):
+def own_record(context: Library, token: str, caller: Caller) -> AuditRecord:
+    """A record that the caller may report on: closed, or at most 24 hours old. Raises InstructionError."""
+    record = context.records.audit(token)
+    if record is None or not _is_owner(context, record, caller):
+        # The same error for an unknown token and another agent's, so that tokens cannot be probed.
         raise InstructionError("audit_token_invalid", "there is no such audit token")
-    if record.audit_closed is None and library.now() - record.created_at > TOKEN_MS_MAX:
+    if record.audit_closed is None and context.now() - record.created_at > TOKEN_MS_MAX:
         raise InstructionError("audit_token_expired", "this audit token is older than 24 hours")
     return record
 
 
-def _is_owner(library: Library, record: AuditRecord, caller: Caller) -> bool:
-    """Admins, the agent whose record it is, and whoever asked for it; agents under either of their names."""
-    asker = Caller(str(record.detail.get("principal", "")), "")
-    if caller.is_admin or caller.scope == asker.scope:
+def _is_owner(context: Library, record: AuditRecord, caller: Caller) -> bool:
+    """Admins, the agent of the record, and the principal that made the recall; agents by id or shortname."""
+    principal = Caller(str(record.detail.get("principal", "")), "")
+    if caller.is_admin or caller.scope == principal.scope:
         return True
-    if is_self(caller, record.agent_id, library.records.agent(record.agent_id)):
+    if is_self(caller, record.agent_id, context.records.agent(record.agent_id)):
         return True
-    known = library.records.agent(caller.agent_name) if caller.agent_name else None
-    return known is not None and is_self(asker, known.id, known)
+    agent = context.records.agent(caller.agent_name) if caller.agent_name else None
+    return agent is not None and is_self(principal, agent.id, agent)
 
 
-def replay(library: Library, agent: Agent, record: AuditRecord) -> Replayed:
-    """Ask what was asked, of what there was then."""
-    as_of, told, lifted = (record.detail.get(name) for name in ("as_of", "question", "lifted"))
+def replay(context: Library, agent: Agent, record: AuditRecord) -> Replayed:
+    """Run the recorded recall again on the state of that time."""
+    as_of, encoded_question, lifted_names = (record.detail.get(name) for name in ("as_of", "question", "lifted"))
     if record.event_type not in ("recall", "shadow") or not isinstance(as_of, int):
-        raise InstructionError("replay_not_possible", "only a recall can be asked again")
-    question = msgspec.convert(told, Question)
-    names = tuple(str(name) for name in lifted) if isinstance(lifted, list | tuple) else ()
-    shelf = shelf_at(library, agent, as_of, lifted=names, otherwise=None)
-    now = names_of(shelf.recall(question).chunks)
-    then = tuple(one.name for one in record.loaded_chunks)
-    return Replayed(then, now, then == now, shelf.snapshot_id == record.detail.get("snapshot_id"))
+        raise InstructionError("replay_not_possible", "only a recall can be replayed")
+    question = msgspec.convert(encoded_question, Question)
+    names = tuple(str(name) for name in lifted_names) if isinstance(lifted_names, list | tuple) else ()
+    instruction_set = shelf_at(context, agent, as_of, lifted=names, otherwise=None)
+    loaded_now = names_of(instruction_set.recall(question).chunks)
+    loaded_then = tuple(chunk.name for chunk in record.loaded_chunks)
+    return Replayed(
+        loaded_then,
+        loaded_now,
+        loaded_then == loaded_now,
+        instruction_set.snapshot_id == record.detail.get("snapshot_id"),
+    )

@@ -1,4 +1,4 @@
-"""How real intents become probes once a week: a sample of them, without what says who or what they were about."""
+"""Turn a weekly sample of real intents into probes, with personal and identifying text removed."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ _PERSONAL = (
     (re.compile(r"\b(?:[A-Z]{2}\d{2}(?: ?\w{4}){3,7})\b"), "[number]"),
     (re.compile(r"(?<!\w)[+#]?\d[\d\s().:/-]{2,}\d\b|\b\d{3,}\b"), "[number]"),
     (re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof)\.? [A-Z][\w'-]+"), "[name]"),
-    # Two capitals in a row within a sentence are more often a person than not; to lose a product's name is no harm.
+    # Two capitalised words in a row are usually a person's name; losing a product name does no harm.
     (re.compile(r"(?<=[a-z,] )[A-Z][a-z'-]+(?: [A-Z][\w'-]+)+"), "[name]"),
     (re.compile(r"\b(for|from|with|to|by|of) [A-Z][a-z'-]+\b"), r"\1 [name]"),
     (re.compile(r"\"[^\"\n]{1,400}\"|“[^”\n]{1,400}”"), "[quote]"),
@@ -35,36 +35,36 @@ _PERSONAL = (
 
 
 def without_personal(intent: str) -> str:
-    """The intent with marks in place of addresses, numbers, names, links, paths and credentials."""
-    told = " ".join(intent.split())
-    if len(told) > CHARACTERS_READ:
-        # A word that is cut might no longer look like what it is.
-        told = told[:CHARACTERS_READ].rpartition(" ")[0]
-    told = redacted(told)
-    for shape, mark in _PERSONAL:
-        told = shape.sub(mark, told)
-    return told[:CHARACTERS_MAX]
+    """The intent with placeholders for addresses, numbers, names, links, paths and credentials."""
+    text = " ".join(intent.split())
+    if len(text) > CHARACTERS_READ:
+        # Cut at a word: half an address or key might no longer match its pattern.
+        text = text[:CHARACTERS_READ].rpartition(" ")[0]
+    text = redacted(text)
+    for pattern, placeholder in _PERSONAL:
+        text = pattern.sub(placeholder, text)
+    return text[:CHARACTERS_MAX]
 
 
-def calibrate_due(library: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
-    """Each agent once in seven days, whichever replica comes first; the agents that were calibrated."""
-    now = library.now()
-    done = []
-    for agent_id in library.records.agents_to_sample(LEASES, since=now - WINDOW_MS, at=now):
-        manifest = library.records.manifest(agent_id)
-        probes = sampled_probes(library, manifest) if manifest else ()
-        if library.records.put_sample(probes, lease=f"{LEASES}{agent_id}", until=now + WINDOW_MS, at=now):
-            done.append(agent_id)
+def calibrate_due(context: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
+    """Sample each agent once in seven days, on one replica; return the ids of the sampled agents."""
+    now = context.now()
+    sampled = []
+    for agent_id in context.records.agents_to_sample(LEASES, since=now - WINDOW_MS, at=now):
+        manifest = context.records.manifest(agent_id)
+        probes = sampled_probes(context, manifest) if manifest else ()
+        if context.records.put_sample(probes, lease=f"{LEASES}{agent_id}", until=now + WINDOW_MS, at=now):
+            sampled.append(agent_id)
         if not rest():
             break
-    return tuple(done)
+    return tuple(sampled)
 
 
-def sampled_probes(library: Library, manifest: Manifest) -> tuple[Probe, ...]:
-    """Of the recalls of a week that say what was used, one in ten; the same records give the same probes."""
+def sampled_probes(context: Library, manifest: Manifest) -> tuple[Probe, ...]:
+    """One in ten of a week's recalls that report what was used (seed 003, 21.5.5); deterministic in the records."""
     listed = {entry.name for entry in manifest.body}
     probes: dict[str, Probe] = {}
-    for record in library.records.audits(manifest.agent_id, since=library.now() - WINDOW_MS):
+    for record in context.records.audits(manifest.agent_id, since=context.now() - WINDOW_MS):
         used = tuple(name for name in record.used_chunks if name in listed)
         intent = without_personal(record.intent)
         words = re.sub(r"\[\w+\]", " ", intent)
@@ -78,4 +78,5 @@ def sampled_probes(library: Library, manifest: Manifest) -> tuple[Probe, ...]:
 def _is_sampled(record: AuditRecord) -> bool:
     if record.event_type != "recall" or record.audit_closed is None:
         return False
+    # By digest of the id and not at random, so that every replica samples the same records.
     return int.from_bytes(hashlib.sha256(record.id.encode()).digest()[:4]) % SAMPLED_OF == 0

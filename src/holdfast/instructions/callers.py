@@ -1,4 +1,4 @@
-"""Who asks, and whose instructions that one may see."""
+"""Access control for instructions: who the caller is, and which agents' instructions it may see."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.values import Agent
 
 FindAgent = Callable[[str], Agent | None]
-"""Who is registered under an id or a shortname."""
+"""Looks up an agent by id or shortname."""
 
 
-def _nobody(name: str) -> Agent | None:
+def _no_agent(name: str) -> Agent | None:
     return None
 
 
@@ -26,7 +26,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def author(self) -> str:
-        """As whom the caller writes."""
+        """The author recorded for what the caller writes."""
         return self.entity or f"key:{self.key_id}"
 
     @property
@@ -35,38 +35,38 @@ class Caller(msgspec.Struct, frozen=True):
         return name if kind == "agent" and name else None
 
 
-def is_self(caller: Caller, said: str, agent: Agent | None) -> bool:
-    """Whether the path, or the agent it means, is the one of the key; names are compared whole."""
-    names = {said} if agent is None else {said, agent.id, agent.shortname}
+def is_self(caller: Caller, agent_name: str, agent: Agent | None) -> bool:
+    """Whether the key belongs to the named agent, by id or shortname; names are compared whole."""
+    names = {agent_name} if agent is None else {agent_name, agent.id, agent.shortname}
     return caller.agent_name is not None and caller.agent_name in names
 
 
-def check_own(caller: Caller, said: str, agent: Agent | None, find: FindAgent = _nobody) -> None:
-    """Raises InstructionError for all but admins and the agent itself, whether the agent exists or not."""
-    if not (caller.is_admin or is_self(caller, said, agent)):
+def check_own(caller: Caller, agent_name: str, agent: Agent | None, find: FindAgent = _no_agent) -> None:
+    """Allow admins and the agent itself; the error is the same whether the agent exists or not."""
+    if not (caller.is_admin or is_self(caller, agent_name, agent)):
         raise denied()
 
 
-def check_may_recall(caller: Caller, said: str, agent: Agent | None, find: FindAgent = _nobody) -> None:
-    """Supervisors too may ask what an agent would be told."""
-    if not (caller.is_admin or is_self(caller, said, agent) or _supervises(caller, agent, find)):
+def check_may_recall(caller: Caller, agent_name: str, agent: Agent | None, find: FindAgent = _no_agent) -> None:
+    """Allow admins, the agent itself, and its supervisors."""
+    if not (caller.is_admin or is_self(caller, agent_name, agent) or _supervises(caller, agent, find)):
         raise denied()
 
 
 def _supervises(caller: Caller, agent: Agent | None, find: FindAgent) -> bool:
-    """By the name of its key, or by the other name of the agent that is registered under it."""
+    """Whether the caller is a supervisor of the agent, under its id or its shortname."""
     name = caller.agent_name
     if agent is None or name is None or not agent.supervisors:
         return False
-    known = None if name in agent.supervisors else find(name)
-    names = (name,) if known is None else (known.id, known.shortname)
-    return any(one in agent.supervisors for one in names)
+    supervisor = None if name in agent.supervisors else find(name)
+    names = (name,) if supervisor is None else (supervisor.id, supervisor.shortname)
+    return any(supervisor_name in agent.supervisors for supervisor_name in names)
 
 
 def check_has_instructions(
-    caller: Caller, said: str = "", agent: Agent | None = None, find: FindAgent = _nobody
+    caller: Caller, agent_name: str = "", agent: Agent | None = None, find: FindAgent = _no_agent
 ) -> None:
-    """For routes that name no agent: admins, and agents of whatever name."""
+    """For routes without an agent in the path: allow admins and any agent."""
     if not (caller.is_admin or caller.agent_name is not None):
         raise denied()
 

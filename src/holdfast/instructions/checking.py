@@ -1,4 +1,4 @@
-"""Whether a manifest with its texts could be published, without publishing it: every check, not only the first."""
+"""Check whether a manifest with its texts could be published, reporting every failed check and not only the first."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -35,7 +35,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """It could be published if there are no failures."""
+    """The draft could be published if there are no failures."""
 
     failures: tuple[Failure, ...]
     flaws: tuple[Flaw, ...]
@@ -55,7 +55,7 @@ def check_draft(
     settings: InstructionSettings,
     approvals: Sequence[Approval] = (),
 ) -> Checked:
-    """Files behind paths are not looked at; a version is not compared with what is published."""
+    """Does not read files at entry paths and does not compare the version with published ones."""
     manifest = tried_manifest(draft, agent)
     names = (agent.id, agent.shortname) if agent.shortname else (agent.id,)
     checks: tuple[Callable[[], object], ...] = (
@@ -68,14 +68,16 @@ def check_draft(
         lambda: check_size(draft),
         lambda: check_stub(agent, manifest),
     )
-    failures = [failure for check in checks for failure in _failed(check)]
-    unnamed = {"manifest_entry_invalid"} & {one.code for one in failures}
-    shelf = None if unnamed else tried_shelf(manifest, texts, settings)
+    failures = [failure for check in checks for failure in _failures_of(check)]
+    invalid_entries = {"manifest_entry_invalid"} & {failure.code for failure in failures}
+    instruction_set = None if invalid_entries else tried_shelf(manifest, texts, settings)
     coverage = (
-        measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor) if shelf else ()
+        measure_all(instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+        if instruction_set
+        else ()
     )
-    failures += [_uncovered(one) for one in coverage if not one.passed]
-    flaws = () if unnamed else lint(draft.entries, texts)
+    failures += [_coverage_failure(unit) for unit in coverage if not unit.passed]
+    flaws = () if invalid_entries else lint(draft.entries, texts)
     return Checked(tuple(failures), flaws, coverage, draft.token_count)
 
 
@@ -87,39 +89,41 @@ def tried_manifest(draft: Draft, agent: Agent) -> Manifest:
 
 def tried_shelf(manifest: Manifest, texts: Mapping[str, str], settings: InstructionSettings) -> Shelf:
     contents = {name: text_content(text, "stigmem") for name, text in texts.items()}
-    return Shelf(manifest, contents, meaning=lambda: _meaning(settings))
+    return Shelf(manifest, contents, meaning=lambda: _meaning_stage(settings))
 
 
-def given_approvals(given: Sequence[GivenApproval], agent: Agent, caller: Caller, *, at: int) -> tuple[Approval, ...]:
-    """Those of a file as if the caller had sent them; whether others' are signed is judged when they are sent."""
+def given_approvals(
+    submitted: Sequence[GivenApproval], agent: Agent, caller: Caller, *, at: int
+) -> tuple[Approval, ...]:
+    """Approvals from a folder as if the caller had submitted them; signatures are verified at publication."""
     return tuple(
         Approval(
             id=TRIED_ID,
             agent_id=agent.id,
-            kind=one.kind,
-            unit=one.unit,
-            version=one.version,
-            authored_by=one.authored_by or caller.author,
+            kind=approval.kind,
+            unit=approval.unit,
+            version=approval.version,
+            authored_by=approval.authored_by or caller.author,
             authored_at=at,
-            reason=one.reason,
+            reason=approval.reason,
         )
-        for one in given
+        for approval in submitted
     )
 
 
-def _meaning(settings: InstructionSettings) -> MeaningStage | None:
+def _meaning_stage(settings: InstructionSettings) -> MeaningStage | None:
     return meaning_stage(settings.encoder) if settings.encoder else None
 
 
-def _failed(check: Callable[[], object]) -> Iterator[Failure]:
+def _failures_of(check: Callable[[], object]) -> Iterator[Failure]:
     try:
         check()
     except InstructionError as error:
         yield Failure(error.code, str(error))
 
 
-def _uncovered(unit: UnitCoverage) -> Failure:
-    taken = sorted({one.taken_by for one in unit.failures if one.taken_by})
-    instead = f"; found instead: {', '.join(taken[:3])}" if taken else ""
+def _coverage_failure(unit: UnitCoverage) -> Failure:
+    rivals = sorted({probe.taken_by for probe in unit.failures if probe.taken_by})
+    instead = f"; found instead: {', '.join(rivals[:3])}" if rivals else ""
     share = 0.0 if unit.coverage_pct is None else unit.coverage_pct
     return Failure("manifest_coverage_failure", f"{unit.unit}: {share:.0%} of its paraphrases find it{instead}")

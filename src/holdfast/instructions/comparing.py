@@ -1,6 +1,6 @@
-"""Which units are found better or worse than in another version of the manifest, and by which queries.
+"""Compare the coverage of two manifest versions: which units are found better or worse, and by which queries.
 
-Both versions are measured by the encoder in use, so that a difference is one of triggers and texts.
+Both versions are measured with the encoder in use, so that differences come from triggers and texts.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ Verdict = Literal["worse", "better", "new", "gone", "same", "unknown"]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """How a unit fared, and every query that was asked for it."""
+    """The coverage of a unit, and every query it was measured with."""
 
     coverage: UnitCoverage
     asked: tuple[str, ...]
 
     @property
     def failures(self) -> dict[str, FailedProbe]:
-        return {one.query: one for one in self.coverage.failures}
+        return {probe.query: probe for probe in self.coverage.failures}
 
 
 class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
-    """`before` and `after` are shares of queries; a verdict is unknown where one version has no intent to ask by.
+    """`before` and `after` are shares of queries; the verdict is unknown if one version has no intents.
 
-    `found` and `lost` are queries of both versions that have changed sides; `failing` are queries of the later one
-    alone that do not find the unit.
+    `found` and `lost` are queries of both versions whose result changed; `failing` are queries of the later version
+    only that do not find the unit.
     """
 
     unit: str
@@ -46,7 +46,7 @@ class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoverageDiff(msgspec.Struct, frozen=True):
-    """Of the earlier manifest as it was published and the later one as it is now."""
+    """The earlier manifest as it was published, compared with the later one as it is now."""
 
     earlier_version: str
     later_version: str
@@ -55,57 +55,61 @@ class CoverageDiff(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        return not any(one.verdict == "worse" for one in self.units)
+        return not any(unit.verdict == "worse" for unit in self.units)
 
 
 def compare(earlier: Sequence[Measured], later: Sequence[Measured]) -> tuple[UnitChange, ...]:
-    """Every unit once: those of the later manifest in its order, then those that are gone."""
-    before = {one.coverage.unit: one for one in earlier}
-    after = {one.coverage.unit: one for one in later}
-    kept = (_changed(name, before.get(name), one) for name, one in after.items())
+    """Every unit once: those of the later manifest in its order, then the removed ones."""
+    before = {unit.coverage.unit: unit for unit in earlier}
+    after = {unit.coverage.unit: unit for unit in later}
+    changed = (_compare_unit(name, before.get(name), unit) for name, unit in after.items())
     gone = (
-        UnitChange(unit=name, verdict="gone", before=one.coverage.coverage_pct)
-        for name, one in before.items()
+        UnitChange(unit=name, verdict="gone", before=unit.coverage.coverage_pct)
+        for name, unit in before.items()
         if name not in after
     )
-    return (*kept, *gone)
+    return (*changed, *gone)
 
 
-def compare_versions(library: Library, said: str, version: str) -> CoverageDiff:
-    """The current manifest with the one of a version. Raises InstructionError. Files are read as they are now."""
-    agent = library.records.agent(said)
-    manifest = library.records.manifest(agent.id) if agent else None
+def compare_versions(context: Library, agent_name: str, version: str) -> CoverageDiff:
+    """Compare the current manifest with an earlier version. Files are read as they are now. Raises InstructionError."""
+    agent = context.records.agent(agent_name)
+    manifest = context.records.manifest(agent.id) if agent else None
     if agent is None or manifest is None:
-        raise no_manifest(said)
-    old = library.records.manifest_of(agent.id, version)
+        raise no_manifest(agent_name)
+    old = context.records.manifest_of(agent.id, version)
     if old is None:
-        raise InstructionError("manifest_not_found", f"agent {said[:80]!a} never had a manifest {version[:80]!a}")
-    earlier = library.shelves.made(agent, old, at=old.created_at)
-    later = library.shelves.made(agent, manifest)
-    units = compare(covered(earlier, library.settings), covered(later, library.settings))
+        raise InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} never had a manifest {version[:80]!a}")
+    earlier = context.shelves.made(agent, old, at=old.created_at)
+    later = context.shelves.made(agent, manifest)
+    units = compare(covered(earlier, context.settings), covered(later, context.settings))
     return CoverageDiff(old.version, manifest.version, later.index.embedding_model_version, units)
 
 
-def covered(shelf: Shelf, settings: InstructionSettings) -> tuple[Measured, ...]:
-    units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
-    return tuple(Measured(one, asked_of(entry)) for one, entry in zip(units, shelf.manifest.body, strict=True))
+def covered(instruction_set: Shelf, settings: InstructionSettings) -> tuple[Measured, ...]:
+    units = measure_all(instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+    return tuple(
+        Measured(unit, asked_of(entry)) for unit, entry in zip(units, instruction_set.manifest.body, strict=True)
+    )
 
 
-def _changed(name: str, earlier: Measured | None, later: Measured) -> UnitChange:
-    after, failures = later.coverage.coverage_pct, later.failures
+def _compare_unit(name: str, earlier: Measured | None, later: Measured) -> UnitChange:
+    after, failures_after = later.coverage.coverage_pct, later.failures
     if earlier is None:
-        return UnitChange(unit=name, verdict="new", after=after, failing=tuple(failures.values()))
-    before, failed = earlier.coverage.coverage_pct, earlier.failures
-    both = set(earlier.asked)
-    common = tuple(query for query in dict.fromkeys(later.asked) if query in both)
+        return UnitChange(unit=name, verdict="new", after=after, failing=tuple(failures_after.values()))
+    before, failures_before = earlier.coverage.coverage_pct, earlier.failures
+    earlier_queries = set(earlier.asked)
+    common = tuple(query for query in dict.fromkeys(later.asked) if query in earlier_queries)
     return UnitChange(
         unit=name,
         verdict=_verdict(before, after),
         before=before,
         after=after,
-        found=tuple(query for query in common if query in failed and query not in failures),
-        lost=tuple(failures[query] for query in common if query in failures and query not in failed),
-        failing=tuple(one for query, one in failures.items() if query not in both),
+        found=tuple(query for query in common if query in failures_before and query not in failures_after),
+        lost=tuple(
+            failures_after[query] for query in common if query in failures_after and query not in failures_before
+        ),
+        failing=tuple(probe for query, probe in failures_after.items() if query not in earlier_queries),
     )
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a text has for the limits of stubs, manifests and budgets: cl100k, exact, without a download."""
+"""Exact cl100k token counts, without a download, for the limits of stubs, manifests and budgets."""
 
 import functools
 

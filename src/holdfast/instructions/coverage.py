@@ -1,4 +1,4 @@
-"""Whether a manifest's units are found by those who say it otherwise: the gate, the daily probes, the lifts."""
+"""Measure coverage: whether paraphrased intents find a manifest's units. Used by the gate, daily probes and lifts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,6 +8,8 @@ from holdfast.instructions.recall import Shelf
 from holdfast.instructions.values import CoverageRun, Entry, FailedProbe, Probe, UnitCoverage
 from holdfast.retrieval.paraphrases import paraphrases, probes
 
+# Seed 003, sections 21.5.4 and 21.5.5: the gate asks for at least 80 % of the paraphrases within the first 3; daily
+# probes take 15 to 20 queries per unit, and a unit with hit@10 below 0.4 is coverage-critical and gets a lift.
 PARAPHRASES = 5
 GATE_K = 3
 GATE_SHARE_MIN = 0.80
@@ -17,7 +19,7 @@ CRITICAL_BELOW = 0.4
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """How a curated probe fared: the share of its units in the first k, and whether there was one."""
+    """The share of a curated probe's required units in the first k, and whether at least one was there."""
 
     probe_id: str
     coverage_at_k: float
@@ -25,33 +27,37 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def scaled_k(units: int) -> int:
-    """Among few units the first three are no achievement."""
+    """A k that is meaningful for a small manifest: among three units, every ranking has each unit in the first 3."""
     return min(GATE_K, max(1, units // 3))
 
 
-def measure(shelf: Shelf, entry: Entry, *, scaled_is_binding: bool = False, use_floor: bool = True) -> UnitCoverage:
-    """Only intents are paraphrased; guarantee, hints and lifts do not count."""
-    found = [(query, ranked(shelf, query, use_floor=use_floor)) for query in asked_of(entry)]
-    units = len(shelf.manifest.body)
+def measure(
+    instruction_set: Shelf, entry: Entry, *, scaled_is_binding: bool = False, use_floor: bool = True
+) -> UnitCoverage:
+    """Measure one unit by its intents. Guarantee, hints and lifts are left out, because they would always pass."""
+    rankings = [(query, ranked(instruction_set, query, use_floor=use_floor)) for query in asked_of(entry)]
+    units = len(instruction_set.manifest.body)
+    # A random ranking has the unit among the first k with probability k / n.
     chance = min(1.0, GATE_K / units)
-    asked = probes(entry.load_triggers.intents, entry.description, count=PROBES)
-    hits = sum(entry.name in ranked(shelf, query, use_floor=use_floor)[:PROBE_K] for query in asked)
-    hit_at_10 = hits / len(asked) if asked else None
-    if not found:
+    queries = probes(entry.load_triggers.intents, entry.description, count=PROBES)
+    hits = sum(entry.name in ranked(instruction_set, query, use_floor=use_floor)[:PROBE_K] for query in queries)
+    hit_at_10 = hits / len(queries) if queries else None
+    if not rankings:
         return UnitCoverage(
             unit=entry.name,
             coverage_pct=None,
             passed=True,
             chance=chance,
             hit_at_10=hit_at_10,
-            probe_count=len(asked),
+            probe_count=len(queries),
             status="no_probes",
         )
-    share = _share(found, entry.name, GATE_K)
-    scaled = _share(found, entry.name, scaled_k(units))
-    failed = (
+    share = _share(rankings, entry.name, GATE_K)
+    scaled = _share(rankings, entry.name, scaled_k(units))
+    failed_probes = (
+        # The unit at rank k is the one to beat; with fewer than k results it is the last one.
         FailedProbe(query, next(iter(names[GATE_K - 1 : GATE_K] or names[-1:]), None))
-        for query, names in found
+        for query, names in rankings
         if entry.name not in names[:GATE_K]
     )
     return UnitCoverage(
@@ -61,35 +67,38 @@ def measure(shelf: Shelf, entry: Entry, *, scaled_is_binding: bool = False, use_
         scaled_pct=scaled,
         chance=chance,
         hit_at_10=hit_at_10,
-        probe_count=len(asked),
-        failures=tuple(failed),
+        probe_count=len(queries),
+        failures=tuple(failed_probes),
     )
 
 
 def asked_of(entry: Entry) -> tuple[str, ...]:
-    """What the gate asks for a unit."""
+    """The queries that the gate measures a unit with."""
     return tuple(query for intent in entry.load_triggers.intents for query in paraphrases(intent, PARAPHRASES))
 
 
-def measure_all(shelf: Shelf, *, scaled_is_binding: bool = False, use_floor: bool = True) -> tuple[UnitCoverage, ...]:
+def measure_all(
+    instruction_set: Shelf, *, scaled_is_binding: bool = False, use_floor: bool = True
+) -> tuple[UnitCoverage, ...]:
     return tuple(
-        measure(shelf, entry, scaled_is_binding=scaled_is_binding, use_floor=use_floor) for entry in shelf.manifest.body
+        measure(instruction_set, entry, scaled_is_binding=scaled_is_binding, use_floor=use_floor)
+        for entry in instruction_set.manifest.body
     )
 
 
-def run_probes(shelf: Shelf, curated: Iterable[Probe], *, use_floor: bool = True) -> tuple[ProbeResult, ...]:
+def run_probes(instruction_set: Shelf, curated: Iterable[Probe], *, use_floor: bool = True) -> tuple[ProbeResult, ...]:
     results = []
     for probe in curated:
-        first = set(ranked(shelf, probe.intent, use_floor=use_floor)[: probe.k])
-        met = sum(name in first for name in probe.required_units)
-        results.append(ProbeResult(probe.probe_id, met / len(probe.required_units), met > 0))
+        first = set(ranked(instruction_set, probe.intent, use_floor=use_floor)[: probe.k])
+        found_count = sum(name in first for name in probe.required_units)
+        results.append(ProbeResult(probe.probe_id, found_count / len(probe.required_units), found_count > 0))
     return tuple(results)
 
 
 def critical_units(run: CoverageRun | None) -> tuple[str, ...]:
-    """Those that get a lift."""
+    """The units that get a lift."""
     units = run.units if run is not None else ()
-    return tuple(one.unit for one in units if one.hit_at_10 is not None and one.hit_at_10 < CRITICAL_BELOW)
+    return tuple(unit.unit for unit in units if unit.hit_at_10 is not None and unit.hit_at_10 < CRITICAL_BELOW)
 
 
 def status_of(unit: UnitCoverage) -> str:
@@ -98,11 +107,11 @@ def status_of(unit: UnitCoverage) -> str:
     return "coverage_critical" if unit.hit_at_10 < CRITICAL_BELOW else "ok"
 
 
-def ranked(shelf: Shelf, query: str, *, use_floor: bool) -> tuple[str, ...]:
-    floor = shelf.index.floor if use_floor else 0.0
-    places = shelf.rank(query).places
-    return tuple(one.id for one in places if one.relevance >= floor)[:PROBE_K]
+def ranked(instruction_set: Shelf, query: str, *, use_floor: bool) -> tuple[str, ...]:
+    floor = instruction_set.index.floor if use_floor else 0.0
+    places = instruction_set.rank(query).places
+    return tuple(place.id for place in places if place.relevance >= floor)[:PROBE_K]
 
 
-def _share(found: Sequence[tuple[str, tuple[str, ...]]], name: str, k: int) -> float:
-    return sum(name in names[:k] for _, names in found) / len(found)
+def _share(rankings: Sequence[tuple[str, tuple[str, ...]]], name: str, k: int) -> float:
+    return sum(name in names[:k] for _, names in rankings) / len(rankings)

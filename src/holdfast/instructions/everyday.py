@@ -1,4 +1,4 @@
-"""What every agent does and writes anyway, so that it is no sign of an instruction."""
+"""Stop lists for usage detection: ids, tools and commands so common that they are no evidence of a unit."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -9,7 +9,7 @@ NO_RULES = _words(
     "AES AMD ARM BASE CSS CVE EC ECMA ED ES FLOAT GPT H HTTP INT IP IPV ISO MD MP OAUTH PEP PY Q RFC RSA SHA SSL TLS "
     "UINT UTC UTF V WCAG WEB WIN X"
 )
-"""What stands before a number in the names of standards, versions, headings and quarters."""
+"""Letters before a number in the names of standards, versions, headings and quarters: not the id of a rule."""
 
 TOOLS = _words(
     "apply_patch edit_file execute_command file_search glob_files grep_search list_dir list_directory list_files "
@@ -32,6 +32,6 @@ COMMANDS = frozenset(
         *(("python", "-m"), ("python3", "-m"), ("pip", "install"), ("docker", "ps"), ("go", "build")),
     )
 )
-"""By their first two words; with flags of one letter, or words of `FURTHER_WORDS`, they are no less common."""
+"""Matched by their first two words; further words must be one-letter flags or in `FURTHER_WORDS`."""
 
 FURTHER_WORDS = _words("-am . -- --all --oneline --upgrade main master origin")

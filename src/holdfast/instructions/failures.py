@@ -1,4 +1,4 @@
-"""Why something about instructions is refused: a code of the contract, one line, and what programs may want to know."""
+"""The error of every refused instruction operation: an error code of the API, a one-line message, optional details."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What an agent gets when it is woken: its stub, and the units that its wake reason requires."""
+"""Start a heartbeat: verify the wake token, then return the boot stub and the units that the wake reason requires."""
 
 from collections.abc import Mapping
 
@@ -37,129 +37,143 @@ class Heartbeat(msgspec.Struct, frozen=True):
     audit_token: str
 
 
-def boot_stub(library: Library, said: str, agent: Agent | None, profile: str) -> Stub:
-    """The kept one, or a new one; the same bytes on every replica. Raises InstructionError `boot_stub_not_found`."""
-    manifest = library.records.manifest(agent.id) if agent else None
+def boot_stub(context: Library, agent_name: str, agent: Agent | None, profile: str) -> Stub:
+    """The stored stub, or a newly rendered one; the same bytes on every replica.
+
+    Raises InstructionError `boot_stub_not_found`.
+    """
+    manifest = context.records.manifest(agent.id) if agent else None
     if agent is None or manifest is None:
-        raise InstructionError("boot_stub_not_found", f"agent {said[:80]!a} has no boot stub: it has no manifest")
+        raise InstructionError("boot_stub_not_found", f"agent {agent_name[:80]!a} has no boot stub: it has no manifest")
     profile = known_profile(profile)
     key = stub_key(agent, manifest, profile)
-    kept = library.records.stub(agent.id, profile)
-    if kept is None or kept.cache_key != key:
-        made = render_stub(agent, manifest, profile, at=library.now())
-        library.records.keep_stub(made)
-        # Another replica may have been faster, and its time is the one that is told.
-        kept = library.records.stub(agent.id, profile)
-        kept = kept if kept is not None and kept.cache_key == key else made
-    return kept
+    stub = context.records.stub(agent.id, profile)
+    if stub is None or stub.cache_key != key:
+        rendered = render_stub(agent, manifest, profile, at=context.now())
+        context.records.keep_stub(rendered)
+        # Another replica may have stored its stub first; its generated_at wins, so that all replicas serve equal bytes.
+        stub = context.records.stub(agent.id, profile)
+        stub = stub if stub is not None and stub.cache_key == key else rendered
+    return stub
 
 
 def wake(
-    library: Library, said: str, agent: Agent | None, token: str | None, *, caller: Caller, profile: str
+    context: Library, agent_name: str, agent: Agent | None, token: str | None, *, caller: Caller, profile: str
 ) -> Heartbeat:
-    """Raises InstructionError; a guaranteed unit that is not there ends the heartbeat before it begins."""
-    woken = _verified(library, said, agent, token)
+    """Raises InstructionError, also if a guaranteed unit is unavailable: then the heartbeat must not start."""
+    claims = _verify_wake_token(context, agent_name, agent, token)
     if agent is None:
-        raise no_manifest(said)
-    if woken.wake_reason not in library.settings.wake_reasons:
-        raise InstructionError("task_type_unknown", "the wake reason is none of this deployment")
-    now = library.now()
-    if not library.records.use_wake(woken.jti, expires_at=int(woken.exp * 1000) + 60_000, at=now):
+        raise no_manifest(agent_name)
+    if claims.wake_reason not in context.settings.wake_reasons:
+        raise InstructionError("task_type_unknown", "this deployment does not know the wake reason")
+    now = context.now()
+    # Consumed only after the checks above, so that a request that they refuse does not use up its token.
+    if not context.records.use_wake(claims.jti, expires_at=int(claims.exp * 1000) + 60_000, at=now):
         raise InstructionError("wake_token_used", "this wake token was used before")
-    agent, shelf = library.shelf(said, agent)
-    # Recalls of this heartbeat see what held when it began: what it is told now belongs to that.
-    now = max(now, shelf.since)
-    stub = boot_stub(library, said, agent, profile)
-    preloads, warnings = _preloads(shelf.manifest, shelf.contents, woken.wake_reason)
-    total = stub.token_count + sum(one.content.tokens for one in preloads)
+    agent, instruction_set = context.shelf(agent_name, agent)
+    # Recalls of this heartbeat use the state at its start time, which must include the units returned here.
+    now = max(now, instruction_set.since)
+    stub = boot_stub(context, agent_name, agent, profile)
+    preloads, warnings = _preloads(instruction_set.manifest, instruction_set.contents, claims.wake_reason)
+    total = stub.token_count + sum(preload.content.tokens for preload in preloads)
     if total > BUDGET_TOKENS_WARN:
         warnings.append(
             Warned("preload_budget_warning", f"stub and preloads have {total} tokens, over {BUDGET_TOKENS_WARN}")
         )
-    fatal = _fatal(shelf.manifest, warnings)
-    token_out = library.new_id("audi")
-    kind: EventType = "preload_error" if fatal else "preload"
-    record = _record(
-        library, agent, woken, caller, preloads=preloads, warnings=warnings, kind=kind, token=token_out, at=now
+    fatal = _first_missing_guaranteed(instruction_set.manifest, warnings)
+    audit_token = context.new_id("audi")
+    event_type: EventType = "preload_error" if fatal else "preload"
+    record = _audit_record(
+        context,
+        agent,
+        claims,
+        caller,
+        preloads=preloads,
+        warnings=warnings,
+        event_type=event_type,
+        audit_token=audit_token,
+        at=now,
     )
-    put_on_record(library, record)
+    put_on_record(context, record)
     if fatal is not None:
         raise InstructionError(
             "preload_unit_unavailable",
-            f"the guaranteed unit {fatal[:80]!a} is not available; the heartbeat is not begun",
+            f"the guaranteed unit {fatal[:80]!a} is unavailable; the heartbeat was not started",
             details={"unit": fatal},
         )
-    return Heartbeat(woken.heartbeat_id, now, stub, tuple(preloads), tuple(warnings), total, token_out)
+    return Heartbeat(claims.heartbeat_id, now, stub, tuple(preloads), tuple(warnings), total, audit_token)
 
 
-def _verified(library: Library, said: str, agent: Agent | None, token: str | None) -> Wake:
-    trust = library.settings.wake
+def _verify_wake_token(context: Library, agent_name: str, agent: Agent | None, token: str | None) -> Wake:
+    trust = context.settings.wake
     if trust is None:
         raise InstructionError("wake_token_invalid", "no issuer of wake tokens is configured")
     if not token:
-        raise InstructionError("wake_token_required", "a heartbeat needs the signed wake_token of its trigger")
-    woken = read_wake(token, trust, now=library.now() / 1000)
-    if woken.sub not in ({said} if agent is None else {agent.id}):
-        raise InstructionError("wake_token_invalid", "the wake token is refused: it wakes another agent")
-    return woken
+        raise InstructionError("wake_token_required", "a heartbeat requires the signed wake_token of its trigger")
+    claims = read_wake(token, trust, now=context.now() / 1000)
+    if claims.sub not in ({agent_name} if agent is None else {agent.id}):
+        raise InstructionError("wake_token_invalid", "the wake token is refused: it is for another agent")
+    return claims
 
 
 def _preloads(manifest: Manifest, contents: Mapping[str, Content], reason: str) -> tuple[list[Preloaded], list[Warned]]:
-    found: list[Preloaded] = []
+    preloads: list[Preloaded] = []
     warnings: list[Warned] = []
     for entry in manifest.body:
         if reason not in entry.required_by_task_types:
             continue
         content = contents.get(entry.name)
         if content is None:
-            message = f"unit {entry.name[:80]!a} cannot be had now"
+            message = f"unit {entry.name[:80]!a} is unavailable"
             warnings.append(Warned("preload_unit_unavailable", message, entry.name))
         else:
-            found.append(Preloaded(entry.name, content))
-    return found, warnings
+            preloads.append(Preloaded(entry.name, content))
+    return preloads, warnings
 
 
-def _fatal(manifest: Manifest, warnings: list[Warned]) -> str | None:
+def _first_missing_guaranteed(manifest: Manifest, warnings: list[Warned]) -> str | None:
     guaranteed = {entry.name for entry in manifest.body if entry.guarantee_load}
-    return next((one.unit for one in warnings if one.unit in guaranteed), None)
+    return next((warning.unit for warning in warnings if warning.unit in guaranteed), None)
 
 
-def _record(
-    library: Library,
+def _audit_record(
+    context: Library,
     agent: Agent,
-    woken: Wake,
+    claims: Wake,
     caller: Caller,
     *,
     preloads: list[Preloaded],
     warnings: list[Warned],
-    kind: EventType,
-    token: str,
+    event_type: EventType,
+    audit_token: str,
     at: int,
 ) -> AuditRecord:
     loaded = tuple(
         Loaded(
-            one.name,
-            one.content.version,
-            "task_type_preload" if one.content.source == "stigmem" else one.content.source,
+            preload.name,
+            preload.content.version,
+            "task_type_preload" if preload.content.source == "stigmem" else preload.content.source,
             rank,
             1.0,
-            one.content.tokens,
+            preload.content.tokens,
         )
-        for rank, one in enumerate(preloads, start=1)
+        for rank, preload in enumerate(preloads, start=1)
     )
     return AuditRecord(
-        id=library.new_id("audevent"),
+        id=context.new_id("audevent"),
         agent_id=agent.id,
-        heartbeat_id=woken.heartbeat_id,
+        heartbeat_id=claims.heartbeat_id,
         session_start=at,
-        intent=f"{WAKE_INTENT}{woken.wake_reason}",
+        intent=f"{WAKE_INTENT}{claims.wake_reason}",
         loaded_chunks=loaded,
-        audit_token=token,
+        audit_token=audit_token,
         created_at=at,
-        event_type=kind,
+        event_type=event_type,
         detail={
             "principal": caller.scope,
-            "jti": woken.jti,
-            "warnings": [{"code": one.code, "unit": one.unit, "message": one.message} for one in warnings],
+            "jti": claims.jti,
+            "warnings": [
+                {"code": warning.code, "unit": warning.unit, "message": warning.message} for warning in warnings
+            ],
         },
     )

@@ -1,4 +1,4 @@
-"""What an agent has before it all the time of its manifest: a line for each unit, and what every line costs."""
+"""The manifest's index in the prompt: one line per unit, and what each line costs."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ HEADING = "## Instructions that can be recalled\n\n"
 
 
 class EntryCost(msgspec.Struct, frozen=True):
-    """`index_tokens` are loaded all the time; `entry_tokens` count towards the limit of the manifest."""
+    """`index_tokens` are in every prompt; `entry_tokens` count towards the limit of the manifest."""
 
     name: str
     index_tokens: int
@@ -19,22 +19,23 @@ class EntryCost(msgspec.Struct, frozen=True):
 
 
 def index_line(entry: Entry) -> str:
-    """Name, what it is about, and when it is needed; on one line whatever the texts are."""
+    """Name, description and triggers on one line, with white space collapsed."""
     triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
-    told = f"{entry.description} | when: {'; '.join(triggers)}" if triggers else entry.description
-    return " ".join(f"- {entry.name}: {told}".split())
+    text = f"{entry.description} | when: {'; '.join(triggers)}" if triggers else entry.description
+    # A line break in a description could otherwise add a line that reads as another unit.
+    return " ".join(f"- {entry.name}: {text}".split())
 
 
 def index_text(entries: Sequence[Entry]) -> str:
-    """The same entries have the same bytes, so that a prompt that begins with them stays cached."""
+    """Equal entries give equal bytes, so that a prompt prefix with the index stays cached."""
     return "".join(f"{index_line(entry)}\n" for entry in entries)
 
 
 def standing_index(entries: Sequence[Entry]) -> str:
-    """The index with its heading, as it stands in a prompt."""
+    """The index with its heading, as it is in the prompt."""
     return f"{HEADING}{index_text(entries)}"
 
 
 def entry_cost(entry: Entry) -> EntryCost:
-    stored = msgspec.json.encode(entry).decode()
-    return EntryCost(entry.name, count_cl100k(f"{index_line(entry)}\n"), count_cl100k(stored))
+    entry_json = msgspec.json.encode(entry).decode()
+    return EntryCost(entry.name, count_cl100k(f"{index_line(entry)}\n"), count_cl100k(entry_json))

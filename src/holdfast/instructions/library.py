@@ -1,4 +1,4 @@
-"""What all that is done with instructions works with, and who may do it."""
+"""The dependencies of every instruction operation: records, settings, signing key, clock, ids, cached sets."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ DEPLOYMENT_SIGNER = "deployment"
 
 
 class Library:
-    """One a process; what it keeps in memory can be made anew from the records at any time."""
+    """One per process; everything it caches can be rebuilt from the records at any time."""
 
     def __init__(
         self,
@@ -45,26 +45,26 @@ class Library:
         return f"{prefix}_{self._new_id(self._clock())}"
 
     def signers(self) -> tuple[Signer, ...]:
-        """Whose signatures are believed now: the deployment's, and those of people who are admins still."""
-        own = (Signer(DEPLOYMENT_SIGNER, self.key.public_key, 0),) if self.key else ()
-        return (*own, *self.records.signers(at=self.now()))
+        """Trusted signers: the deployment itself, and people who currently have an admin key."""
+        deployment = (Signer(DEPLOYMENT_SIGNER, self.key.public_key, 0),) if self.key else ()
+        return (*deployment, *self.records.signers(at=self.now()))
 
-    def shelf(self, said: str, agent: Agent | None) -> tuple[Agent, Shelf]:
+    def shelf(self, agent_name: str, agent: Agent | None) -> tuple[Agent, Shelf]:
         """Raises InstructionError `manifest_not_found`."""
-        shelf = None if agent is None else self.shelves.current(agent)
-        if agent is None or shelf is None:
-            raise no_manifest(said)
-        return agent, shelf
+        instruction_set = None if agent is None else self.shelves.current(agent)
+        if agent is None or instruction_set is None:
+            raise no_manifest(agent_name)
+        return agent, instruction_set
 
 
-def no_manifest(said: str) -> InstructionError:
-    return InstructionError("manifest_not_found", f"agent {said[:80]!a} has no instruction manifest")
+def no_manifest(agent_name: str) -> InstructionError:
+    return InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} has no instruction manifest")
 
 
-def new_agent(library: Library, agent_id: str) -> Agent:
-    """Raises InstructionError `agent_id_invalid` for an id that no agent can have."""
+def new_agent(context: Library, agent_id: str) -> Agent:
+    """Raises InstructionError `agent_id_invalid`."""
     if not SEGMENT.fullmatch(agent_id) or is_reserved(agent_id):
         raise InstructionError(
-            "agent_id_invalid", "an agent's id is letters, digits and . _ @ + -, and not shared, skill or agent"
+            "agent_id_invalid", "an agent id has letters, digits and . _ @ + - only, and is not shared, skill or agent"
         )
-    return Agent(agent_id, library.settings.deployment, library.now())
+    return Agent(agent_id, context.settings.deployment, context.now())

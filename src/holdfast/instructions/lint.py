@@ -1,4 +1,4 @@
-"""What is likely wrong with a manifest though it may be published: triggers, duplicates, costs."""
+"""Lint a manifest for likely mistakes that do not prevent publication: triggers, duplicates, costs."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,41 +31,47 @@ class Flaw(msgspec.Struct, frozen=True):
 
 
 def lint(entries: Sequence[Entry], texts: Mapping[str, str] | None = None) -> tuple[Flaw, ...]:
-    """By entry, in the order of the manifest; flaws of two entries stand with the second."""
-    found = [flaw for entry in entries for flaw in _of_one(entry)]
-    found += _of_two(entries, texts or {})
-    order = {entry.name: place for place, entry in enumerate(entries)}
-    return tuple(sorted(found, key=lambda flaw: order[flaw.unit]))
+    """Flaws in the order of the manifest; a flaw of two entries is reported for the second."""
+    flaws = [flaw for entry in entries for flaw in _entry_flaws(entry)]
+    flaws += _pair_flaws(entries, texts or {})
+    order = {entry.name: position for position, entry in enumerate(entries)}
+    return tuple(sorted(flaws, key=lambda flaw: order[flaw.unit]))
 
 
-def _of_one(entry: Entry) -> Iterator[Flaw]:
+def _entry_flaws(entry: Entry) -> Iterator[Flaw]:
     triggers = entry.load_triggers
     if not triggers.intents:
-        yield Flaw(entry.name, "no-trigger", "it has no intents", "say in which situations it is needed")
+        yield Flaw(entry.name, "no-trigger", "it has no intents", "add the situations in which it is needed")
     for intent in triggers.intents:
-        # Only what is said in English can be judged.
+        # The check knows English only.
         if intent.isascii() and not is_situation(intent):
-            said = f"{intent[:80]!a} says what the unit contains"
-            yield Flaw(entry.name, "content-trigger", said, f"say what one is about to do: {situation_of(intent)!a}")
+            message = f"{intent[:80]!a} describes the unit's content"
+            yield Flaw(
+                entry.name,
+                "content-trigger",
+                message,
+                f"describe what the agent is about to do: {situation_of(intent)!a}",
+            )
     about = f"{entry.name} {entry.description}"
     if triggers.intents and _FINISHING.search(about) and not any(map(_FINISHING_TRIGGER.search, triggers.intents)):
-        said = "it is needed at the end of a task, and no intent says so"
-        yield Flaw(entry.name, "when-finishing", said, "add 'wrap up' or 'finish a task'")
+        message = "it is needed at the end of a task, but no intent says so"
+        yield Flaw(entry.name, "when-finishing", message, "add 'wrap up' or 'finish a task'")
     cost = entry_cost(entry).entry_tokens
     if cost > COSTLY_TOKENS:
-        said = f"its entry has {cost} tokens"
-        yield Flaw(entry.name, "costly-entry", said, "shorten the description, or remove triggers that say the same")
+        message = f"its entry has {cost} tokens"
+        yield Flaw(entry.name, "costly-entry", message, "shorten the description or remove redundant triggers")
 
 
-def _of_two(entries: Sequence[Entry], texts: Mapping[str, str]) -> Iterator[Flaw]:
+def _pair_flaws(entries: Sequence[Entry], texts: Mapping[str, str]) -> Iterator[Flaw]:
     first_with: dict[tuple[str, ...], str] = {}
     for entry in entries:
         for intent in entry.load_triggers.intents:
             other = first_with.setdefault(tuple(sorted(set(terms(intent)))), entry.name)
             if other != entry.name:
-                said = f"{intent[:80]!a} is an intent of {other[:80]!a} too"
-                yield Flaw(entry.name, "same-trigger", said, "say what tells them apart")
-    words = [(entry.name, frozenset(terms(texts[entry.name]))) for entry in entries if entry.name in texts]
-    for (one, ours), (other, theirs) in combinations(words, 2):
-        if ours and len(ours & theirs) / len(ours | theirs) >= SAME_SHARE:
-            yield Flaw(other, "same-text", f"its text is nearly that of {one[:80]!a}", "keep one of them")
+                message = f"{intent[:80]!a} is also an intent of {other[:80]!a}"
+                yield Flaw(entry.name, "same-trigger", message, "make the intents distinct")
+    terms_by_name = [(entry.name, frozenset(terms(texts[entry.name]))) for entry in entries if entry.name in texts]
+    for (first, first_terms), (other, other_terms) in combinations(terms_by_name, 2):
+        # Jaccard similarity of the terms.
+        if first_terms and len(first_terms & other_terms) / len(first_terms | other_terms) >= SAME_SHARE:
+            yield Flaw(other, "same-text", f"its text is nearly the same as that of {first[:80]!a}", "keep one of them")

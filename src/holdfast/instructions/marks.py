@@ -1,7 +1,7 @@
-"""By what a unit is recognised in a text: its address and name, the ids of its rules, commands it names, its sentences.
+"""Fingerprints of a unit: its URI and name, the ids of its rules, the commands and tools it names, its phrases.
 
-What many would write anyway is no mark: everyday commands, tools that every agent has, ids such as UTF-8, and what two
-units that are loaded have in common.
+Common text is not a fingerprint: everyday commands, tools that every agent has, ids such as UTF-8, and anything that
+two loaded units share.
 """
 
 import re
@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.instructions.everyday import COMMANDS, FURTHER_WORDS, NO_RULES, PROGRAMS, TOOLS
 
+# Eight consecutive words rarely coincide by chance; of these, five must differ, or lists and tables would match.
 PHRASE_WORDS = 8
 PHRASE_WORDS_DISTINCT_MIN = 5
 LINE_CHARACTERS_MAX = 20_000
@@ -24,11 +25,14 @@ _RULE_BRACKETED = re.compile(rf"[\[(]({_RULE})[\])]")
 _LIST_MARK = re.compile(r"\d{1,3}[.)]\s+")
 _LETTERS = re.compile(r"[A-Z]+")
 _SPAN = re.compile(r"`([^`\n]{2,200})`")
+# `never run rm -rf` names a command that the unit forbids; running it is no evidence that the unit was followed.
 _FORBIDDEN = re.compile(
     r"\b(?:never|not|no|avoid|without|instead of|rather than|cannot|forbid\w*|prohibit\w*)\b|n['’]t\b", re.IGNORECASE
 )
 _TOOL = re.compile(r"[A-Za-z][\w.:-]{2,99}")
+# A plain English word is not distinctive as a tool or program name; one with punctuation, digits or camel case is.
 _DISTINCT = re.compile(r"[_./:\d-]|[a-z][A-Z]")
+# Words that stand for an argument to fill in: <name>, {id}, $VAR, [options], ..., FILE=.
 _PLACEHOLDER = re.compile(r"[<>{}$\[\]…]|\.\.\.|[A-Z][A-Z_]+(?:=|\Z)")
 _BETWEEN = re.compile(r"&&|[;|]")
 _FLAG = re.compile(r"-\w")
@@ -41,7 +45,7 @@ Key = TypeVar("Key", str, tuple[str, ...])
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """A unit that an agent has or could have; `uris` are all its addresses, `text` is empty where it cannot be had."""
+    """A unit of the manifest, loaded or not; `uris` are all its addresses, `text` is empty if it is unavailable."""
 
     name: str
     uris: tuple[str, ...]
@@ -49,16 +53,16 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """`unit` is its place among the units, `line` that in its text where it has one."""
+    """`unit` is an index into the units, `line` the line of its text that the fingerprint comes from, if any."""
 
     unit: int
     line: int | None
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What leads to one unit each: tools, commands and phrases to one that is loaded, the others to any.
+    """Fingerprints that identify exactly one unit: tools, commands and phrases a loaded one, the others any.
 
-    `command_sizes` is how many words those commands have that begin with a word.
+    `command_sizes` maps a first word to the word counts of the commands that start with it.
     """
 
     addresses: dict[str, Mark]
@@ -71,75 +75,77 @@ class Marks(msgspec.Struct, frozen=True):
 
 
 def marks_of(units: Sequence[Unit], loaded: frozenset[str]) -> Marks:
-    """Where a unit that is loaded and another have the same, it leads to the one that the agent has."""
-    own = [(place, unit) for place, unit in enumerate(units) if unit.name in loaded]
-    others = [(place, unit) for place, unit in enumerate(units) if unit.name not in loaded]
+    """A fingerprint shared by a loaded and an unloaded unit identifies the loaded one."""
+    loaded_units = [(place, unit) for place, unit in enumerate(units) if unit.name in loaded]
+    other_units = [(place, unit) for place, unit in enumerate(units) if unit.name not in loaded]
 
     def of_all(keys: Callable[[Unit], Iterable[tuple[str, int | None]]]) -> dict[str, Mark]:
-        known = {key for _, unit in own for key, _ in keys(unit)}
-        rest = {key: mark for key, mark in _unshared(others, keys).items() if key not in known}
-        return rest | _unshared(own, keys)
+        own_keys = {key for _, unit in loaded_units for key, _ in keys(unit)}
+        unique_others = {
+            key: mark for key, mark in _unique_fingerprints(other_units, keys).items() if key not in own_keys
+        }
+        return unique_others | _unique_fingerprints(loaded_units, keys)
 
-    commands = _unshared(own, _commands)
+    commands = _unique_fingerprints(loaded_units, _commands)
     return Marks(
         of_all(lambda unit: ((key, None) for key in _addresses(unit))),
         of_all(lambda unit: ((unit.name, None),)),
         of_all(_rules),
-        _unshared(own, _tools),
+        _unique_fingerprints(loaded_units, _tools),
         commands,
-        _unshared(own, _phrases),
-        _sizes(commands),
+        _unique_fingerprints(loaded_units, _phrases),
+        _command_sizes(commands),
     )
 
 
-def _sizes(commands: Iterable[tuple[str, ...]]) -> dict[str, frozenset[int]]:
-    found: dict[str, set[int]] = {}
+def _command_sizes(commands: Iterable[tuple[str, ...]]) -> dict[str, frozenset[int]]:
+    sizes_by_word: dict[str, set[int]] = {}
     for command in commands:
-        found.setdefault(command[0], set()).add(len(command))
-    return {word: frozenset(sizes) for word, sizes in found.items()}
+        sizes_by_word.setdefault(command[0], set()).add(len(command))
+    return {word: frozenset(sizes) for word, sizes in sizes_by_word.items()}
 
 
-def _unshared(
+def _unique_fingerprints(
     units: Iterable[tuple[int, Unit]], keys: Callable[[Unit], Iterable[tuple[Key, int | None]]]
 ) -> dict[Key, Mark]:
-    found: dict[Key, Mark] = {}
+    fingerprints: dict[Key, Mark] = {}
     shared: set[Key] = set()
-    for place, unit in units:
+    for index, unit in units:
         for key, line in keys(unit):
-            if found.setdefault(key, Mark(place, line)).unit != place:
+            if fingerprints.setdefault(key, Mark(index, line)).unit != index:
                 shared.add(key)
-    return {key: mark for key, mark in found.items() if key not in shared}
+    return {key: mark for key, mark in fingerprints.items() if key not in shared}
 
 
 def _addresses(unit: Unit) -> Iterator[str]:
-    """The whole ones, and name with version."""
+    """Full URIs, and the short form name/version."""
     for uri in unit.uris:
         yield uri
         yield "/".join(uri.split("/")[-2:])
 
 
 def _rules(unit: Unit) -> Iterator[tuple[str, int]]:
-    """Ids that a line begins with, or that stand in brackets: elsewhere a unit speaks of the rules of others."""
-    for number, line, _ in _placed(unit.text):
+    """Ids at the start of a line or in brackets; elsewhere a unit may cite the rules of other units."""
+    for number, line, _ in _lines_with_place(unit.text):
         start = line.lstrip(" \t>#*+-|_`[(")
-        if mark := _LIST_MARK.match(start):
-            start = start[mark.end() :].lstrip("*_`[(")
+        if list_mark := _LIST_MARK.match(start):
+            start = start[list_mark.end() :].lstrip("*_`[(")
         first = _RULE_FIRST.match(start)
-        for found in (*([first] if first else []), *_RULE_BRACKETED.finditer(line)):
-            letters = _LETTERS.match(found[1])
+        for match in (*([first] if first else []), *_RULE_BRACKETED.finditer(line)):
+            letters = _LETTERS.match(match[1])
             if letters and letters[0] not in NO_RULES:
-                yield found[1], number
+                yield match[1], number
 
 
 def _tools(unit: Unit) -> Iterator[tuple[str, int]]:
-    for code, number in _code(unit.text):
+    for code, number in _code_lines(unit.text):
         name = code.partition("(")[0] if code.endswith(")") else code
         if _TOOL.fullmatch(name) and _DISTINCT.search(name) and name not in TOOLS:
             yield name, number
 
 
 def _commands(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
-    parts = ((part, number) for code, number in _code(unit.text) for part in _BETWEEN.split(code))
+    parts = ((part, number) for code, number in _code_lines(unit.text) for part in _BETWEEN.split(code))
     for part, number in parts:
         words = _fixed_words(part)
         if (
@@ -152,7 +158,7 @@ def _commands(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _fixed_words(code: str) -> tuple[str, ...]:
-    """A command up to the first word that stands for another."""
+    """A command up to its first placeholder."""
     fixed: list[str] = []
     for word in code.split()[:COMMAND_WORDS_MAX]:
         if _PLACEHOLDER.search(word) or word.startswith("#"):
@@ -167,10 +173,10 @@ def _is_everyday(words: tuple[str, ...]) -> bool:
     return words[:2] in COMMANDS and all(word in FURTHER_WORDS or _FLAG.fullmatch(word) for word in words[2:])
 
 
-def _code(text: str) -> Iterator[tuple[str, int]]:
-    """Code in a line, and the lines of fenced shell code or indented code; not what the words before it forbid."""
+def _code_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Inline code, and the lines of fenced shell code or indented code, unless the text before forbids it."""
     forbidden = False
-    for number, line, place in _placed(text):
+    for number, line, place in _lines_with_place(text):
         stripped = line.strip()
         if place in ("shell", "indented"):
             if stripped and not forbidden:
@@ -182,13 +188,13 @@ def _code(text: str) -> Iterator[tuple[str, int]]:
                     yield span[1].strip().removeprefix("$ "), number
 
 
-def _placed(text: str) -> Iterator[tuple[int, str, Place]]:
-    """The lines of a text, cut where they are very long, with where each stands; not those that are only a fence."""
+def _lines_with_place(text: str) -> Iterator[tuple[int, str, Place]]:
+    """The lines of a text with their position, truncated if very long, without the fence lines themselves."""
     fence: str = ""
     place: Place = "prose"
-    behind_blank = True
-    for number, whole in enumerate(text.splitlines(), 1):
-        line = whole[:LINE_CHARACTERS_MAX]
+    after_blank = True
+    for number, full_line in enumerate(text.splitlines(), 1):
+        line = full_line[:LINE_CHARACTERS_MAX]
         stripped = line.strip()
         if not fence and (opening := _FENCE.match(stripped)):
             fence, place = opening[1], "shell" if opening[2].strip().lower() in _SHELLS else "code"
@@ -196,12 +202,12 @@ def _placed(text: str) -> Iterator[tuple[int, str, Place]]:
             fence = ""
         elif fence:
             yield number, line, place
-        elif behind_blank and stripped and line.startswith(("    ", "\t")):
+        elif after_blank and stripped and line.startswith(("    ", "\t")):
             yield number, line, "indented"
             continue
         else:
             yield number, line, "prose"
-        behind_blank = not stripped
+        after_blank = not stripped
 
 
 def _last_sentence(line: str) -> str:
@@ -209,10 +215,10 @@ def _last_sentence(line: str) -> str:
 
 
 def _phrases(unit: Unit) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Every run of so many words, with the line that it begins in; not those that say one thing over and over."""
+    """Every run of PHRASE_WORDS words with the line that it starts in, except runs of mostly repeated words."""
     numbered = [
         (word.casefold(), number)
-        for number, line, place in _placed(unit.text)
+        for number, line, place in _lines_with_place(unit.text)
         if place in ("prose", "indented")
         for word in WORD.findall(line)
     ]

@@ -1,4 +1,4 @@
-"""How well what was loaded was what was needed, by the records that were closed."""
+"""Recall quality metrics over closed audit records: recall@k, hit@k, miss rate, relevance of guaranteed units."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.instructions.values import AuditRecord, Entry
 
+# Thresholds of seed 003, sections 21.5.3 and 21.6.
 WINDOW_MS = 7 * 86_400_000
 ALERT_MISS_RATE = 0.15
 ALERT_EVENTS_MIN = 100
@@ -14,7 +15,7 @@ RELEVANT_MIN = 0.6
 
 
 class TraceMeasures(msgspec.Struct, frozen=True):
-    """The same by what traces show, over the recalls whose trace was looked at, closed or not."""
+    """The same metrics by detected usage, over the recalls whose trace was analysed, closed or not."""
 
     traced: int
     recall_at_k: float | None
@@ -23,7 +24,7 @@ class TraceMeasures(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Over closed recalls, by what agents say of themselves; a rate is null where nothing was counted."""
+    """Over closed recalls, by the agents' own reports; a rate is null if nothing was counted."""
 
     k: int
     recalls: int
@@ -38,7 +39,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 class _Use(msgspec.Struct, frozen=True):
-    """What a recall has loaded among the first k, and what of it was used or missed."""
+    """The units that a recall ranked in the first k, and the units that were used or missed."""
 
     first: frozenset[str]
     used: tuple[str, ...]
@@ -46,10 +47,10 @@ class _Use(msgspec.Struct, frozen=True):
 
 
 def measured(records: Sequence[AuditRecord], entries: Sequence[Entry], *, k: int) -> Measures:
-    recalls = [one for one in records if one.event_type == "recall"]
-    closed = [one for one in recalls if one.audit_closed is not None]
+    recalls = [record for record in records if record.event_type == "recall"]
+    closed = [record for record in recalls if record.audit_closed is not None]
     recall_at_k, hit_at_k, miss_rate = _rates(
-        [_Use(_first(one, k), one.used_chunks, one.missed_chunks) for one in closed]
+        [_Use(_first(record, k), record.used_chunks, record.missed_chunks) for record in closed]
     )
     relevance = _relevance(closed, entries)
     return Measures(
@@ -59,10 +60,11 @@ def measured(records: Sequence[AuditRecord], entries: Sequence[Entry], *, k: int
         recall_at_k,
         hit_at_k,
         miss_rate,
+        # Fewer events than the minimum would raise alerts by chance.
         miss_rate is not None and miss_rate > ALERT_MISS_RATE and len(closed) >= ALERT_EVENTS_MIN,
         relevance,
         tuple(
-            f"{name}: guaranteed, but used in {share:.0%} of recalls only"
+            f"{name}: guaranteed, but used in only {share:.0%} of recalls"
             for name, share in relevance.items()
             if share < RELEVANT_MIN
         ),
@@ -71,36 +73,37 @@ def measured(records: Sequence[AuditRecord], entries: Sequence[Entry], *, k: int
 
 
 def _by_traces(recalls: Sequence[AuditRecord], k: int) -> TraceMeasures:
-    traced = [one for one in recalls if one.detected is not None]
+    traced = [record for record in recalls if record.detected is not None]
     return TraceMeasures(
-        len(traced), *_rates([_Use(_first(one, k), one.detected_used, one.detected_missed) for one in traced])
+        len(traced),
+        *_rates([_Use(_first(record, k), record.detected_used, record.detected_missed) for record in traced]),
     )
 
 
 def _rates(uses: Sequence[_Use]) -> tuple[float | None, float | None, float | None]:
-    """Recall@k, hit@k and miss rate."""
-    needed = [(one.first, set(one.used)) for one in uses if one.used]
-    missed_count = sum(len(one.missed) for one in uses)
-    told_count = missed_count + sum(len(one.used) for one in uses)
+    """Recall@k and hit@k as means over recalls that used a unit; miss rate = missed / (used + missed), by counts."""
+    needed = [(use.first, set(use.used)) for use in uses if use.used]
+    missed_count = sum(len(use.missed) for use in uses)
+    reported_count = missed_count + sum(len(use.used) for use in uses)
     return (
         _mean([len(first & used) / len(used) for first, used in needed]),
         _mean([float(bool(first & used)) for first, used in needed]),
-        missed_count / told_count if told_count else None,
+        missed_count / reported_count if reported_count else None,
     )
 
 
 def _first(record: AuditRecord, k: int) -> frozenset[str]:
-    return frozenset(one.name for one in record.loaded_chunks if one.rank <= k)
+    return frozenset(chunk.name for chunk in record.loaded_chunks if chunk.rank <= k)
 
 
 def _relevance(closed: Sequence[AuditRecord], entries: Sequence[Entry]) -> dict[str, float]:
-    """By guaranteed unit: how often it was used when it was loaded."""
-    found: dict[str, float] = {}
+    """By guaranteed unit, P(used | loaded)."""
+    relevance: dict[str, float] = {}
     for entry in entries:
-        given = [one for one in closed if any(chunk.name == entry.name for chunk in one.loaded_chunks)]
-        if entry.guarantee_load and given:
-            found[entry.name] = sum(entry.name in one.used_chunks for one in given) / len(given)
-    return found
+        loaded_in = [record for record in closed if any(chunk.name == entry.name for chunk in record.loaded_chunks)]
+        if entry.guarantee_load and loaded_in:
+            relevance[entry.name] = sum(entry.name in record.used_chunks for record in loaded_in) / len(loaded_in)
+    return relevance
 
 
 def _mean(shares: Sequence[float]) -> float | None:

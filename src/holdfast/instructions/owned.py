@@ -1,4 +1,4 @@
-"""What belongs to an owner, and may be carried to another store of the same deployment: no key, no token, no stub."""
+"""Records of an owner that may be exported to another store of the same deployment: no keys, tokens or stubs."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ from holdfast.instructions.values import Agent, Approval, AuditRecord, CoverageR
 
 Record = Agent | UnitVersion | Manifest | Approval | AuditRecord | CoverageRun | Probe
 
-_KEPT_BACK = frozenset({"jti"})
-"""Of what an audit record says: by which wake token a heartbeat began."""
+_DETAIL_NOT_EXPORTED = frozenset({"jti"})
+"""Keys of an audit record's detail that are not exported: `jti` identifies a wake token."""
 
 
 def owner_of_record(record: Record) -> str:
@@ -18,11 +18,11 @@ def owner_of_record(record: Record) -> str:
 
 
 def carried(record: Record) -> Record:
-    """As it leaves the store."""
-    if isinstance(record, AuditRecord) and not _KEPT_BACK.isdisjoint(record.detail):
-        return msgspec.structs.replace(record, detail=_without(record.detail))
+    """The record as it is exported, without the detail keys that stay in the store."""
+    if isinstance(record, AuditRecord) and not _DETAIL_NOT_EXPORTED.isdisjoint(record.detail):
+        return msgspec.structs.replace(record, detail=_exported_detail(record.detail))
     return record
 
 
-def _without(detail: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in detail.items() if name not in _KEPT_BACK}
+def _exported_detail(detail: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in detail.items() if name not in _DETAIL_NOT_EXPORTED}

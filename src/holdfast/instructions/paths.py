@@ -1,4 +1,4 @@
-"""What the file of a path entry holds; nothing outside of the agent's own folder is ever read."""
+"""Check and read the files of path entries, confined to the agent's own folder."""
 
 import os
 from pathlib import Path
@@ -11,31 +11,32 @@ FILE_BYTES_MAX = 200_000
 
 
 def check_path(root: Path | None, agent_id: str, entry: Entry) -> None:
-    """Raises InstructionError `manifest_entry_invalid` for what leads out, by its spelling or by a link."""
+    """Raises InstructionError `manifest_entry_invalid` for a path that escapes the root, directly or by a symlink."""
     assert entry.path is not None
-    refused = InstructionError(
+    outside = InstructionError(
         "manifest_entry_invalid",
-        f"entry {entry.name[:80]!a}: its path leads out of the agent's instruction root",
+        f"entry {entry.name[:80]!a}: its path is outside of the agent's instruction root",
         details={"unit": entry.name[:200]},
     )
     if root is None:
         raise InstructionError(
-            "manifest_entry_invalid", "path entries need an instruction root, and none is configured"
+            "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
         )
     if not entry.path or os.path.isabs(entry.path):
-        raise refused
+        raise outside
     try:
         check_inside(roots_of(root / agent_id), entry.path)
     except (EscapeError, PathError) as error:
-        raise refused from error
+        raise outside from error
 
 
 def read_path(root: Path | None, agent_id: str, path: str) -> str | None:
-    """None where there is no such file below the root, or no text in it."""
+    """None if there is no such file below the root, or it is too large or not UTF-8."""
     if root is None or os.path.isabs(path):
         return None
     try:
         with opened_place(locate(roots_of(root / agent_id), path)) as (folder, name):
+            # One byte more than allowed tells a file that is too large from one that just fits.
             raw = read_regular(folder, name, FILE_BYTES_MAX + 1)
     except (EscapeError, PathError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""Which intents do not find their unit: those of the manifest, said otherwise, and those that people have named."""
+"""Probe a manifest: which intents, paraphrases and curated probes do not find their units."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,14 +13,14 @@ HIT_SHARE_MIN = 0.4
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """`found` is what came first instead."""
+    """`found` are the units that ranked first instead."""
 
     intent: str
     found: tuple[str, ...]
 
 
 class ProbedUnit(msgspec.Struct, frozen=True):
-    """`share` is over the probes; a unit passes if enough find it and no intent of its own misses it in the first k."""
+    """`share` is over the probes; a unit passes if enough find it and its own intents all find it in the first k."""
 
     name: str
     share: float
@@ -35,40 +35,40 @@ class Probed(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        return all(one.passed for one in (*self.units, *self.curated))
+        return all(unit.passed for unit in (*self.units, *self.curated))
 
 
-def probe(shelf: Shelf, curated: Sequence[Probe] = (), *, k: int = 3, use_floor: bool = True) -> Probed:
-    """Intents as they stand within the first k; their paraphrases within the first ten, as the daily run has it."""
+def probe(instruction_set: Shelf, curated: Sequence[Probe] = (), *, k: int = 3, use_floor: bool = True) -> Probed:
+    """Intents must find their unit within the first k, their paraphrases within the first ten, as in the daily run."""
     return Probed(
-        tuple(_probed_units(shelf, k=k, use_floor=use_floor)),
-        tuple(_probed_curated(shelf, curated, use_floor=use_floor)),
+        tuple(_probed_units(instruction_set, k=k, use_floor=use_floor)),
+        tuple(_probed_curated(instruction_set, curated, use_floor=use_floor)),
     )
 
 
-def _probed_units(shelf: Shelf, *, k: int, use_floor: bool) -> Iterator[ProbedUnit]:
-    for entry in shelf.manifest.body:
+def _probed_units(instruction_set: Shelf, *, k: int, use_floor: bool) -> Iterator[ProbedUnit]:
+    for entry in instruction_set.manifest.body:
         intents = entry.load_triggers.intents
-        own = [_missed(shelf, intent, k, use_floor=use_floor) for intent in intents]
-        failing = [miss for miss in own if entry.name not in miss.found]
-        asked = probes(intents, entry.description, count=PROBES)
-        hits = sum(entry.name in ranked(shelf, query, use_floor=use_floor)[:PROBE_K] for query in asked)
-        share = hits / len(asked) if asked else 0.0
-        # A unit without a text cannot be recalled, however well its triggers are found.
-        there = entry.name in shelf.contents
-        passed = there and not failing and share >= HIT_SHARE_MIN
-        missed = tuple(failing) if there else tuple(Missed(intent, ()) for intent in intents)
-        yield ProbedUnit(entry.name, share, len(asked), missed, passed)
+        results = [_first_k(instruction_set, intent, k, use_floor=use_floor) for intent in intents]
+        failing = [result for result in results if entry.name not in result.found]
+        queries = probes(intents, entry.description, count=PROBES)
+        hits = sum(entry.name in ranked(instruction_set, query, use_floor=use_floor)[:PROBE_K] for query in queries)
+        share = hits / len(queries) if queries else 0.0
+        # A unit without a text cannot be recalled, however well its triggers rank.
+        is_available = entry.name in instruction_set.contents
+        passed = is_available and not failing and share >= HIT_SHARE_MIN
+        missed = tuple(failing) if is_available else tuple(Missed(intent, ()) for intent in intents)
+        yield ProbedUnit(entry.name, share, len(queries), missed, passed)
 
 
-def _probed_curated(shelf: Shelf, curated: Sequence[Probe], *, use_floor: bool) -> Iterator[ProbedUnit]:
-    for one in curated:
-        answer = _missed(shelf, one.intent, one.k, use_floor=use_floor)
-        met = sum(name in answer.found for name in one.required_units)
-        passed = met == len(one.required_units)
-        share = met / len(one.required_units)
-        yield ProbedUnit(one.probe_id, share, 1, () if passed else (answer,), passed)
+def _probed_curated(instruction_set: Shelf, curated: Sequence[Probe], *, use_floor: bool) -> Iterator[ProbedUnit]:
+    for curated_probe in curated:
+        result = _first_k(instruction_set, curated_probe.intent, curated_probe.k, use_floor=use_floor)
+        found_count = sum(name in result.found for name in curated_probe.required_units)
+        passed = found_count == len(curated_probe.required_units)
+        share = found_count / len(curated_probe.required_units)
+        yield ProbedUnit(curated_probe.probe_id, share, 1, () if passed else (result,), passed)
 
 
-def _missed(shelf: Shelf, intent: str, k: int, *, use_floor: bool) -> Missed:
-    return Missed(intent, ranked(shelf, intent, use_floor=use_floor)[:k])
+def _first_k(instruction_set: Shelf, intent: str, k: int, *, use_floor: bool) -> Missed:
+    return Missed(intent, ranked(instruction_set, intent, use_floor=use_floor)[:k])

@@ -1,4 +1,4 @@
-"""Whether a manifest may be published: shape, names, pointers, task types, approvals, caps, size, in this order."""
+"""Validate a manifest draft: shape, names, pointers, task types, approvals, caps, size, in this order (cheap first)."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,6 +18,8 @@ from holdfast.instructions.counting import count_cl100k
 from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.values import Approval, ApprovalKind, Entry, MigrationMode
 
+# Limits of seed 003: description length, guaranteed units per agent (S4), task types without an approval, and the
+# manifest's size in cl100k tokens. The others bound what a request can make the service do.
 DESCRIPTION_CHARACTERS_MAX = 120
 NAME_CHARACTERS_MAX = 200
 ENTRIES_MAX = 200
@@ -27,13 +29,13 @@ GUARANTEED_MAX = 5
 FREE_TASK_TYPES_MAX = 2
 MANIFEST_TOKENS_MAX = 1000
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class GivenApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An approval as it is sent; it counts if its author's own key sends it, or has signed it."""
+    """An approval as submitted; it is valid if its author's own key sends it or has signed it."""
 
     kind: ApprovalKind
     unit: str | None = None
@@ -45,7 +47,7 @@ class GivenApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Draft(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is to be published, as its tokens are counted: compact, without nulls and defaults."""
+    """A manifest to publish. Its tokens are counted on compact JSON without nulls and defaults."""
 
     version: str
     entries: tuple[Entry, ...]
@@ -64,21 +66,23 @@ def check_shape(draft: Draft) -> None:
             raise _invalid(entry, "this name cannot be used")
         if not entry.description.strip() or len(entry.description) > DESCRIPTION_CHARACTERS_MAX:
             raise _invalid(entry, f"a description has 1 to {DESCRIPTION_CHARACTERS_MAX} characters")
-        # It stands in a line of the prompt: one more line would be read as another unit.
+        # It becomes one line of the prompt's index: a second line would read as another unit.
         if len(entry.description.splitlines()) > 1:
             raise _invalid(entry, "a description is one line")
-        # So does a path, in the stub of an agent that has files.
-        if entry.path is not None and (entry.path.splitlines() != [entry.path] or _CONTROLS.search(entry.path)):
+        # A path is a line of the boot stub when the agent has files.
+        if entry.path is not None and (
+            entry.path.splitlines() != [entry.path] or _CONTROL_CHARACTERS.search(entry.path)
+        ):
             raise _invalid(entry, "a path is one line without control characters")
         if entry.token_estimate is not None and not 0 <= entry.token_estimate <= 10**9:
             raise _invalid(entry, "token_estimate is a count")
         if entry.force_position and not entry.guarantee_load:
-            raise _invalid(entry, "force_position is for units with guarantee_load")
+            raise _invalid(entry, "force_position requires guarantee_load")
         triggers = entry.load_triggers
-        said = (*triggers.intents, *triggers.keywords, *triggers.task_types)
-        if any(not one.strip() or len(one) > TRIGGER_CHARACTERS_MAX for one in said):
+        texts = (*triggers.intents, *triggers.keywords, *triggers.task_types)
+        if any(not text.strip() or len(text) > TRIGGER_CHARACTERS_MAX for text in texts):
             raise _invalid(entry, f"a trigger has 1 to {TRIGGER_CHARACTERS_MAX} characters")
-        if any(len(one.splitlines()) > 1 for one in said):
+        if any(len(text.splitlines()) > 1 for text in texts):
             raise _invalid(entry, "a trigger is one line")
         if len(triggers.intents) > INTENTS_MAX:
             raise _invalid(entry, f"a unit has at most {INTENTS_MAX} intents")
@@ -90,23 +94,23 @@ def check_names(draft: Draft) -> None:
     seen: set[str] = set()
     for entry in draft.entries:
         if entry.name in seen:
-            raise _invalid(entry, "this name stands in the manifest twice")
+            raise _invalid(entry, "this name is in the manifest twice")
         seen.add(entry.name)
 
 
 def check_pointers(draft: Draft, *, deployment: str, agent_names: Collection[str]) -> None:
-    """Whose units they are, and that the mode that was declared is the one that they have."""
+    """Check that entries point only at own or shared units, and that the declared mode matches the pointers."""
     for entry in draft.entries:
         if entry.fact_uri is None and entry.path is None:
             raise _invalid(entry, "it has neither fact_uri nor path")
         if entry.fact_uri is not None and entry.path is not None and draft.migration_mode != "coexistence":
-            raise _invalid(entry, "fact_uri and path together are for migration_mode coexistence")
+            raise _invalid(entry, "fact_uri and path together require migration_mode coexistence")
         if entry.fact_uri is not None:
             _check_owner(entry, deployment=deployment, agent_names=agent_names)
     if draft.migration_mode is not None and draft.migration_mode != mode_of(draft.entries):
         raise InstructionError(
             "manifest_entry_invalid",
-            f"the entries are those of migration_mode {mode_of(draft.entries)}, not {draft.migration_mode}",
+            f"the entries imply migration_mode {mode_of(draft.entries)}, not {draft.migration_mode}",
         )
 
 
@@ -117,9 +121,9 @@ def _check_owner(entry: Entry, *, deployment: str, agent_names: Collection[str])
         raise _invalid(entry, str(error)) from error
     shared = is_of_many(address.owner)
     if address.deployment != deployment or not (shared or address.owner in agent_names):
-        raise _invalid(entry, "its fact_uri is that of another agent or deployment")
+        raise _invalid(entry, "its fact_uri belongs to another agent or deployment")
     if address.name != entry.name and not shared:
-        raise _invalid(entry, "its fact_uri is that of a unit with another name")
+        raise _invalid(entry, "its fact_uri points at a unit with another name")
 
 
 def mode_of(entries: Iterable[Entry]) -> MigrationMode:
@@ -131,36 +135,37 @@ def mode_of(entries: Iterable[Entry]) -> MigrationMode:
 
 def check_task_types(draft: Draft, wake_reasons: Collection[str]) -> None:
     for entry in draft.entries:
-        unknown = [one for one in entry.required_by_task_types if one not in wake_reasons]
+        unknown = [task_type for task_type in entry.required_by_task_types if task_type not in wake_reasons]
         if unknown:
             raise InstructionError(
                 "task_type_unknown",
-                f"{unknown[0][:80]!a} of {entry.name!a} is no wake reason; known: {', '.join(sorted(wake_reasons))}",
+                f"{unknown[0][:80]!a} of {entry.name!a} is not a wake reason; known: {', '.join(sorted(wake_reasons))}",
             )
 
 
-def check_approvals(draft: Draft, approvals: Sequence[Approval], told: Mapping[str, str]) -> None:
-    """`told` are the versions that agents will be told, by entry: what is approved is a text."""
-    given = {(one.kind, one.unit) for one in approvals}
+def check_approvals(draft: Draft, approvals: Sequence[Approval], served_versions: Mapping[str, str]) -> None:
+    """`served_versions` are by entry name; the error names them because an approval is for one version's text."""
+    submitted = {(approval.kind, approval.unit) for approval in approvals}
     for entry in draft.entries:
-        if len(set(entry.required_by_task_types)) > FREE_TASK_TYPES_MAX and ("task_types", entry.name) not in given:
-            raise _unapproved("task_types_approval_required", entry, "task_types", told)
-        if entry.guarantee_load and ("guarantee_load", entry.name) not in given:
-            raise _unapproved("guarantee_approval_required", entry, "guarantee_load", told)
+        if len(set(entry.required_by_task_types)) > FREE_TASK_TYPES_MAX and ("task_types", entry.name) not in submitted:
+            raise _unapproved("task_types_approval_required", entry, "task_types", served_versions)
+        if entry.guarantee_load and ("guarantee_load", entry.name) not in submitted:
+            raise _unapproved("guarantee_approval_required", entry, "guarantee_load", served_versions)
         if entry.force_position and not any(
-            one.kind == "force_prepend" and one.unit == entry.name and one.reason.strip() for one in approvals
+            approval.kind == "force_prepend" and approval.unit == entry.name and approval.reason.strip()
+            for approval in approvals
         ):
-            kind = "force_prepend, and a reason: the content review"
-            raise _unapproved("prepend_approval_required", entry, kind, told)
+            kind = "force_prepend, with the content review as its reason"
+            raise _unapproved("prepend_approval_required", entry, kind, served_versions)
 
 
 def check_skip(draft: Draft, approvers: Collection[str]) -> None:
-    """Two people who are named by URIs; `approvers` are those who said so for this version, the publisher included."""
+    """Require two people with entity URIs; `approvers` includes the publisher and is for this version only."""
     if any(entry.guarantee_load for entry in draft.entries) and len(set(approvers)) < 2:
         raise InstructionError(
             "skip_gate_cosign_required",
-            "the gate of a manifest with a guaranteed unit is skipped by two admins with entity URIs: "
-            "let another record an approval of kind skip_gate for this version",
+            "skipping the gate of a manifest with a guaranteed unit takes two admins with entity URIs: "
+            "have another admin record an approval of kind skip_gate for this version",
         )
 
 
@@ -168,14 +173,14 @@ def check_caps(draft: Draft) -> None:
     guaranteed = sum(entry.guarantee_load for entry in draft.entries)
     if guaranteed > GUARANTEED_MAX:
         raise InstructionError(
-            "guarantee_cap_exceeded", f"{guaranteed} units have guarantee_load, at most {GUARANTEED_MAX} may"
+            "guarantee_cap_exceeded", f"{guaranteed} units have guarantee_load, at most {GUARANTEED_MAX} are allowed"
         )
 
 
 def check_size(draft: Draft) -> int:
-    """The tokens of the manifest; what each entry costs is told where it has too many."""
+    """Return the manifest's tokens. The error lists the tokens of each entry."""
     if len(draft.entries) > ENTRIES_MAX:
-        # So many have more tokens than that, whatever they say.
+        # So many entries exceed the token limit whatever they contain; counting them would be wasted work.
         raise InstructionError(
             "manifest_too_large",
             f"the manifest has {len(draft.entries)} entries, and at most {MANIFEST_TOKENS_MAX} tokens are allowed",
@@ -192,13 +197,13 @@ def check_size(draft: Draft) -> int:
     return tokens
 
 
-def check_manifest_version(version: str, current: str | None, *, before: Sequence[str]) -> None:
-    """Versions rise, and none is used twice; `before` are all that there were."""
+def check_manifest_version(version: str, current: str | None, *, earlier: Sequence[str]) -> None:
+    """Versions increase and are never reused; `before` are all earlier ones."""
     try:
         check_version(version)
     except InstructionError as error:
         raise InstructionError("manifest_version_conflict", str(error)) from error
-    if not follows_all(version, before):
+    if not follows_all(version, earlier):
         raise InstructionError(
             "manifest_version_conflict",
             f"version {version[:80]!a} does not follow {current!a}; choose a higher one",
@@ -220,8 +225,12 @@ def _invalid(entry: Entry, reason: str) -> InstructionError:
     )
 
 
-def _unapproved(code: str, entry: Entry, kind: str, told: Mapping[str, str]) -> InstructionError:
-    of = f"of version {told[entry.name]}, which is told, " if entry.name in told else ""
+def _unapproved(code: str, entry: Entry, kind: str, served_versions: Mapping[str, str]) -> InstructionError:
+    version_part = (
+        f"of version {served_versions[entry.name]}, the one that is served, " if entry.name in served_versions else ""
+    )
     return InstructionError(
-        code, f"entry {entry.name[:80]!a} needs an approval {of}of kind {kind}", details={"unit": entry.name[:200]}
+        code,
+        f"entry {entry.name[:80]!a} needs an approval {version_part}of kind {kind}",
+        details={"unit": entry.name[:200]},
     )

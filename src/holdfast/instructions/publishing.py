@@ -1,4 +1,4 @@
-"""How a manifest is published: judged from cheap to dear, and committed only over what it was judged against."""
+"""Publish a manifest: run the checks from cheap to expensive, then commit only if the checked state is current."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,6 +42,8 @@ from holdfast.instructions.values import (
 )
 from holdfast.instructions.waiting import Waiting, needed_kinds, not_before, ready_unit, version_of, waiting_units
 
+# The gate runs outside of the transaction, because it takes long; the commit is a compare-and-swap on the current
+# manifest, and a lost race is tried again this often.
 ATTEMPTS_MAX = 3
 RECERT_MS = 7 * 86_400_000
 
@@ -61,21 +63,21 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     began_at: int | None = None
 
 
-def publish(library: Library, publication: Publication, caller: Caller) -> Published:
+def publish(context: Library, publication: Publication, caller: Caller) -> Published:
     """Raises InstructionError for the first check that fails; then nothing was changed."""
     draft = publication.draft
-    known = library.records.agent(publication.agent_id)
-    agent = known or new_agent(library, publication.agent_id)
+    registered = context.records.agent(publication.agent_id)
+    agent = registered or new_agent(context, publication.agent_id)
     check_shape(draft)
     check_names(draft)
-    check_pointers(draft, deployment=library.settings.deployment, agent_names=_names(agent))
+    check_pointers(draft, deployment=context.settings.deployment, agent_names=_agent_names(agent))
     for entry in draft.entries:
         if entry.path is not None:
-            check_path(library.settings.root, agent.id, entry)
-    check_task_types(draft, library.settings.wake_reasons)
-    added = _settled(library, agent, draft, counted(library, agent, publication.approvals, caller))
-    told = _told(library, agent, draft, _ready(library, agent, draft, added))
-    approvals = _approved(library, agent, draft, told=told, added=added)
+            check_path(context.settings.root, agent.id, entry)
+    check_task_types(draft, context.settings.wake_reasons)
+    added = _bind_approvals(context, agent, draft, counted(context, agent, publication.approvals, caller))
+    served = _served_units(context, agent, draft, _released_units(context, agent, draft, added))
+    approvals = _applicable_approvals(context, agent, draft, served=served, added=added)
     cosigners = _cosigners(draft, approvals, caller)
     if publication.skip_coverage_gate:
         check_skip(draft, cosigners)
@@ -83,216 +85,240 @@ def publish(library: Library, publication: Publication, caller: Caller) -> Publi
     check_size(draft)
     provenance = Provenance(
         caller.author,
-        tuple(one.id for one in approvals),
+        tuple(approval.id for approval in approvals),
         publication.skip_coverage_gate,
         cosigners if publication.skip_coverage_gate else (),
         publication.began_at,
     )
     for _ in range(ATTEMPTS_MAX):
-        done = _attempt(library, publication, agent, added=added, provenance=provenance)
-        if done is not None:
-            return done
-    raise InstructionError("manifest_version_conflict", "others publish for this agent all the time; try again")
+        published = _attempt(context, publication, agent, added=added, provenance=provenance)
+        if published is not None:
+            return published
+    raise InstructionError(
+        "manifest_version_conflict", "other publications for this agent kept winning the race; try again"
+    )
 
 
 def _attempt(
-    library: Library,
+    context: Library,
     publication: Publication,
     agent: Agent,
     *,
     added: Sequence[Approval],
     provenance: Provenance,
 ) -> Published | None:
-    """None where another manifest was published meanwhile, or another version of a unit took its place."""
+    """Return None if another manifest was published meanwhile, or if another version of a unit became active."""
     draft, skip = publication.draft, publication.skip_coverage_gate
-    current = library.records.manifest(agent.id)
+    current = context.records.manifest(agent.id)
     check_manifest_version(
         draft.version,
         current.version if current else None,
-        before=library.records.manifest_versions(agent.id),
+        earlier=context.records.manifest_versions(agent.id),
     )
-    now = library.now()
-    manifest = _drafted(library, draft, agent, current=current, provenance=provenance)
+    now = context.now()
+    manifest = _build_manifest(context, draft, agent, current=current, provenance=provenance)
     check_stub(agent, manifest)
-    ready = _ready(library, agent, draft, added)
-    told = _told(library, agent, draft, ready)
-    # A text that was written meanwhile is none that anybody has approved.
-    _approved(library, agent, draft, told=told, added=added)
-    shelf = library.shelves.made(agent, manifest, instead={one.entry.name: one.unit for one in ready})
-    settings = library.settings
-    units = measure_all(shelf, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
-    failing = tuple(one for one in units if not one.passed)
-    if failing and not skip:
-        raise coverage_failure(failing)
+    released = _released_units(context, agent, draft, added)
+    served = _served_units(context, agent, draft, released)
+    # Checked again per attempt: a text written since the last attempt has no approval yet.
+    _applicable_approvals(context, agent, draft, served=served, added=added)
+    instruction_set = context.shelves.made(
+        agent, manifest, instead={pending.entry.name: pending.unit for pending in released}
+    )
+    settings = context.settings
+    units = measure_all(instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+    failing_units = tuple(unit for unit in units if not unit.passed)
+    if failing_units and not skip:
+        raise coverage_failure(failing_units)
     run = CoverageRun(
-        id=library.new_id("coverage"),
+        id=context.new_id("coverage"),
         agent_id=agent.id,
         manifest_version=draft.version,
-        model_id=shelf.index.embedding_model_version,
+        model_id=instruction_set.index.embedding_model_version,
         kind="gate",
         started_at=now,
-        finished_at=library.now(),
+        finished_at=context.now(),
         skipped=skip,
         recert_due=now + RECERT_MS if skip else None,
         units=units,
     )
-    events = (_bypass(library, manifest, failing, provenance),) if skip else ()
-    done = library.records.publish(
+    # A skipped gate is still measured, and the real numbers are stored and audited.
+    events = (_bypass_record(context, manifest, failing_units, provenance),) if skip else ()
+    # Everything that the checks relied on is passed along: the store commits only if it is all still true.
+    is_committed = context.records.publish(
         manifest,
         over=current.id if current else None,
         registers=agent,
         run=run,
         approvals=added,
         events=events,
-        activates=[*{one.unit.uri: (one.unit, one.over, one.judged) for one in ready}.values()],
-        holds=_held_back(draft, told, ready),
+        activates=[*{pending.unit.uri: (pending.unit, pending.over, pending.judged) for pending in released}.values()],
+        holds=_pinned_uris(draft, served, released),
     )
     warnings = (
-        *_warnings(manifest, units, tuple(shelf.contents)),
-        *waiting_told(library, agent, draft.entries),
-        *exposed(draft.entries, {name: content.text for name, content in shelf.contents.items()}),
-        *crowded(draft.entries, library.records.guaranteed_count(), settings.guaranteed_units_soft_max),
+        *_warnings(manifest, units, tuple(instruction_set.contents)),
+        *waiting_told(context, agent, draft.entries),
+        *exposed(draft.entries, {name: content.text for name, content in instruction_set.contents.items()}),
+        *crowded(draft.entries, context.records.guaranteed_count(), settings.guaranteed_units_soft_max),
     )
-    return Published(manifest, units, skip, warnings) if done else None
+    return Published(manifest, units, skip, warnings) if is_committed else None
 
 
-def _drafted(
-    library: Library, draft: Draft, agent: Agent, *, current: Manifest | None, provenance: Provenance
+def _build_manifest(
+    context: Library, draft: Draft, agent: Agent, *, current: Manifest | None, provenance: Provenance
 ) -> Manifest:
-    now = library.now()
+    now = context.now()
     return Manifest(
-        library.new_id("manifest"),
+        context.new_id("manifest"),
         agent.id,
         draft.version,
         manifest_address(agent.deployment, agent.id, draft.version).uri,
         draft.token_count,
         draft.entries,
-        # One that follows another within a millisecond still begins behind it.
+        # Two manifests within one millisecond still need distinct start times, so that a lookup by time finds one.
         max(now, current.created_at + 1) if current else now,
         mode_of(draft.entries),
         provenance,
     )
 
 
-def waiting_told(library: Library, agent: Agent, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """A line for each unit of which a newer version waits for somebody's approval."""
-    approvals = library.records.approvals(agent.id)
-    found = (waiting_units(library, agent, entry, approvals)[-1:] for entry in entries)
-    return tuple(one.told for some in found for one in some)
+def waiting_told(context: Library, agent: Agent, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """One line per unit that has a newer version pending approval."""
+    approvals = context.records.approvals(agent.id)
+    newest_pending = (waiting_units(context, agent, entry, approvals)[-1:] for entry in entries)
+    return tuple(pending.told for pending_units in newest_pending for pending in pending_units)
 
 
-def _ready(library: Library, agent: Agent, draft: Draft, added: Sequence[Approval]) -> tuple[Waiting, ...]:
-    """Versions that waited, and that this manifest and the approvals that come with it let go.
+def _released_units(context: Library, agent: Agent, draft: Draft, added: Sequence[Approval]) -> tuple[Waiting, ...]:
+    """Pending versions that become active with this manifest and the approvals sent along with it.
 
-    Such an approval, if it names no version, is that of the version that the manifest names.
+    An approval sent along that names no version applies to the version that the manifest names.
     """
     versions = _versions(draft.entries)
-    named = (
-        msgspec.structs.replace(one, version=versions.get(one.unit or "")) if one.version is None else one
-        for one in added
+    versioned = (
+        msgspec.structs.replace(approval, version=versions.get(approval.unit or ""))
+        if approval.version is None
+        else approval
+        for approval in added
     )
-    approvals = (*library.records.approvals(agent.id), *named)
-    found = [(owner_of(entry, agent), ready_unit(library, agent, entry, approvals)) for entry in draft.entries]
-    # Where two entries mean one unit, it is told by both, or waits for both.
+    approvals = (*context.records.approvals(agent.id), *versioned)
+    candidates = [(owner_of(entry, agent), ready_unit(context, agent, entry, approvals)) for entry in draft.entries]
+    # If two entries point at one unit, it is released for both or for neither.
     return tuple(
-        one
-        for unit, one in found
-        if one is not None and all(other and other.unit.uri == one.unit.uri for same, other in found if same == unit)
+        pending
+        for unit, pending in candidates
+        if pending is not None
+        and all(other and other.unit.uri == pending.unit.uri for same, other in candidates if same == unit)
     )
 
 
-def counted(library: Library, agent: Agent, given: Sequence[GivenApproval], caller: Caller) -> tuple[Approval, ...]:
-    """The approvals that count: the caller's own, and those that their authors have signed."""
-    found = []
-    for one in given:
+def counted(context: Library, agent: Agent, submitted: Sequence[GivenApproval], caller: Caller) -> tuple[Approval, ...]:
+    """The approvals that are valid: the caller's own, and those signed by their authors."""
+    valid = []
+    for submission in submitted:
         approval = Approval(
-            id=library.new_id("approval"),
+            id=context.new_id("approval"),
             agent_id=agent.id,
-            kind=one.kind,
-            unit=one.unit,
-            version=one.version,
-            authored_by=one.authored_by or caller.author,
-            authored_at=library.now(),
-            reason=one.reason,
-            signature=one.signature,
+            kind=submission.kind,
+            unit=submission.unit,
+            version=submission.version,
+            authored_by=submission.authored_by or caller.author,
+            authored_at=context.now(),
+            reason=submission.reason,
+            signature=submission.signature,
         )
-        own = approval.authored_by == caller.author
-        if own or is_signed_by_author(approval, library.records.signers(at=library.now())):
-            found.append(approval)
-    return tuple(found)
+        is_own = approval.authored_by == caller.author
+        if is_own or is_signed_by_author(approval, context.records.signers(at=context.now())):
+            valid.append(approval)
+    return tuple(valid)
 
 
 def coverage_failure(failing: Sequence[UnitCoverage]) -> InstructionError:
-    told = [
+    details = [
         {
-            "unit": one.unit,
-            "coverage_pct": one.coverage_pct,
-            "scaled_pct": one.scaled_pct,
-            "failures": [{"query": probe.query, "taken_by": probe.taken_by} for probe in one.failures],
+            "unit": unit.unit,
+            "coverage_pct": unit.coverage_pct,
+            "scaled_pct": unit.scaled_pct,
+            "failures": [{"query": probe.query, "taken_by": probe.taken_by} for probe in unit.failures],
         }
-        for one in failing
+        for unit in failing
     ]
-    names = ", ".join(one.unit for one in failing)
+    names = ", ".join(unit.unit for unit in failing)
     return InstructionError(
         "manifest_coverage_failure",
-        f"too few paraphrases of their intents find these units: {names}",
-        details={"units": told},
+        f"too few paraphrases of the intents find these units: {names}",
+        details={"units": details},
     )
 
 
-def _names(agent: Agent) -> tuple[str, ...]:
+def _agent_names(agent: Agent) -> tuple[str, ...]:
     return (agent.id, agent.shortname) if agent.shortname else (agent.id,)
 
 
-def _told(library: Library, agent: Agent, draft: Draft, ready: Sequence[Waiting]) -> dict[str, UnitVersion]:
-    """By entry, the version that will be told: not the one that the manifest names, but the newest that may be."""
-    pointed = {entry.name: owner_of(entry, agent) for entry in draft.entries}
-    newest = newest_units(library.records.units_at(sorted({owner for owner, _ in pointed.values() if owner}), None))
-    held = {name: unit for name, address in pointed.items() if (unit := newest.get(address)) is not None}
-    return held | {one.entry.name: one.unit for one in ready}
+def _served_units(context: Library, agent: Agent, draft: Draft, ready: Sequence[Waiting]) -> dict[str, UnitVersion]:
+    """By entry name, the version that recalls will serve: the newest released one, whatever the manifest names."""
+    pointers = {entry.name: owner_of(entry, agent) for entry in draft.entries}
+    newest = newest_units(context.records.units_at(sorted({owner for owner, _ in pointers.values() if owner}), None))
+    active = {name: unit for name, address in pointers.items() if (unit := newest.get(address)) is not None}
+    return active | {pending.entry.name: pending.unit for pending in ready}
 
 
-def _approved(
-    library: Library, agent: Agent, draft: Draft, *, told: Mapping[str, UnitVersion], added: Sequence[Approval]
+def _applicable_approvals(
+    context: Library, agent: Agent, draft: Draft, *, served: Mapping[str, UnitVersion], added: Sequence[Approval]
 ) -> tuple[Approval, ...]:
-    """The approvals that apply. Raises InstructionError where one is missing."""
-    named, versions = _versions(draft.entries), {name: unit.version for name, unit in told.items()}
-    current = library.records.manifest(agent.id)
-    # One on record that names no version is of the one that was listed when it was given.
+    """The approvals that apply to the served versions. Raises InstructionError if one is missing."""
+    named, versions = _versions(draft.entries), {name: unit.version for name, unit in served.items()}
+    current = context.records.manifest(agent.id)
+    # A recorded approval without a version is for the version that was listed when it was recorded.
     before = named | (_versions(current.body) if current else {})
-    recorded = (one for one in library.records.approvals(agent.id) if _applies(one, draft, meant=before, told=versions))
-    approvals = (*recorded, *(one for one in added if _applies(one, draft, meant=named, told=versions)))
+    recorded = (
+        approval
+        for approval in context.records.approvals(agent.id)
+        if _applies(approval, draft, default_versions=before, served_versions=versions)
+    )
+    approvals = (
+        *recorded,
+        *(
+            approval
+            for approval in added
+            if _applies(approval, draft, default_versions=named, served_versions=versions)
+        ),
+    )
     check_approvals(draft, approvals, versions)
     return approvals
 
 
-def _applies(one: Approval, draft: Draft, *, meant: Mapping[str, str], told: Mapping[str, str]) -> bool:
-    """An approval of a version of a unit says nothing of another; a file has no versions."""
-    if one.kind == "skip_gate":
-        return one.version in (None, draft.version)
-    unit = one.unit or ""
-    if unit not in told and unit not in meant:
+def _applies(
+    approval: Approval, draft: Draft, *, default_versions: Mapping[str, str], served_versions: Mapping[str, str]
+) -> bool:
+    """An approval covers one version of a unit and no other; a file has no versions."""
+    if approval.kind == "skip_gate":
+        return approval.version in (None, draft.version)
+    unit = approval.unit or ""
+    if unit not in served_versions and unit not in default_versions:
         return True
-    return (one.version or meant.get(unit)) == told.get(unit, meant.get(unit))
+    return (approval.version or default_versions.get(unit)) == served_versions.get(unit, default_versions.get(unit))
 
 
-def _settled(library: Library, agent: Agent, draft: Draft, added: Sequence[Approval]) -> tuple[Approval, ...]:
-    """Approvals that come with a manifest are of the versions that it names, and no older than these."""
-    named, entries, found = _versions(draft.entries), {one.name: one for one in draft.entries}, []
-    for one in added:
-        unit = one.unit or ""
-        # What somebody has signed stays as it was signed.
-        version = one.version or (named.get(unit) if one.signature is None and one.kind != "skip_gate" else None)
-        text = version_of(library, agent, entries.get(unit), version)
-        found.append(not_before(msgspec.structs.replace(one, version=version), text))
-    return tuple(found)
+def _bind_approvals(context: Library, agent: Agent, draft: Draft, added: Sequence[Approval]) -> tuple[Approval, ...]:
+    """Bind approvals sent along with a manifest to the versions it names, dated no earlier than those versions."""
+    named, entries, resolved = _versions(draft.entries), {entry.name: entry for entry in draft.entries}, []
+    for approval in added:
+        unit = approval.unit or ""
+        # The version is part of the signed message: filling it in would invalidate the signature.
+        version = approval.version or (
+            named.get(unit) if approval.signature is None and approval.kind != "skip_gate" else None
+        )
+        text = version_of(context, agent, entries.get(unit), version)
+        resolved.append(not_before(msgspec.structs.replace(approval, version=version), text))
+    return tuple(resolved)
 
 
-def _held_back(draft: Draft, told: Mapping[str, UnitVersion], ready: Sequence[Waiting]) -> tuple[str, ...]:
-    """Addresses of texts that were approved, or are told unasked, and so must still be the ones that are told."""
-    replaced = {one.entry.name for one in ready}
-    unasked = (entry.name for entry in draft.entries if needed_kinds(entry))
-    return tuple(sorted({told[name].uri for name in unasked if name in told and name not in replaced}))
+def _pinned_uris(draft: Draft, served: Mapping[str, UnitVersion], ready: Sequence[Waiting]) -> tuple[str, ...]:
+    """URIs of approved or preloaded versions that must still be the active ones when the manifest is committed."""
+    replaced = {pending.entry.name for pending in ready}
+    preloaded = (entry.name for entry in draft.entries if needed_kinds(entry))
+    return tuple(sorted({served[name].uri for name in preloaded if name in served and name not in replaced}))
 
 
 def _versions(entries: Sequence[Entry]) -> dict[str, str]:
@@ -300,28 +326,32 @@ def _versions(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def _cosigners(draft: Draft, approvals: Sequence[Approval], caller: Caller) -> tuple[str, ...]:
-    """People with URIs: two keys of one person are one."""
-    said = {one.authored_by for one in approvals if one.kind == "skip_gate" and one.version == draft.version}
-    said |= {caller.entity} if caller.entity else set()
-    return tuple(sorted(one for one in said if not one.startswith("key:")))
+    """Distinct people by entity URI, because two keys of one person count once."""
+    authors = {
+        approval.authored_by
+        for approval in approvals
+        if approval.kind == "skip_gate" and approval.version == draft.version
+    }
+    authors |= {caller.entity} if caller.entity else set()
+    return tuple(sorted(author for author in authors if not author.startswith("key:")))
 
 
-def _bypass(
-    library: Library, manifest: Manifest, failing: Sequence[UnitCoverage], provenance: Provenance
+def _bypass_record(
+    context: Library, manifest: Manifest, failing: Sequence[UnitCoverage], provenance: Provenance
 ) -> AuditRecord:
-    now = library.now()
+    now = context.now()
     return AuditRecord(
-        id=library.new_id("audevent"),
+        id=context.new_id("audevent"),
         agent_id=manifest.agent_id,
         heartbeat_id=manifest.id,
         session_start=now,
         intent=f"coverage_bypass:{manifest.version}",
         loaded_chunks=(),
-        audit_token=library.new_id("audi"),
+        audit_token=context.new_id("audi"),
         created_at=now,
         event_type="coverage_bypass",
         detail={
-            "units": [{"unit": one.unit, "coverage_pct": one.coverage_pct} for one in failing],
+            "units": [{"unit": unit.unit, "coverage_pct": unit.coverage_pct} for unit in failing],
             "published_by": provenance.published_by,
             "cosigned_by": provenance.cosigned_by,
         },
@@ -329,16 +359,16 @@ def _bypass(
 
 
 def _warnings(manifest: Manifest, units: Sequence[UnitCoverage], available: Sequence[str]) -> tuple[str, ...]:
-    told = []
+    warnings = []
     k = scaled_k(len(manifest.body))
-    for one in units:
-        if one.status == "no_probes":
-            told.append(f"{one.unit}: it has no intents, and so its coverage is not known")
-        elif k < GATE_K and one.scaled_pct is not None and one.scaled_pct < 0.8 <= (one.coverage_pct or 0.0):
-            told.append(f"{one.unit}: among the first {k} it is found by {one.scaled_pct:.0%} only")
-    told += [
-        f"{entry.name}: unit_unavailable; there is no text behind it that can be recalled"
+    for unit in units:
+        if unit.status == "no_probes":
+            warnings.append(f"{unit.unit}: it has no intents, so its coverage is unknown")
+        elif k < GATE_K and unit.scaled_pct is not None and unit.scaled_pct < 0.8 <= (unit.coverage_pct or 0.0):
+            warnings.append(f"{unit.unit}: only {unit.scaled_pct:.0%} of its paraphrases rank it among the first {k}")
+    warnings += [
+        f"{entry.name}: unit_unavailable; it has no text that can be recalled"
         for entry in manifest.body
         if entry.name not in available
     ]
-    return tuple(told)
+    return tuple(warnings)

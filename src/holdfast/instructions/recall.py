@@ -1,4 +1,4 @@
-"""Which units an intent loads: hints, ranked, guaranteed, within a budget; the same question has the same answer."""
+"""Choose the units that an intent loads: guaranteed, hinted, then ranked, within a token budget. Deterministic."""
 
 import hashlib
 import math
@@ -20,12 +20,13 @@ from holdfast.retrieval.units import Unit
 
 DEFAULT_CHUNKS_MAX = 3
 DEFAULT_TOKEN_BUDGET = 2000
+# Soft lift of seed 003, section 21.5.5: score += log(1 + lambda) with lambda = 0.15, which is +0.14.
 LIFT = math.log(1 + 0.15)
 UNAVAILABLE = "recall_backend_unavailable"
 
 
 class Content(msgspec.Struct, frozen=True):
-    """The text behind an entry, and where it came from."""
+    """The text of an entry and its source."""
 
     text: str
     tokens: int
@@ -36,7 +37,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """`task_type` is why the agent was woken, where it says in which heartbeat it asks."""
+    """`task_type` is the wake reason, known if the caller names its heartbeat."""
 
     intent: str
     max_chunks: int = DEFAULT_CHUNKS_MAX
@@ -83,7 +84,7 @@ class Recalled(msgspec.Struct, frozen=True):
 
 
 class Shelf:
-    """A manifest with the texts behind it, ready to be asked; `since` is when the youngest of them began to hold."""
+    """A manifest with its texts, ready for recall; `since` is when the newest of them became active."""
 
     def __init__(
         self,
@@ -102,16 +103,16 @@ class Shelf:
 
     @cached_property
     def index(self) -> Index:
-        """Made when first asked: who reads only the manifest need not wait for an encoder."""
+        """Built on first use: reading only the manifest must not wait for an encoder."""
         units = (unit_of(entry, self.contents.get(entry.name)) for entry in self.manifest.body)
         with _or_unavailable():
             return Index(units, meaning=self._meaning())
 
     @cached_property
     def snapshot_id(self) -> str:
-        """The same for the same manifest, texts, model and lifts."""
-        made_of = f"{self.manifest.id} {self.index.digest} {' '.join(sorted(self.lifted))}"
-        return hashlib.sha256(made_of.encode()).hexdigest()
+        """Equal for equal manifest, texts, encoder and lifts."""
+        identity = f"{self.manifest.id} {self.index.digest} {' '.join(sorted(self.lifted))}"
+        return hashlib.sha256(identity.encode()).hexdigest()
 
     def rank(self, query: str, *, weights: Weights | None = None) -> Ranking:
         """All units, best first, without lifts. Raises InstructionError `recall_backend_unavailable`."""
@@ -126,20 +127,20 @@ class Shelf:
         if not lifts:
             return ranking
         lifted = (_lift(place, lifts[place.id]) for place in ranking.places)
-        return Ranking(tuple(sorted(lifted, key=lambda one: (-one.score, one.id))), ranking.why)
+        return Ranking(tuple(sorted(lifted, key=lambda place: (-place.score, place.id))), ranking.why)
 
     def fitting(self, question: Question) -> frozenset[str]:
-        """Units that say of this type of task that they fit it: a hint, which counts as much as a lift."""
+        """Units that list this task type in their triggers; this counts as much as one lift."""
         wanted = question.task_type
-        return frozenset(one.name for one in self.manifest.body if wanted in one.load_triggers.task_types)
+        return frozenset(entry.name for entry in self.manifest.body if wanted in entry.load_triggers.task_types)
 
     def recall(self, question: Question) -> Recalled:
-        return _Packing(self, question).packed()
+        return _ChunkPacker(self, question).pack()
 
 
 @contextmanager
 def _or_unavailable() -> Iterator[None]:
-    """Encoders are the work of others, and raise what they like; whoever asks can try again."""
+    """Encoders are third-party code and may raise anything; the caller gets one error that it can retry."""
     try:
         yield
     except UserError as error:
@@ -148,77 +149,87 @@ def _or_unavailable() -> Iterator[None]:
         raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
 
 
-def _lift(place: Place, times: int) -> Place:
-    score = place.score + times * LIFT
-    return msgspec.structs.replace(place, score=round(min(1.0, score), DECIMALS)) if times else place
+def _lift(place: Place, lifts: int) -> Place:
+    score = place.score + lifts * LIFT
+    # Rounded, so that ties are decided by name and not by the last bit of a float: recall must be deterministic.
+    return msgspec.structs.replace(place, score=round(min(1.0, score), DECIMALS)) if lifts else place
 
 
-class _Packing:
-    def __init__(self, shelf: Shelf, question: Question) -> None:
-        self._shelf = shelf
+class _ChunkPacker:
+    def __init__(self, instruction_set: Shelf, question: Question) -> None:
+        self._instruction_set = instruction_set
         self._question = question
-        self._ranking = shelf.ranking(question)
-        self._fitting = shelf.fitting(question)
-        self._places = {one.id: one for one in self._ranking.places}
+        self._ranking = instruction_set.ranking(question)
+        self._fitting = instruction_set.fitting(question)
+        self._places = {place.id: place for place in self._ranking.places}
         self._dropped: list[Dropped] = []
-        self._over = False
-        entries = shelf.manifest.body
-        self._guaranteed = [one for one in entries if one.guarantee_load and one.name in shelf.contents]
-        self._left = question.token_budget - sum(shelf.contents[one.name].tokens for one in self._guaranteed)
+        self._is_truncated = False
+        entries = instruction_set.manifest.body
+        self._guaranteed = [
+            entry for entry in entries if entry.guarantee_load and entry.name in instruction_set.contents
+        ]
+        # Guaranteed units reserve their tokens first and may exceed the budget; hints and ranked units get the rest.
+        self._tokens_left = question.token_budget - sum(
+            instruction_set.contents[entry.name].tokens for entry in self._guaranteed
+        )
         self._taken: list[Picked] = []
 
-    def packed(self) -> Recalled:
+    def pack(self) -> Recalled:
         missed, dropped_hints = self._take_hints()
         self._take_ranked()
-        first = [self._picked(one.name, "guaranteed") for one in self._guaranteed if one.force_position]
-        last = [self._picked(one.name, "guaranteed") for one in self._guaranteed if not one.force_position]
-        chunks = (*first, *self._taken, *last)
-        total = sum(one.content.tokens for one in chunks)
-        unavailable = tuple(one.name for one in self._shelf.manifest.body if one.name not in self._shelf.contents)
+        prepended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if entry.force_position]
+        appended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if not entry.force_position]
+        chunks = (*prepended, *self._taken, *appended)
+        total = sum(chunk.content.tokens for chunk in chunks)
+        unavailable = tuple(
+            entry.name
+            for entry in self._instruction_set.manifest.body
+            if entry.name not in self._instruction_set.contents
+        )
         return Recalled(
             chunks,
             tuple(self._dropped),
             total,
-            self._over or total > self._question.token_budget,
+            self._is_truncated or total > self._question.token_budget,
             missed,
             dropped_hints,
             unavailable,
         )
 
     def _take_hints(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        missed, dropped = [], []
-        always = {one.name for one in self._guaranteed}
+        unknown, dropped = [], []
+        always = {entry.name for entry in self._guaranteed}
         for name in dict.fromkeys(self._question.manifest_hint):
-            if name not in self._shelf.contents or name not in self._places:
-                missed.append(name)
+            if name not in self._instruction_set.contents or name not in self._places:
+                unknown.append(name)
             elif name not in always and not self._take(name, "hint"):
                 dropped.append(name)
-                self._over = True
-        return tuple(missed), tuple(dropped)
+                self._is_truncated = True
+        return tuple(unknown), tuple(dropped)
 
     def _take_ranked(self) -> None:
-        done = {one.name for one in self._guaranteed} | {one.name for one in self._taken}
-        done |= {one.name for one in self._dropped}
-        floor = self._shelf.index.floor if self._question.use_floor else 0.0
+        done = {entry.name for entry in self._guaranteed} | {chunk.name for chunk in self._taken}
+        done |= {chunk.name for chunk in self._dropped}
+        floor = self._instruction_set.index.floor if self._question.use_floor else 0.0
         for place in self._ranking.places:
             if place.id in done:
                 continue
-            if place.id not in self._shelf.contents:
+            if place.id not in self._instruction_set.contents:
                 self._drop(place.id, "unavailable")
             elif place.relevance < floor:
                 self._drop(place.id, "below_floor")
             elif len(self._taken) >= self._question.max_chunks:
                 self._drop(place.id, "over_max_chunks")
             elif not self._take(place.id, "ranked"):
-                self._over = True
+                self._is_truncated = True
 
     def _take(self, name: str, kind: str) -> bool:
-        tokens = self._shelf.contents[name].tokens
-        if len(self._taken) >= self._question.max_chunks or tokens > self._left:
+        tokens = self._instruction_set.contents[name].tokens
+        if len(self._taken) >= self._question.max_chunks or tokens > self._tokens_left:
             full = len(self._taken) >= self._question.max_chunks
             self._drop(name, "over_max_chunks" if full else "over_budget")
             return False
-        self._left -= tokens
+        self._tokens_left -= tokens
         self._taken.append(self._picked(name, kind))
         return True
 
@@ -226,16 +237,16 @@ class _Packing:
         self._dropped.append(Dropped(name, reason, self._places[name].score))
 
     def _picked(self, name: str, kind: str) -> Picked:
-        found = self._ranking.why(name)
+        explanation = self._ranking.why(name)
         why = Why(
-            found.relevance,
-            found.shares,
-            found.matched_terms,
-            found.links,
-            name in self._shelf.lifted,
+            explanation.relevance,
+            explanation.shares,
+            explanation.matched_terms,
+            explanation.links,
+            name in self._instruction_set.lifted,
             name in self._fitting,
         )
-        return Picked(name, self._shelf.contents[name], self._places[name].score, kind, why)
+        return Picked(name, self._instruction_set.contents[name], self._places[name].score, kind, why)
 
 
 def unit_of(entry: Entry, content: Content | None) -> Unit:
@@ -248,4 +259,4 @@ def text_content(text: str, source: ChunkSource) -> Content:
 
 
 def names_of(chunks: Sequence[Picked]) -> tuple[str, ...]:
-    return tuple(one.name for one in chunks)
+    return tuple(chunk.name for chunk in chunks)

@@ -1,4 +1,4 @@
-"""What a store keeps about instructions; every method is one step that happens whole or not at all."""
+"""The store protocol for instructions; every method is atomic."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -20,18 +20,18 @@ from holdfast.instructions.values import (
 
 class InstructionRecords(Protocol):
     def owners(self) -> tuple[str, ...]:
-        """Whose records there are: first what is kept for many, then agents."""
+        """Owners of records: shared ones first, then agents."""
 
     def records_of(self, owner: str) -> Iterator[Record]:
-        """All that may be carried elsewhere, the agent first, in an order that is the same in every store."""
+        """All records that may be exported, the agent first, in the same order in every store."""
 
     def is_here(self, owner: str) -> bool: ...
 
     def add_owner(self, records: Sequence[Record]) -> bool:
-        """All records of one owner. False where the owner is here, or an id, a name or an address is taken."""
+        """Add all records of one owner. False if the owner exists, or an id, name or URI is taken."""
 
     def other_deployment(self, deployment: str) -> str | None:
-        """One whose agents or units are kept here beside those of this deployment."""
+        """The name of another deployment whose agents or units are in this store, if any."""
 
     def agent(self, name: str) -> Agent | None:
         """By id, or by shortname."""
@@ -39,41 +39,41 @@ class InstructionRecords(Protocol):
     def agents(self) -> tuple[Agent, ...]: ...
 
     def put_agent(self, agent: Agent) -> bool:
-        """False where the shortname is taken, or is another's id; the revision rises."""
+        """Store the agent and increase its revision. False if the shortname is taken or is another agent's id."""
 
     def unit(self, uri: str) -> UnitVersion | None: ...
 
     def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]: ...
 
     def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
-        """Active versions of these owners that hold at a time, or for None those that hold, whatever the time is."""
+        """Versions of these owners that were active at a time; for None those that are active now."""
 
     def add_unit(
         self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
     ) -> bool:
-        """An active one ends those before it. False where the address is taken, or `over` is not what holds.
+        """Add a version; an active one ends its predecessors. False if the URI is taken or `over` is not active.
 
-        False also where an active one is listed by another manifest than those with the ids in `judged`.
+        Also False if an active one is listed by a manifest that is not among the ids in `judged`.
         """
 
     def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
-        """One that was quarantined becomes what it now is; an active one ends those before it.
+        """Replace a quarantined version by its re-evaluated state; an active one ends its predecessors.
 
-        False where it is quarantined no more, and where adding it would be.
+        False if it is no longer quarantined, and in the cases in which `add_unit` returns False.
         """
 
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
-        """A pending one is active from now on, and those before it end. False where adding an active one would be."""
+        """Activate a pending version and end its predecessors. False in the cases of `add_unit` for an active one."""
 
     def manifest(self, agent_id: str) -> Manifest | None: ...
 
     def manifest_at(self, agent_id: str, at: int) -> Manifest | None: ...
 
     def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
-        """The one of a version, whether it still holds or not."""
+        """The manifest of a version, current or superseded."""
 
     def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
-        """All current manifests with an entry for this unit, and perhaps some with one that is spelled alike."""
+        """All current manifests with an entry for this unit; may include false positives with a similar URI."""
 
     def manifest_versions(self, agent_id: str) -> tuple[str, ...]: ...
 
@@ -92,27 +92,26 @@ class InstructionRecords(Protocol):
         activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
         holds: Sequence[str] = (),
     ) -> bool:
-        """False, and nothing done, unless the current manifest is `over` and the version new. Stubs are forgotten.
+        """Commit a manifest and drop cached stubs. False, with no change, unless `over` is current and the version new.
 
-        `activates` are versions that waited for an approval, each with the address of the one that it takes over from
-        and the ids of the manifests that it was judged by;
-        `holds` are addresses of versions that must still be the ones that hold.
+        `activates` are pending versions to activate, each with the URI of the version it replaces and the ids of the
+        manifests it was checked against; `holds` are URIs of versions that must still be active.
         """
 
     def stub(self, agent_id: str, profile: str) -> Stub | None: ...
 
     def keep_stub(self, stub: Stub) -> None:
-        """The first of those with the same key stays."""
+        """Store a stub; the first one with a given cache key wins."""
 
     def add_audit(self, record: AuditRecord) -> None: ...
 
     def audit(self, token: str) -> AuditRecord | None: ...
 
     def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
-        """Once; False where it was closed already."""
+        """Close a record once; False if it was closed already."""
 
     def keep_detected(self, token: str, detected: Sequence[Detected], *, at: int) -> bool:
-        """Once, whether it is closed or not; False where a trace was looked at already."""
+        """Store detected usage once, whether the record is closed or not; False if a trace was analysed already."""
 
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
         """Oldest first."""
@@ -121,7 +120,7 @@ class InstructionRecords(Protocol):
         """Oldest first."""
 
     def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
-        """The record of how a heartbeat began that was woken here, for the last time."""
+        """The latest preload record of a heartbeat."""
 
     def add_approval(self, approval: Approval, *, registers: Agent) -> None: ...
 
@@ -137,30 +136,30 @@ class InstructionRecords(Protocol):
     def put_probe(self, probe: Probe) -> None: ...
 
     def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
-        """Take the lease and keep the probes; False, and nothing done, where somebody holds it."""
+        """Take the lease and store the probes; False, without any change, if the lease is held."""
 
     def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
-        """Ids of agents with a manifest that closed a recall since then, and whose lease nobody holds."""
+        """Ids of agents with a manifest, a recall closed since then, and a free lease."""
 
     def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
-        """Ids of agents whose manifest has no run that is fresh since then, or one to be made up for before then."""
+        """Ids of agents whose manifest has no fresh coverage run, or whose re-certification is due before then."""
 
     def signers(self, *, at: int | None) -> tuple[Signer, ...]:
-        """Those whose entity has an admin key that can be used at this time; for None all that are registered."""
+        """Signers whose entity has an admin key that is valid at this time; for None all registered ones."""
 
     def add_signer(self, signer: Signer) -> None: ...
 
     def remove_signers(self, signers: Sequence[Signer]) -> None:
-        """From now on their keys vouch for nothing; what they have signed stays as it is."""
+        """Stop trusting these keys; existing records keep their signatures and status."""
 
     def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
-        """Whether nobody used it before."""
+        """Consume a wake token; False if it was used before."""
 
     def take_lease(self, name: str, *, until: int, at: int) -> bool:
-        """Whether nobody holds it now; it is then the caller's until that time."""
+        """Take the lease until that time; False if it is held."""
 
     def end_lease(self, name: str, *, until: int) -> None:
-        """Let go of the lease that was taken until then; one that another has taken since stays."""
+        """Release the lease taken until then; a lease that another process has taken since is kept."""
 
     def encoder(self) -> str | None:
         """The encoder that all manifests were last certified for."""
@@ -168,14 +167,14 @@ class InstructionRecords(Protocol):
     def set_encoder(self, encoder: str) -> None: ...
 
     def refused_encoder(self) -> str | None:
-        """What was said of the last one with which manifests failed."""
+        """The stored `Refusal` of the last encoder with which manifests failed, as JSON."""
 
-    def set_refused_encoder(self, told: str) -> None: ...
+    def set_refused_encoder(self, refusal: str) -> None: ...
 
 
 @runtime_checkable
 class HasInstructions(Protocol):
-    """A store that can keep instructions."""
+    """A store that supports instructions."""
 
     @property
     def instructions(self) -> InstructionRecords: ...

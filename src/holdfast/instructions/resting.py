@@ -1,9 +1,9 @@
-"""How long work that nobody waits for lets others go first: as long as it worked, and until it is told to end."""
+"""Let background work yield: pause between units of work for as long as the last one took, until asked to stop."""
 
 from collections.abc import Callable
 
 Rest = Callable[[], bool]
-"""Called between two pieces of work; False says that there is to be no other."""
+"""Called between two units of work; False means stop."""
 
 
 def no_rest() -> bool:
@@ -11,14 +11,15 @@ def no_rest() -> bool:
 
 
 class Turns:
-    """Half of the time is left to those who wait for an answer. `pause` takes seconds, and says whether to end."""
+    """Leave half of the time to foreground requests. `pause` sleeps for some seconds and returns whether to stop."""
 
     def __init__(self, pause: Callable[[float], bool], clock: Callable[[], float]) -> None:
         self._pause = pause
         self._clock = clock
-        self._began = clock()
+        self._started = clock()
 
     def rest(self) -> bool:
-        ended = self._pause(self._clock() - self._began)
-        self._began = self._clock()
-        return not ended
+        # Resting exactly as long as the work took leaves half of the time to requests.
+        is_stopped = self._pause(self._clock() - self._started)
+        self._started = self._clock()
+        return not is_stopped

@@ -1,4 +1,4 @@
-"""How a deployment keeps its instructions."""
+"""Settings of a deployment's instructions."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from holdfast.instructions.wake import WakeTrust
 
 
 class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`root` has a folder for each agent; below it, and nowhere else, are the files of its path entries.
+    """`root` has one folder per agent; path entries may only name files below it.
 
-    Above `guaranteed_units_soft_max` of all agents together, publishing warns.
+    Publishing warns above `guaranteed_units_soft_max` guaranteed units across all agents.
     """
 
     deployment: str = "local"

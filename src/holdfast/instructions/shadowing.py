@@ -1,6 +1,6 @@
-"""What lazy recall would have given while all instructions stood in the prompt, and whether that would have done.
+"""Shadow mode: report whether lazy recall would have sufficed while all instructions were in the prompt.
 
-A turn in shadow is an audit record: what was recalled beside it, and, once it is closed, which units it used.
+A shadow turn is an audit record: what a recall would have loaded, and once it is closed, which units were used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from holdfast.instructions.recall import Shelf
 from holdfast.instructions.stub import GENERIC, stub_body
 from holdfast.instructions.values import Agent, AuditRecord, Manifest
 
+# The thresholds for leaving shadow mode are in docs/instructions.md.
 TURNS_MIN = 10
 COVERAGE_MIN = 0.95
 SMALL_TOKENS, SMALL_SHARE_MAX = 1_500, 0.50
@@ -21,14 +22,14 @@ LARGE_TOKENS, LARGE_SHARE_MAX = 3_000, 0.25
 
 
 class Weighed(msgspec.Struct, frozen=True):
-    """What stands in the prompt of every turn: all texts and rules, or stub and index."""
+    """Tokens in the prompt of every turn: all texts and rules (eager), or stub and index (standing)."""
 
     eager_tokens: int
     standing_tokens: int
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """`needed` is None where nobody said what was used; `went_without` are units that were missed, as was said."""
+    """`needed` is None if the record was not closed; `went_without` are units that the agent reported as missed."""
 
     audit_token: str
     intent: str
@@ -40,7 +41,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Regression(msgspec.Struct, frozen=True):
-    """A turn that would have had nothing of what it needed, or would have gone wrong without a unit, as was said."""
+    """A turn that would have had none of the units it needed, or lacked one that the agent reported as missed."""
 
     audit_token: str
     intent: str
@@ -48,9 +49,9 @@ class Regression(msgspec.Struct, frozen=True):
 
 
 class ShadowReport(msgspec.Struct, frozen=True):
-    """Of one manifest. Tokens are means over turns; `coverage` is over units that were needed, null where none was.
+    """For one manifest. Tokens are means over turns; `coverage` is over needed units, null if none was needed.
 
-    `shortfalls` says what is not enough; there is none where lazy recall would have done.
+    `shortfalls` says which threshold is not met; it is empty if lazy recall would have sufficed.
     """
 
     manifest_version: str
@@ -70,20 +71,23 @@ class ShadowReport(msgspec.Struct, frozen=True):
         return not self.shortfalls
 
 
-def weighed(agent: Agent, shelf: Shelf) -> Weighed:
+def weighed(agent: Agent, instruction_set: Shelf) -> Weighed:
     rules = sum(map(count_cl100k, agent.always_rules))
-    standing = f"{stub_body(agent, shelf.manifest, GENERIC)}\n{index_text(shelf.manifest.body)}"
-    return Weighed(rules + sum(one.tokens for one in shelf.contents.values()), count_cl100k(standing))
+    standing = f"{stub_body(agent, instruction_set.manifest, GENERIC)}\n{index_text(instruction_set.manifest.body)}"
+    return Weighed(rules + sum(content.tokens for content in instruction_set.contents.values()), count_cl100k(standing))
 
 
 def share_max(eager_tokens: float) -> float:
-    """The less there is to load, the more of it stub and index are: half below 1,500 tokens, a quarter above 3,000."""
-    way = (eager_tokens - SMALL_TOKENS) / (LARGE_TOKENS - SMALL_TOKENS)
-    return SMALL_SHARE_MAX + (LARGE_SHARE_MAX - SMALL_SHARE_MAX) * min(1.0, max(0.0, way))
+    """The largest acceptable share of lazy to eager tokens: half below 1,500 tokens, a quarter above 3,000.
+
+    Linear in between. Stub and index are a fixed cost, so they weigh more the less there is to load.
+    """
+    position = (eager_tokens - SMALL_TOKENS) / (LARGE_TOKENS - SMALL_TOKENS)
+    return SMALL_SHARE_MAX + (LARGE_SHARE_MAX - SMALL_SHARE_MAX) * min(1.0, max(0.0, position))
 
 
 def shadow_report(records: Sequence[AuditRecord], manifest: Manifest) -> ShadowReport:
-    """By the turns, oldest first, that were recorded with this manifest. Raises StoreError for damaged ones."""
+    """Summarise the shadow turns of this manifest; `records` are oldest first. Raises StoreError for a damaged one."""
     turns = tuple(_turns(records, manifest))
     needs = [(turn, turn.needed) for turn in turns if turn.needed is not None]
     needed = sum(len(names) for _, names in needs)
@@ -91,9 +95,12 @@ def shadow_report(records: Sequence[AuditRecord], manifest: Manifest) -> ShadowR
     regressions = tuple(
         Regression(turn.audit_token, turn.intent, tuple(sorted(names - turn.given)))
         for turn, names in needs
+        # A report of a missing unit counts even if others were there; otherwise one needed unit is enough.
         if turn.went_without - turn.given or (names and not names & turn.given)
     )
-    eager, lazy = (sum(sizes) for sizes in ([one.eager_tokens for one in turns], [one.lazy_tokens for one in turns]))
+    eager, lazy = (
+        sum(sizes) for sizes in ([turn.eager_tokens for turn in turns], [turn.lazy_tokens for turn in turns])
+    )
     report = ShadowReport(
         manifest.version,
         len(turns),
@@ -111,39 +118,39 @@ def shadow_report(records: Sequence[AuditRecord], manifest: Manifest) -> ShadowR
 
 
 def _turns(records: Sequence[AuditRecord], manifest: Manifest) -> Iterator[Turn]:
-    """What was preloaded or recalled in a run stays in its history: every later turn of it has it, and pays for it."""
+    """Units preloaded or recalled in a run stay in its history: every later turn has them and pays for them."""
     listed = {entry.name for entry in manifest.body}
     runs: dict[str, tuple[frozenset[str], int]] = {}
-    for one in records:
-        is_turn = one.event_type == "shadow" and one.detail.get("manifest_version") == manifest.version
-        if not is_turn and one.event_type != "preload":
+    for record in records:
+        is_turn = record.event_type == "shadow" and record.detail.get("manifest_version") == manifest.version
+        if not is_turn and record.event_type != "preload":
             continue
-        before, tokens = runs.get(one.heartbeat_id, (frozenset(), 0))
-        given = before | {chunk.name for chunk in one.loaded_chunks}
-        tokens += sum(chunk.tokens for chunk in one.loaded_chunks)
-        runs[one.heartbeat_id] = (given, tokens)
+        before, tokens = runs.get(record.heartbeat_id, (frozenset(), 0))
+        loaded = before | {chunk.name for chunk in record.loaded_chunks}
+        tokens += sum(chunk.tokens for chunk in record.loaded_chunks)
+        runs[record.heartbeat_id] = (loaded, tokens)
         if not is_turn:
             continue
         try:
-            weights = msgspec.convert(one.detail, Weighed)
+            weights = msgspec.convert(record.detail, Weighed)
         except msgspec.ValidationError as error:
-            raise StoreError("a record of a turn in shadow is damaged") from error
-        turn = Turn(one.audit_token, one.intent, given, weights.eager_tokens, weights.standing_tokens + tokens)
-        if one.audit_closed is not None:
-            without = frozenset(one.missed_chunks) & listed
-            needed = frozenset(one.used_chunks) & listed | without
+            raise StoreError("the audit record of a shadow turn is damaged") from error
+        turn = Turn(record.audit_token, record.intent, loaded, weights.eager_tokens, weights.standing_tokens + tokens)
+        if record.audit_closed is not None:
+            without = frozenset(record.missed_chunks) & listed
+            needed = frozenset(record.used_chunks) & listed | without
             turn = msgspec.structs.replace(turn, needed=needed, went_without=without)
         yield turn
 
 
 def _shortfalls(report: ShadowReport) -> Iterator[str]:
     if report.told < TURNS_MIN:
-        yield f"{report.told} of at least {TURNS_MIN} turns say what they used"
+        yield f"{report.told} turns report what they used, at least {TURNS_MIN} are needed"
     if report.coverage is None:
-        yield "no turn has used a unit"
+        yield "no turn used a unit"
     elif report.coverage < COVERAGE_MIN:
-        yield f"{report.coverage:.1%} of the units that were needed would have been there, and not {COVERAGE_MIN:.0%}"
+        yield f"{report.coverage:.1%} of the needed units would have been loaded, {COVERAGE_MIN:.0%} is required"
     if report.share is not None and report.share >= report.share_max:
-        yield f"{report.share:.1%} of the tokens would be spent, and not less than {report.share_max:.0%}"
+        yield f"{report.share:.1%} of the tokens would still be spent, less than {report.share_max:.0%} is required"
     if report.regressions:
-        yield f"turns that would have gone wrong: {len(report.regressions)}"
+        yield f"turns that would have regressed: {len(report.regressions)}"

@@ -1,4 +1,4 @@
-"""Who vouches for a text: Ed25519 signatures over what is said, in base64url."""
+"""Ed25519 signatures of units and approvals, in base64url."""
 
 import base64
 import binascii
@@ -18,7 +18,7 @@ SIGNATURE_CHARACTERS_MAX = 100
 
 
 class DeploymentKey(msgspec.Struct, frozen=True):
-    """The key that signs what nobody else has signed."""
+    """The key that signs units submitted without a signature."""
 
     secret: bytes
 
@@ -31,21 +31,22 @@ class DeploymentKey(msgspec.Struct, frozen=True):
 
 
 def deployment_key(path: Path) -> DeploymentKey:
-    """The key in a file that only its owner may read; made where there is none. Raises UserError."""
+    """Read the key file, or create one that only its owner may read. Raises UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # O_EXCL: of two processes that start at once, one creates the key and the other reads it.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             secret = path.read_bytes()
         else:
             secret = os.urandom(KEY_BYTES)
-            with os.fdopen(opened, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(secret)
     except OSError as error:
-        raise UserError(f"the key {path} can be neither read nor made: {error.strerror}") from error
+        raise UserError(f"the key {path} can be neither read nor created: {error.strerror}") from error
     if len(secret) != KEY_BYTES:
-        raise UserError(f"{path} is no key of this deployment: restore it, or remove it to have a new one made")
+        raise UserError(f"{path} is not a deployment key: restore it, or remove it to create a new one")
     return DeploymentKey(secret)
 
 
@@ -59,7 +60,7 @@ def approval_message(approval: Approval) -> str:
 
 
 def signed_by(message: str, signature: str, signers: Iterable[Signer]) -> str | None:
-    """The entity whose key made the signature; None where no known key did."""
+    """The entity whose key made the signature; None if no known key did."""
     raw = decoded(signature)
     for signer in signers:
         key = decoded(signer.public_key)
@@ -69,10 +70,10 @@ def signed_by(message: str, signature: str, signers: Iterable[Signer]) -> str | 
 
 
 def unit_signer(uris: Iterable[str], content_sha256: str, signature: str, signers: Iterable[Signer]) -> str | None:
-    """Who signed the text at its address, in whichever of these ways that was written."""
-    known = tuple(signers)
-    found = (signed_by(unit_message(uri, content_sha256), signature, known) for uri in uris)
-    return next((one for one in found if one is not None), None)
+    """Who signed the text under any of these equivalent URIs."""
+    known_signers = tuple(signers)
+    entities = (signed_by(unit_message(uri, content_sha256), signature, known_signers) for uri in uris)
+    return next((entity for entity in entities if entity is not None), None)
 
 
 def is_signed_by_author(approval: Approval, signers: Iterable[Signer]) -> bool:

@@ -1,4 +1,4 @@
-"""In which situation is a text needed? What a person is about to do, in the words in which that is said."""
+"""Phrase titles as situations: what somebody is about to do who needs the text, in the words of an intent."""
 
 import re
 
@@ -83,24 +83,27 @@ _SITUATED = re.compile(
 
 
 def plain_title(title: str) -> str:
-    """Without a number, a sign or a stop around it."""
+    """A title without leading numbering and surrounding punctuation."""
     return _LEADING.sub("", title).rstrip(" :.!*_#-–—") or title.strip()
 
 
 def verb_of(word: str) -> str | None:
-    """The verb that an order begins with, from its own form or from the one in -ing; None where it is no known verb."""
+    """The base form of a verb, from the imperative or the -ing form; None for an unknown verb."""
     word = word.lower()
     if word in _VERBS or is_order(word):
         return word
     if not word.endswith("ing") or len(word) < 5:
         return None
     stem = word[:-3]
+    # running -> run, writing -> write.
     undoubled = stem[:-1] if len(stem) > 2 and stem[-1] == stem[-2] else stem
-    return next((one for one in (stem, f"{stem}e", undoubled) if one in _VERBS or is_order(one)), None)
+    return next(
+        (candidate for candidate in (stem, f"{stem}e", undoubled) if candidate in _VERBS or is_order(candidate)), None
+    )
 
 
 def situation_of(title: str) -> str:
-    """What somebody is about to do who needs what stands below this title; empty for an empty title."""
+    """What somebody is about to do who needs the text under this title; empty for an empty title."""
     plain = _HOW_TO.sub("", plain_title(title))[:PHRASE_CHARACTERS_MAX].strip()
     words = _sentence_case(plain).split()
     if not words:
@@ -116,23 +119,23 @@ def situation_of(title: str) -> str:
 
 
 def topics_of(text: str) -> tuple[str, ...]:
-    """Situations in which texts on such subjects are usually needed, the likeliest first."""
+    """Situations in which texts about such topics are usually needed, in the order of the table."""
     lowered = text.lower()
     return tuple(phrase for pattern, phrase in _TOPICS if re.search(pattern, lowered))
 
 
 def is_situation(trigger: str) -> bool:
-    """Whether a trigger says what somebody does or meets, and not what a text contains."""
+    """Whether a trigger describes an action or a situation rather than the content of a text."""
     words = re.findall(r"[a-z']+", trigger.lower())
     if not words:
         return False
-    first = verb_of(words[0]) is not None and not (len(words) == 1 and words[0] in _NOUNS_TOO)
-    asks = words[0] in ("how", "what", "which", "who", "where", "why", "may", "can", "should", "i", "we")
-    return first or asks or _WHEN.match(trigger) is not None or _SITUATED.search(trigger) is not None
+    starts_with_verb = verb_of(words[0]) is not None and not (len(words) == 1 and words[0] in _NOUNS_TOO)
+    is_question = words[0] in ("how", "what", "which", "who", "where", "why", "may", "can", "should", "i", "we")
+    return starts_with_verb or is_question or _WHEN.match(trigger) is not None or _SITUATED.search(trigger) is not None
 
 
 def _sentence_case(title: str) -> str:
-    """Words that are capitals only because they stand in a title lose them; names within a sentence keep theirs."""
+    """Lowercase the words of a title in title case; names within a sentence keep their capitals."""
     words = title.split()
     written = [word for word in words if word[:1].isalpha()]
     is_title = all(word[:1].isupper() or len(word) < 4 for word in written)

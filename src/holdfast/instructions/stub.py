@@ -1,4 +1,4 @@
-"""What an agent is told before anything else: who it is, where its instructions are, how to ask for them."""
+"""Render the boot stub: who the agent is, where its instructions are, and how to recall them."""
 
 import hashlib
 
@@ -11,6 +11,7 @@ from holdfast.instructions.recall import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGE
 from holdfast.instructions.times import told_time
 from holdfast.instructions.values import Agent, Manifest, Stub
 
+# The limit of 500 cl100k tokens is on the body (seed 003); 450 warns before it is reached.
 STUB_VERSION = 1
 BODY_TOKENS_MAX = 500
 BODY_TOKENS_WARN = 450
@@ -51,8 +52,8 @@ def known_profile(profile: str) -> str:
 
 
 def stub_key(agent: Agent, manifest: Manifest, profile: str) -> str:
-    """The same as long as a stub would be the same, but for its time."""
-    made_of = (
+    """A digest of everything that a stub depends on except its time."""
+    inputs = (
         STUB_VERSION,
         profile,
         manifest.version,
@@ -64,7 +65,7 @@ def stub_key(agent: Agent, manifest: Manifest, profile: str) -> str:
         agent.always_rules,
         tuple((entry.name, entry.path) for entry in manifest.body),
     )
-    return hashlib.sha256(_encode(made_of)).hexdigest()
+    return hashlib.sha256(_encode(inputs)).hexdigest()
 
 
 def contract_of(agent: Agent) -> str:
@@ -88,7 +89,7 @@ def render_stub(agent: Agent, manifest: Manifest, profile: str, *, at: int) -> S
 
 
 def check_stub(agent: Agent, manifest: Manifest | None) -> int:
-    """The tokens of the longest body that the agent can have. Raises InstructionError `boot_stub_too_large`."""
+    """Return the tokens of the longest body over all profiles. Raises InstructionError `boot_stub_too_large`."""
     bodies = (stub_body(agent, manifest, profile) for profile in PROFILES)
     tokens = max(map(count_cl100k, bodies))
     if tokens > BODY_TOKENS_MAX:
@@ -137,6 +138,6 @@ def _frontmatter(agent: Agent, manifest: Manifest, profile: str, at: int) -> str
         "migration_mode": manifest.migration_mode,
         "recall_tool_schema": RECALL_TOOL_SCHEMA,
     }
-    # JSON on one line is YAML, and no text can break out of it.
+    # JSON on one line is valid YAML, and no value can break out of it.
     lines = (f"{name}: {_encode(value).decode()}" for name, value in fields.items())
     return "\n".join(("---", *lines, "---", "")) + "\n"

@@ -1,10 +1,10 @@
-"""How a time in milliseconds is told."""
+"""Format times given in milliseconds."""
 
 import datetime
 
 
 def told_time(at: int) -> str:
-    """ISO 8601 in UTC, to the second where that is all of it."""
+    """ISO 8601 in UTC; milliseconds only if they are not zero."""
     moment = datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
     return moment.isoformat(timespec="milliseconds" if at % 1000 else "seconds").replace("+00:00", "Z")
 

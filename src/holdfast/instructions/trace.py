@@ -1,4 +1,4 @@
-"""What an agent did after a recall, in order: what it wrote, what it called, what it was shown."""
+"""Traces: what an agent did after a recall, in order. Text it wrote, tools it called, text it was shown."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +12,7 @@ from holdfast.canonical.prompt import Passage
 from holdfast.errors import UserError
 from holdfast.instructions.failures import InstructionError
 
+# Bounds on what one request can make the detector read.
 STEPS_MAX = 2_000
 BYTES_MAX = 400_000
 LEAVES_MAX = 2_000
@@ -22,20 +23,20 @@ _Tool = Annotated[str, msgspec.Meta(max_length=400)]
 
 
 class Said(msgspec.Struct, frozen=True, tag_field="type", tag="said", forbid_unknown_fields=True):
-    """The agent's own words."""
+    """Text that the agent wrote."""
 
     text: _Text
 
 
 class Called(msgspec.Struct, frozen=True, tag_field="type", tag="called", forbid_unknown_fields=True):
-    """A tool that the agent called; arguments are an object, or the text of one."""
+    """A tool call by the agent; arguments are an object, or its JSON text."""
 
     tool: _Tool
     arguments: _Text | dict[str, object] = ""
 
 
 class Shown(msgspec.Struct, frozen=True, tag_field="type", tag="shown", forbid_unknown_fields=True):
-    """What somebody else put before the agent: a result of the tool that is named, or else a person's message."""
+    """Text that the agent received: a result of the named tool, or without one a user message."""
 
     text: _Text
     tool: _Tool = ""
@@ -53,14 +54,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def is_of_instructions(tool: str) -> bool:
-    """Whether a tool deals with instructions, by whatever server it is offered: that is no use of them."""
+    """Whether a tool is one of the instruction tools, under any server prefix; calling those is not usage."""
     return tool.endswith(INSTRUCTION_TOOLS)
 
 
 def steps_of(messages: Iterable[Message | Passage], tools: dict[str, str] | None = None) -> Iterator[Step]:
-    """What messages say; thinking, images and what no version knows are nobody's business here.
+    """The steps in messages; thinking, images and unknown blocks are skipped.
 
-    `tools` are the names of those that were called, by the id of the call; whoever reads on hands them over again.
+    `tools` maps call ids to tool names and is updated; pass the same one again to continue with later messages.
     """
     tools = {} if tools is None else tools
     for message in messages:
@@ -72,49 +73,49 @@ def steps_of(messages: Iterable[Message | Passage], tools: dict[str, str] | None
                     tools[call_id] = name
                     yield Called(name, arguments)
                 case ToolResult(tool_use_id=call_id, name=name):
-                    told = "\n".join(part.text for part in block.content if isinstance(part, Text))
-                    yield Shown(told, name or tools.get(call_id, "a tool"))
+                    text_shown = "\n".join(part.text for part in block.content if isinstance(part, Text))
+                    yield Shown(text_shown, name or tools.get(call_id, "a tool"))
                 case _:
                     continue
 
 
 def read_steps(lines: Iterable[bytes]) -> Trace:
-    """One step a line. Raises UserError that names the line and quotes none of it."""
-    found: list[Step] = []
+    """Decode one step per line. Raises UserError, which names the line but quotes none of its content."""
+    steps: list[Step] = []
     for number, line in zip(count(1), lines, strict=False):
         if not line.strip():
             continue
         try:
-            found.append(_decode(line))
+            steps.append(_decode(line))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise UserError(
-                f"line {number} of the trace is no step; a step is a JSON object of the type said, called or shown"
+                f"line {number} of the trace is not a step; a step is a JSON object of type said, called or shown"
             ) from error
-    return tuple(found)
+    return tuple(steps)
 
 
 def from_token(trace: Sequence[Step], token: str) -> Trace:
-    """From the step on in which a recall tells its token; all of it where the token stands nowhere."""
-    places = (place for place, step in enumerate(trace) if _tells(step, token))
-    return tuple(trace[next(places, 0) :])
+    """The trace from the step that shows the audit token on; the whole trace if no step does."""
+    positions = (position for position, step in enumerate(trace) if _shows_token(step, token))
+    return tuple(trace[next(positions, 0) :])
 
 
 def after_token(trace: Sequence[Step], token: str) -> Trace:
-    """The same without that step, in which the units of the recall stand."""
-    found = from_token(trace, token)
-    return found[1:] if found and _tells(found[0], token) else found
+    """As `from_token`, without that step itself, which contains the recalled units."""
+    rest = from_token(trace, token)
+    return rest[1:] if rest and _shows_token(rest[0], token) else rest
 
 
-def _tells(step: Step, token: str) -> bool:
+def _shows_token(step: Step, token: str) -> bool:
     return isinstance(step, Shown) and token in step.text
 
 
 def tokens_in(trace: Iterable[Step]) -> tuple[str, ...]:
-    """The tokens of the recalls that a tool answered, oldest first."""
-    told = (step.text for step in trace if isinstance(step, Shown) and is_of_instructions(step.tool))
-    # The token ends an answer; what stands before it is the text of units.
-    found = (_TOKEN.findall(text)[-1:] for text in told)
-    return tuple(dict.fromkeys(token for some in found for token in some))
+    """The audit tokens in results of instruction tools, oldest first."""
+    results = (step.text for step in trace if isinstance(step, Shown) and is_of_instructions(step.tool))
+    # The token is at the end of a result; what looks like one before it is text of the units.
+    last_tokens = (_TOKEN.findall(text)[-1:] for text in results)
+    return tuple(dict.fromkeys(token for tokens in last_tokens for token in tokens))
 
 
 def check_size(trace: Sequence[Step]) -> None:
@@ -125,22 +126,22 @@ def check_size(trace: Sequence[Step]) -> None:
 
 
 def shortened(trace: Iterable[Step]) -> Trace:
-    """The first steps, as many as may be sent; without those that cannot be spelled."""
-    kept: list[Step] = []
-    left = BYTES_MAX
+    """The first steps within the size limits, without those that cannot be encoded."""
+    steps: list[Step] = []
+    bytes_left = BYTES_MAX
     for step in trace:
         size = size_of(step)
         if size is None:
             continue
-        left -= size
-        if left < 0 or len(kept) == STEPS_MAX:
+        bytes_left -= size
+        if bytes_left < 0 or len(steps) == STEPS_MAX:
             break
-        kept.append(step)
-    return tuple(kept)
+        steps.append(step)
+    return tuple(steps)
 
 
 def size_of(step: Step) -> int | None:
-    """In bytes, as it is sent; None for what cannot be."""
+    """The size in bytes as encoded; None if it cannot be encoded."""
     try:
         return len(_encode(step))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
@@ -148,14 +149,14 @@ def size_of(step: Step) -> int | None:
 
 
 def texts_in(arguments: str | dict[str, object]) -> Iterator[tuple[str, str]]:
-    """The texts in the arguments of a call, each with the name of the member that it stands in or below."""
-    given: object = arguments
+    """The strings in the arguments of a call, each with the name of its closest enclosing member."""
+    value_in: object = arguments
     if isinstance(arguments, str):
         try:
-            given = msgspec.json.decode(arguments)
+            value_in = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            given = arguments
-    pending: list[tuple[str, object]] = [("", given)]
+            value_in = arguments
+    pending: list[tuple[str, object]] = [("", value_in)]
     for _ in range(LEAVES_MAX):
         if not pending:
             return
@@ -163,11 +164,11 @@ def texts_in(arguments: str | dict[str, object]) -> Iterator[tuple[str, str]]:
         match value:
             case str():
                 yield name, value
-            case list() if value and all(isinstance(one, str) for one in value):
+            case list() if value and all(isinstance(element, str) for element in value):
                 yield name, " ".join(map(str, value[:LEAVES_MAX]))
             case list():
-                pending += [(name, one) for one in reversed(value[:LEAVES_MAX])]
+                pending += [(name, element) for element in reversed(value[:LEAVES_MAX])]
             case dict():
-                pending += [(str(key), one) for key, one in reversed(value.items())]
+                pending += [(str(key), element) for key, element in reversed(value.items())]
             case _:
                 continue

@@ -1,20 +1,20 @@
-"""Which units an agent used, by what it did rather than by what it says of itself.
+"""Detect which units an agent used from its trace, independently of what it reports about itself.
 
-What counts, in what the agent wrote or passed to a tool, unless somebody else had shown it the same before:
+Evidence is text that the agent wrote or passed to a tool, unless a message or tool result had shown it before:
 
-- `address`: the address of a unit, or its name and version (`code-review/v2`).
-- `name`: the name of a unit, in the agent's own words. One of three parts and more, or with a digit or an underscore,
-  counts wherever it stands; one of two parts (`code-review`, which people write anyway) in quotes, or beside the word
-  unit or instruction; one of a single word (`testing`) only in quotes beside such a word.
-- `rule`: an id that begins a line of the unit, or stands in brackets there (`SEC-12`, `R3:`). Ids of one letter count
-  only where they are cited: in brackets, before a colon, after a word such as rule or per.
-- `tool`: a tool that the unit names in backticks, and that was called. `command`: a command that it names in backticks
-  or in a block of code, and that was run with the same words. Neither where the unit forbids it or everybody does it.
-- `phrase`: eight words of the unit in a row that no other one has; not of fenced code, which is often the same.
+- `address`: the URI of a unit, or its name and version (`code-review/v2`).
+- `name`: the name of a unit in the agent's own text. A name with three or more parts, a digit or an underscore counts
+  anywhere; one with two parts (`code-review`, a common phrase) only in quotes or next to the word unit or instruction;
+  a single word (`testing`) only in quotes and next to such a word.
+- `rule`: an id at the start of a line of the unit, or in brackets (`SEC-12`, `R3:`). An id with one letter counts only
+  where it is cited: in brackets, before a colon, after a word such as rule or per.
+- `tool`: a tool that the unit names in backticks and that was called. `command`: a command that it names in backticks
+  or in a code block and that was run with the same words. Neither counts if the unit forbids it or if it is common.
+- `phrase`: eight consecutive words of the unit that no other unit has; not from fenced code, which is often the same.
 
-What two units that were loaded share leads to neither. One that was not loaded counts as referred to by address, name
-or rule alone, unless a loaded one has the same. Recalls and reports of usage are no use; and a message that holds a
-unit's whole text hands it over, and shows nothing of it beforehand.
+A fingerprint that two loaded units share identifies neither. A unit that was not loaded is detected by address, name
+or rule only, unless a loaded one has the same. Recalls and usage reports are not usage. A message that contains a
+unit's whole text delivers the unit, so it does not count as having shown it before.
 """
 
 import re
@@ -46,9 +46,11 @@ _CITED_BEFORE = re.compile(
 _CONTEXT_CHARACTERS = 30
 _SHORT_RULE = re.compile(r"[A-Z]\d{1,5}[a-z]?")
 _BARE_NAME = re.compile(r"[\d_]|[-.][^-.]+[-.]")
+# Argument names under which shell tools of the common agents take a command.
 _COMMAND_MEMBERS = frozenset(("command", "cmd", "commands", "script", "argv", "shell_command"))
 _BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;|&()\n]")
 _ASSIGNMENT = re.compile(r"\w+=\S*")
+# Programs that run another one: `uv run pytest` counts as `pytest`.
 _WRAPPERS = tuple(
     tuple(words.split())
     for words in (
@@ -61,9 +63,9 @@ _AROUND_WORDS = "`'\"()[]*.,:;!?"
 _Key = tuple[EvidenceKind, str | tuple[str, ...]]
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Match(msgspec.Struct, frozen=True):
     key: _Key
-    mark: Mark
+    fingerprint: Mark
 
 
 def detect(
@@ -71,90 +73,99 @@ def detect(
     trace: Sequence[Step],
     *,
     loaded: frozenset[str],
-    known: Sequence[str] = (),
-    listed: Sequence[str] = (),
+    earlier_texts: Sequence[str] = (),
+    index_texts: Sequence[str] = (),
 ) -> tuple[Detected, ...]:
-    """In the order of the units; one piece of evidence of each kind.
+    """Detections in the order of the units, with the first evidence of each kind.
 
-    `known` is what the agent was told or had said before, `listed` what it was told of the units: whoever refers to a
-    unit by that means it, but has not read it.
+    `earlier_texts` is what the agent had before the recall; `index_texts` is what the index shows of the units. A name
+    or rule from the index still refers to its unit, but repeating other index text does not prove that it was read.
     """
-    marks = marks_of(units, loaded)
+    fingerprints = marks_of(units, loaded)
     shown: set[_Key] = set()
-    for text in known:
-        shown.update(one.key for one in _shown(marks, text) if one.key[0] != "name")
-    for text in listed:
-        shown.update(one.key for one in _shown(marks, text) if one.key[0] not in ("name", "rule"))
-    found: dict[int, dict[EvidenceKind, Evidence]] = {}
+    for text in earlier_texts:
+        shown.update(match.key for match in _matches_shown(fingerprints, text) if match.key[0] != "name")
+    for text in index_texts:
+        shown.update(match.key for match in _matches_shown(fingerprints, text) if match.key[0] not in ("name", "rule"))
+    evidence_by_unit: dict[int, dict[EvidenceKind, Evidence]] = {}
     for number, step in enumerate(trace, 1):
         if isinstance(step, Shown):
-            handed = _handed_over(units, step)
+            delivered = _delivered_units(units, step)
             if not is_of_instructions(step.tool):
-                shown.update(one.key for one in _shown(marks, step.text) if one.mark.unit not in handed)
+                shown.update(
+                    match.key
+                    for match in _matches_shown(fingerprints, step.text)
+                    if match.fingerprint.unit not in delivered
+                )
             continue
-        for one in _done(marks, step):
-            kind = one.key[0]
-            if one.key not in shown:
-                found.setdefault(one.mark.unit, {}).setdefault(kind, Evidence(kind, number, one.mark.line))
-    return tuple(Detected(units[place].name, tuple(evidence.values())) for place, evidence in sorted(found.items()))
+        for match in _matches_in_step(fingerprints, step):
+            kind = match.key[0]
+            if match.key not in shown:
+                evidence_by_unit.setdefault(match.fingerprint.unit, {}).setdefault(
+                    kind, Evidence(kind, number, match.fingerprint.line)
+                )
+    return tuple(
+        Detected(units[index].name, tuple(evidence.values())) for index, evidence in sorted(evidence_by_unit.items())
+    )
 
 
-def _done(marks: Marks, step: Said | Called) -> Iterator[_Found]:
+def _matches_in_step(fingerprints: Marks, step: Said | Called) -> Iterator[_Match]:
     if isinstance(step, Said):
-        yield from _references(marks, step.text, names=True)
-        yield from _phrases(marks, step.text)
+        yield from _references(fingerprints, step.text, names=True)
+        yield from _phrases(fingerprints, step.text)
     elif not is_of_instructions(step.tool):
+        # MCP tools are offered as mcp__server__tool, while a unit names the bare tool.
         for name in {step.tool, step.tool.rpartition("__")[2]}:
-            if name in marks.tools:
-                yield _Found(("tool", name), marks.tools[name])
+            if name in fingerprints.tools:
+                yield _Match(("tool", name), fingerprints.tools[name])
         for member, text in texts_in(step.arguments):
-            yield from _references(marks, text, names=False)
-            yield from _phrases(marks, text)
+            yield from _references(fingerprints, text, names=False)
+            yield from _phrases(fingerprints, text)
             if member in _COMMAND_MEMBERS:
-                yield from _commands_run(marks, text)
+                yield from _commands_run(fingerprints, text)
 
 
-def _shown(marks: Marks, text: str) -> Iterator[_Found]:
-    """All that could be taken from a text, what is only spoken of in it too; an address means its unit anyhow."""
-    yield from _phrases(marks, text)
+def _matches_shown(fingerprints: Marks, text: str) -> Iterator[_Match]:
+    """Every fingerprint that an agent could copy from a text, except URIs, which always refer to their unit."""
+    yield from _phrases(fingerprints, text)
     for token, _, _ in _tokens(text):
-        if token in marks.names:
-            yield _Found(("name", token), marks.names[token])
-        if token in marks.rules:
-            yield _Found(("rule", token), marks.rules[token])
-        if token in marks.tools:
-            yield _Found(("tool", token), marks.tools[token])
+        if token in fingerprints.names:
+            yield _Match(("name", token), fingerprints.names[token])
+        if token in fingerprints.rules:
+            yield _Match(("rule", token), fingerprints.rules[token])
+        if token in fingerprints.tools:
+            yield _Match(("tool", token), fingerprints.tools[token])
     words = [word.strip(_AROUND_WORDS) for word in text.split()]
-    for place, word in enumerate(words):
-        for size in marks.command_sizes.get(word, ()):
-            command = tuple(words[place : place + size])
-            if command in marks.commands:
-                yield _Found(("command", command), marks.commands[command])
+    for index, word in enumerate(words):
+        for size in fingerprints.command_sizes.get(word, ()):
+            command = tuple(words[index : index + size])
+            if command in fingerprints.commands:
+                yield _Match(("command", command), fingerprints.commands[command])
 
 
-def _handed_over(units: Sequence[Unit], step: Shown) -> frozenset[int]:
-    """The units whose whole text stands in a message: that is how a unit reaches an agent without a tool."""
+def _delivered_units(units: Sequence[Unit], step: Shown) -> frozenset[int]:
+    """Units whose whole text is in a message, which is how a unit reaches an agent without a tool."""
     if step.tool:
         return frozenset()
-    return frozenset(place for place, unit in enumerate(units) if unit.text.strip() and unit.text.strip() in step.text)
+    return frozenset(index for index, unit in enumerate(units) if unit.text.strip() and unit.text.strip() in step.text)
 
 
-def _references(marks: Marks, text: str, *, names: bool) -> Iterator[_Found]:
+def _references(fingerprints: Marks, text: str, *, names: bool) -> Iterator[_Match]:
     for token, start, end in _tokens(text):
         address = _plain_address(token)
-        if address in marks.addresses:
-            yield _Found(("address", address), marks.addresses[address])
-        elif names and token in marks.names and _is_meant(token, text, start, end):
-            yield _Found(("name", token), marks.names[token])
-        elif token in marks.rules and _is_cited(token, text, start, end):
-            yield _Found(("rule", token), marks.rules[token])
+        if address in fingerprints.addresses:
+            yield _Match(("address", address), fingerprints.addresses[address])
+        elif names and token in fingerprints.names and _names_unit(token, text, start, end):
+            yield _Match(("name", token), fingerprints.names[token])
+        elif token in fingerprints.rules and _is_cited(token, text, start, end):
+            yield _Match(("rule", token), fingerprints.rules[token])
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int, int]]:
-    """Words with all that belongs to them, and not the punctuation of the sentence."""
-    for found in _TOKEN.finditer(text):
-        token = found[0].rstrip(".:/@+-")
-        yield token, found.start(), found.start() + len(token)
+    """Tokens with inner punctuation kept and trailing sentence punctuation removed."""
+    for match in _TOKEN.finditer(text):
+        token = match[0].rstrip(".:/@+-")
+        yield token, match.start(), match.start() + len(token)
 
 
 def _plain_address(token: str) -> str:
@@ -166,14 +177,14 @@ def _plain_address(token: str) -> str:
         return token
 
 
-def _is_meant(name: str, text: str, start: int, end: int) -> bool:
+def _names_unit(name: str, text: str, start: int, end: int) -> bool:
     if _BARE_NAME.search(name):
         return True
-    quoted = text[max(0, start - 1) : start] in _OPENING and text[end : end + 1] in _CLOSING
-    quoted = quoted and start > 0 and end < len(text)
+    is_quoted = text[max(0, start - 1) : start] in _OPENING and text[end : end + 1] in _CLOSING
+    is_quoted = is_quoted and start > 0 and end < len(text)
     before, after = text[max(0, start - _CONTEXT_CHARACTERS) : start], text[end : end + _CONTEXT_CHARACTERS]
-    beside = bool(_BESIDE_BEFORE.search(before) or _BESIDE_AFTER.match(after))
-    return (quoted or beside) if re.search(r"[-.]", name) else (quoted and beside)
+    is_beside = bool(_BESIDE_BEFORE.search(before) or _BESIDE_AFTER.match(after))
+    return (is_quoted or is_beside) if re.search(r"[-.]", name) else (is_quoted and is_beside)
 
 
 def _is_cited(rule: str, text: str, start: int, end: int) -> bool:
@@ -184,31 +195,38 @@ def _is_cited(rule: str, text: str, start: int, end: int) -> bool:
     return bracketed or text[end : end + 1] == ":" or bool(_CITED_BEFORE.search(before))
 
 
-def _phrases(marks: Marks, text: str) -> Iterator[_Found]:
-    if not marks.phrases:
+def _phrases(fingerprints: Marks, text: str) -> Iterator[_Match]:
+    if not fingerprints.phrases:
         return
     words = [word.casefold() for word in WORD.findall(text)]
-    for place in range(len(words) - PHRASE_WORDS + 1):
-        phrase = tuple(words[place : place + PHRASE_WORDS])
-        if phrase in marks.phrases:
-            yield _Found(("phrase", phrase), marks.phrases[phrase])
+    for index in range(len(words) - PHRASE_WORDS + 1):
+        phrase = tuple(words[index : index + PHRASE_WORDS])
+        if phrase in fingerprints.phrases:
+            yield _Match(("phrase", phrase), fingerprints.phrases[phrase])
 
 
-def _commands_run(marks: Marks, text: str) -> Iterator[_Found]:
-    """At the beginning of each command of a line; what a here-document holds is not run."""
+def _commands_run(fingerprints: Marks, text: str) -> Iterator[_Match]:
+    """Match at the start of each command of a line; the body of a here-document is not a command."""
     for part in _BETWEEN_COMMANDS.split(text.partition("<<")[0]):
-        words = _unwrapped([word.strip("'\"") for word in part.split()])
-        for size in marks.command_sizes.get(words[0], ()) if words else ():
+        words = _strip_wrappers([word.strip("'\"") for word in part.split()])
+        for size in fingerprints.command_sizes.get(words[0], ()) if words else ():
             command = tuple(words[:size])
-            if command in marks.commands:
-                yield _Found(("command", command), marks.commands[command])
+            if command in fingerprints.commands:
+                yield _Match(("command", command), fingerprints.commands[command])
 
 
-def _unwrapped(words: list[str]) -> list[str]:
-    """Without the assignments and the programs that only run another."""
+def _strip_wrappers(words: list[str]) -> list[str]:
+    """Strip leading assignments and programs that only run another program."""
     start = 0
     while start < len(words):
-        wrapper = next((one for one in _WRAPPERS if tuple(words[start : start + len(one)]) == one), None)
+        wrapper = next(
+            (
+                words_of_wrapper
+                for words_of_wrapper in _WRAPPERS
+                if tuple(words[start : start + len(words_of_wrapper)]) == words_of_wrapper
+            ),
+            None,
+        )
         if wrapper is not None:
             start += len(wrapper)
         elif _ASSIGNMENT.fullmatch(words[start]):

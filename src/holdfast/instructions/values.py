@@ -1,4 +1,7 @@
-"""What there is: agents, units in versions, manifests, approvals, audit records, coverage. Times are milliseconds."""
+"""Values of the instruction domain: agents, unit versions, manifests, approvals, audit records, coverage.
+
+All times are milliseconds since the epoch.
+"""
 
 from typing import Literal
 
@@ -29,7 +32,7 @@ WAKE_INTENT = "preload:"
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """`revision` rises with every change of what the agent can be told."""
+    """`revision` increases with every change of what a recall or heartbeat can return to the agent."""
 
     id: str
     deployment: str
@@ -44,7 +47,7 @@ class Agent(msgspec.Struct, frozen=True):
 
 
 class UnitVersion(msgspec.Struct, frozen=True):
-    """Never changed but for its end and its status. `signed_by` is whose key the signature was made with."""
+    """Immutable except for `valid_until` and `status`. `signed_by` is the entity whose key made the signature."""
 
     uri: str
     agent_id: str
@@ -87,18 +90,18 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     token_estimate: int | None = None
 
     def __post_init__(self) -> None:
-        """What says the same is the same, and costs the same."""
+        """Normalise, so that equal entries encode to the same bytes and therefore cost the same tokens."""
         if self.load_triggers == NO_TRIGGERS:
-            # A default is left out where it is this very one.
+            # msgspec's omit_defaults compares by identity.
             msgspec.structs.force_setattr(self, "load_triggers", NO_TRIGGERS)
         if self.fact_uri is not None:
             msgspec.structs.force_setattr(self, "fact_uri", plain_uri(self.fact_uri))
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who published, by which approvals, and what the gate would have said where it was skipped.
+    """Who published the manifest, with which approvals, and whether the coverage gate was skipped.
 
-    `began_at` is when the first of the texts that were published along with it could have been written.
+    `began_at` is when the deployment that published it started to write texts.
     """
 
     published_by: str
@@ -122,7 +125,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` is that of the unit, or for `skip_gate` that of the manifest."""
+    """`version` is the unit's version, or for `skip_gate` the manifest's."""
 
     id: str
     agent_id: str
@@ -136,7 +139,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """One unit as it was handed out."""
+    """One unit as it was returned to the agent."""
 
     name: str
     version: str | None
@@ -147,7 +150,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Where it stands, and not what: the step after the recall, from 1, and the line of the unit where that has one."""
+    """Positions only, no content: the step after the recall, from 1, and the line of the unit if there is one."""
 
     kind: EvidenceKind
     step: int
@@ -155,17 +158,17 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Detected(msgspec.Struct, frozen=True):
-    """A unit that a trace shows in use, or referred to."""
+    """A unit that a trace shows as used or referred to."""
 
     name: str
     evidence: tuple[Evidence, ...]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`detail` holds what the kind of event needs: who acted, the snapshot, parameters, warnings.
+    """`detail` depends on the event type: principal, snapshot, parameters, warnings.
 
-    `used_chunks` and `missed_chunks` are what an agent says of itself, `detected` is what its trace shows: None where
-    nobody has looked at one.
+    `used_chunks` and `missed_chunks` are the agent's own report; `detected` is what its trace shows, None if no trace
+    was analysed.
     """
 
     id: str
@@ -186,7 +189,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wake_reason(self) -> str | None:
-        """Of the record of how a heartbeat began."""
+        """Only a preload record, which a heartbeat starts with, has one."""
         return self.intent.removeprefix(WAKE_INTENT) if self.event_type == "preload" else None
 
     @property
@@ -195,12 +198,12 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def detected_missed(self) -> tuple[str, ...]:
-        """What was referred to and not loaded."""
+        """Units that the trace refers to and that were not loaded."""
         return self._detected(loaded=False)
 
     def _detected(self, *, loaded: bool) -> tuple[str, ...]:
         names = {chunk.name for chunk in self.loaded_chunks}
-        return tuple(one.name for one in self.detected or () if (one.name in names) is loaded)
+        return tuple(detection.name for detection in self.detected or () if (detection.name in names) is loaded)
 
 
 class Stub(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,14 +219,14 @@ class Stub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedProbe(msgspec.Struct, frozen=True):
-    """A query that did not find its unit, and the unit that stood in its place."""
+    """A query that did not find its unit, and the unit that ranked there instead."""
 
     query: str
     taken_by: str | None
 
 
 class UnitCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """`scaled_pct` is the share at a k that fits a small manifest; `chance` that of picking by lot."""
+    """`scaled_pct` is the share at a k scaled to the manifest's size; `chance` is the share of a random ranking."""
 
     unit: str
     coverage_pct: float | None
@@ -251,7 +254,7 @@ class CoverageRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What an admin says must be found."""
+    """An intent and the units that it must find, curated by an admin."""
 
     probe_id: str
     agent_id: str

@@ -1,4 +1,4 @@
-"""Versions that wait: what must be approved before a new text of a unit takes the place of the one before it."""
+"""Pending unit versions: which approvals a new text needs before it replaces the active version."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ ATTEMPTS_MAX = 3
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """`over` is the address of what is told meanwhile; `lacks` are the approvals of this agent that are missing.
+    """`over` is the URI of the version that is active meanwhile; `lacks` are this agent's missing approvals.
 
-    `judged` are the ids of the manifests of others that say what is needed.
+    `others_lack` are the ids of other agents whose approval is missing; `judged` are the ids of their manifests.
     """
 
     entry: Entry
@@ -31,13 +31,13 @@ class Waiting(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> str:
-        """One line that says what to do."""
+        """One line that names the missing approvals."""
         kinds = [*self.lacks, *(f"that of {agent_id}" for agent_id in self.others_lack)]
-        return f"{self.entry.name}: {self.unit.version} is not told before it is approved ({', '.join(kinds)})"
+        return f"{self.entry.name}: {self.unit.version} is not active until it is approved ({', '.join(kinds)})"
 
 
 def needed_kinds(entry: Entry) -> tuple[ApprovalKind, ...]:
-    """Which approvals a new version needs before it takes the place of the one before it."""
+    """Which approvals a new version needs before it replaces the active one."""
     kinds: list[ApprovalKind] = []
     if entry.guarantee_load:
         kinds.append("guarantee_load")
@@ -49,130 +49,135 @@ def needed_kinds(entry: Entry) -> tuple[ApprovalKind, ...]:
 
 
 def lacking_kinds(entry: Entry, unit: UnitVersion, approvals: Sequence[Approval]) -> tuple[ApprovalKind, ...]:
-    """Those that nobody has given for this version; one to stand first says what the review of its text has found.
+    """The approvals that are missing for this version; `force_prepend` counts only with a review as its reason.
 
-    Who approves of a version before it is written has seen nothing of it, and has approved nothing.
+    An approval dated before the version was written does not count, because its author cannot have seen the text.
     """
-    given = {
-        one.kind
-        for one in approvals
-        if (one.unit, one.version) == (entry.name, unit.version)
-        and one.authored_at >= unit.authored_at
-        and (one.kind != "force_prepend" or one.reason.strip())
+    approved_kinds = {
+        approval.kind
+        for approval in approvals
+        if (approval.unit, approval.version) == (entry.name, unit.version)
+        and approval.authored_at >= unit.authored_at
+        and (approval.kind != "force_prepend" or approval.reason.strip())
     }
-    return tuple(kind for kind in needed_kinds(entry) if kind not in given)
+    return tuple(kind for kind in needed_kinds(entry) if kind not in approved_kinds)
 
 
 def holding(versions: Sequence[UnitVersion]) -> UnitVersion | None:
-    """The version of a unit that is told now."""
-    held = [one for one in versions if one.status == "active" and one.valid_until is None]
-    return next(iter(newest_units(held).values()), None)
+    """The active version of a unit."""
+    active = [unit for unit in versions if unit.status == "active" and unit.valid_until is None]
+    return next(iter(newest_units(active).values()), None)
 
 
-def waiting_units(library: Library, agent: Agent, entry: Entry, approvals: Sequence[Approval]) -> tuple[Waiting, ...]:
-    """Versions of a unit that could follow what is told, oldest first; what is older than that waits for nothing."""
+def waiting_units(context: Library, agent: Agent, entry: Entry, approvals: Sequence[Approval]) -> tuple[Waiting, ...]:
+    """Pending versions of a unit that are newer than the active one, oldest first; older ones are obsolete."""
     owner, name = owner_of(entry, agent)
-    judged = _ids_of_others(library, agent, owner, name)
-    versions = library.records.versions_of(owner, name) if owner else ()
-    held = holding(versions)
-    found = []
+    judged = _other_manifest_ids(context, agent, owner, name)
+    versions = context.records.versions_of(owner, name) if owner else ()
+    active = holding(versions)
+    pending = []
     for unit in versions:
-        if unit.status != "pending" or (held is not None and not follows(unit, held)):
+        if unit.status != "pending" or (active is not None and not follows(unit, active)):
             continue
         lacks = lacking_kinds(entry, unit, approvals)
-        over, others_lack = (held.uri if held else None), _others_lack(library, agent, unit)
-        found.append(Waiting(entry, unit, over, judged, lacks, others_lack))
-    return tuple(found)
+        over, others_lack = (active.uri if active else None), _agents_missing_approval(context, agent, unit)
+        pending.append(Waiting(entry, unit, over, judged, lacks, others_lack))
+    return tuple(pending)
 
 
-def ready_unit(library: Library, agent: Agent, entry: Entry, approvals: Sequence[Approval]) -> Waiting | None:
-    """The newest that nothing keeps back any more."""
-    ready = [one for one in waiting_units(library, agent, entry, approvals) if one.is_ready]
-    newest = next(iter(newest_units([one.unit for one in ready]).values()), None)
-    return next((one for one in ready if one.unit is newest), None)
+def ready_unit(context: Library, agent: Agent, entry: Entry, approvals: Sequence[Approval]) -> Waiting | None:
+    """The newest pending version that has all its approvals."""
+    ready = [pending for pending in waiting_units(context, agent, entry, approvals) if pending.is_ready]
+    newest_unit = next(iter(newest_units([pending.unit for pending in ready]).values()), None)
+    return next((pending for pending in ready if pending.unit is newest_unit), None)
 
 
 def record_approved(
-    library: Library, agent: Agent, approvals: Sequence[Approval], *, unit: str | None, version: str | None
+    context: Library, agent: Agent, approvals: Sequence[Approval], *, unit: str | None, version: str | None
 ) -> tuple[str, ...]:
-    """Put approvals of one version on record; its address if that one waits, and nothing is missing any more."""
-    _, entries = _listed(library, agent, unit)
-    found = version_of(library, agent, entries[0] if entries else None, version)
-    for one in approvals:
-        library.records.add_approval(not_before(one, found), registers=agent)
+    """Record approvals of one version; activate it if none is missing any more, and return its URI then."""
+    _, entries = _entries_for(context, agent, unit)
+    approved_version = version_of(context, agent, entries[0] if entries else None, version)
+    for approval in approvals:
+        context.records.add_approval(not_before(approval, approved_version), registers=agent)
+    # Another replica may activate or publish meanwhile; the store then refuses, and the state is read again.
     for _ in range(ATTEMPTS_MAX):
-        listing, entries = _listed(library, agent, unit)
-        recorded = library.records.approvals(agent.id)
-        waiting = [one for entry in entries for one in waiting_units(library, agent, entry, recorded)]
-        asked = [one for one in waiting if one.unit.version == version]
-        if not asked or not all(one.is_ready for one in asked):
+        listing, entries = _entries_for(context, agent, unit)
+        recorded = context.records.approvals(agent.id)
+        pending_units = [pending for entry in entries for pending in waiting_units(context, agent, entry, recorded)]
+        requested = [pending for pending in pending_units if pending.unit.version == version]
+        if not requested or not all(pending.is_ready for pending in requested):
             return ()
-        ready = asked[0]
+        ready = requested[0]
         judged = (*ready.judged, listing)
-        if library.records.activate_unit(ready.unit, over=ready.over, judged=judged, at=library.now()):
+        if context.records.activate_unit(ready.unit, over=ready.over, judged=judged, at=context.now()):
             return (ready.unit.uri,)
     return ()
 
 
 def not_before(approval: Approval, unit: UnitVersion | None) -> Approval:
-    """What is there is older than its approval, whatever the clocks of two replicas say."""
+    """Date an approval no earlier than the version it is for, because the clocks of two replicas may differ."""
     at = approval.authored_at if unit is None else max(approval.authored_at, unit.authored_at)
     return msgspec.structs.replace(approval, authored_at=at)
 
 
-def _listed(library: Library, agent: Agent, unit: str | None) -> tuple[str, tuple[Entry, ...]]:
-    """The id of the manifest of an agent, its entry of this name, and others that mean the same unit."""
-    manifest = library.records.manifest(agent.id)
-    entry = next((one for one in manifest.body if one.name == unit), None) if manifest else None
+def _entries_for(context: Library, agent: Agent, unit: str | None) -> tuple[str, tuple[Entry, ...]]:
+    """The id of the agent's manifest, its entry of this name, and other entries that point at the same unit."""
+    manifest = context.records.manifest(agent.id)
+    entry = next((listed for listed in manifest.body if listed.name == unit), None) if manifest else None
     if manifest is None or entry is None:
         return "", ()
-    same = (one for one in manifest.body if one is not entry and owner_of(one, agent) == owner_of(entry, agent))
+    same = (
+        listed for listed in manifest.body if listed is not entry and owner_of(listed, agent) == owner_of(entry, agent)
+    )
     return manifest.id, (entry, *same)
 
 
-def _ids_of_others(library: Library, agent: Agent, owner: str, name: str) -> tuple[str, ...]:
-    """Read before anything is judged by them: one that comes later is none of them."""
-    manifests = library.records.manifests_listing(owner, name) if is_of_many(owner) else ()
-    return tuple(one.id for one in manifests if one.agent_id != agent.id)
+def _other_manifest_ids(context: Library, agent: Agent, owner: str, name: str) -> tuple[str, ...]:
+    """Ids of other agents' manifests; read before the checks, so that the store can detect one published since."""
+    manifests = context.records.manifests_listing(owner, name) if is_of_many(owner) else ()
+    return tuple(manifest.id for manifest in manifests if manifest.agent_id != agent.id)
 
 
-def version_of(library: Library, agent: Agent, entry: Entry | None, version: str | None) -> UnitVersion | None:
+def version_of(context: Library, agent: Agent, entry: Entry | None, version: str | None) -> UnitVersion | None:
     owner, name = owner_of(entry, agent) if entry else ("", "")
-    versions = library.records.versions_of(owner, name) if owner and version else ()
-    return next((one for one in versions if one.version == version), None)
+    versions = context.records.versions_of(owner, name) if owner and version else ()
+    return next((unit for unit in versions if unit.version == version), None)
 
 
 def listings(
-    library: Library, agent: Agent | None, manifest: Manifest | None, unit: UnitVersion
+    context: Library, agent: Agent | None, manifest: Manifest | None, unit: UnitVersion
 ) -> tuple[tuple[Agent, Entry], ...]:
-    """Whose entries mean the unit: those of its agent, or those of all agents where it is kept for many."""
+    """Entries that point at the unit: its own agent's, or those of all agents if the unit is shared."""
     if is_of_many(unit.agent_id):
-        manifests = library.records.manifests_listing(unit.agent_id, unit.name)
-        listing = [(library.records.agent(one.agent_id), one) for one in manifests]
+        manifests = context.records.manifests_listing(unit.agent_id, unit.name)
+        listing = [
+            (context.records.agent(manifest_listing.agent_id), manifest_listing) for manifest_listing in manifests
+        ]
     else:
         listing = [(agent, manifest)] if manifest is not None else []
     return tuple(
         (other, entry)
-        for other, one in listing
+        for other, manifest_listing in listing
         if other is not None
-        for entry in one.body
+        for entry in manifest_listing.body
         if owner_of(entry, other) == (unit.agent_id, unit.name)
     )
 
 
-def _others_lack(library: Library, agent: Agent, unit: UnitVersion) -> tuple[str, ...]:
-    """Agents beside this one that load the unit unasked and have not approved it."""
+def _agents_missing_approval(context: Library, agent: Agent, unit: UnitVersion) -> tuple[str, ...]:
+    """Other agents that preload the unit and have not approved this version."""
     if not is_of_many(unit.agent_id):
         return ()
-    found = []
-    for other, entry in listings(library, None, None, unit):
-        if other.id != agent.id and lacking_kinds(entry, unit, library.records.approvals(other.id)):
-            found.append(other.id)
-    return tuple(dict.fromkeys(found))
+    agent_ids = []
+    for other, entry in listings(context, None, None, unit):
+        if other.id != agent.id and lacking_kinds(entry, unit, context.records.approvals(other.id)):
+            agent_ids.append(other.id)
+    return tuple(dict.fromkeys(agent_ids))
 
 
-def follows(unit: UnitVersion, held: UnitVersion) -> bool:
-    """Whether a version may take the place of another; where numbers cannot tell, the later one may."""
-    if version_numbers(unit.version) is None or version_numbers(held.version) is None:
-        return unit.authored_at >= held.authored_at
-    return is_newer(unit.version, held.version)
+def follows(unit: UnitVersion, active: UnitVersion) -> bool:
+    """Whether a version may replace another: by number, or by time if one of them has no number."""
+    if version_numbers(unit.version) is None or version_numbers(active.version) is None:
+        return unit.authored_at >= active.authored_at
+    return is_newer(unit.version, active.version)

@@ -1,4 +1,4 @@
-"""Why a heartbeat was started, as only its signed trigger can say: a JWT, HS256 or EdDSA, used once."""
+"""Verify wake tokens: single-use JWTs (HS256 or EdDSA) in which the trigger states why it starts a heartbeat."""
 
 import hashlib
 import hmac
@@ -10,12 +10,13 @@ from holdfast.instructions.failures import InstructionError
 from holdfast.instructions.signatures import decoded, verifies
 
 TOKEN_CHARACTERS_MAX = 8_000
+# The clocks of trigger and service may differ by this much.
 SKEW_SECONDS = 30
 LIFE_SECONDS_MAX = 3_600
 
 
 class WakeTrust(msgspec.Struct, frozen=True):
-    """Whose triggers are believed: the secret of HS256, or the raw Ed25519 key of EdDSA in base64url, or both."""
+    """The trusted issuer: its HS256 secret, its raw Ed25519 public key in base64url, or both."""
 
     issuer: str
     audience: str
@@ -24,7 +25,7 @@ class WakeTrust(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """The claims of a trigger; `sub` is the agent."""
+    """The claims of a wake token; `sub` is the agent."""
 
     iss: str
     aud: str | tuple[str, ...]
@@ -42,37 +43,41 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def read_wake(token: str, trust: WakeTrust, *, now: float) -> Wake:
-    """Raises InstructionError `wake_token_invalid`; whose heartbeat it is must be looked at by the caller."""
+    """Verify signature, issuer, audience and times. The caller must check `sub` and that `jti` is unused.
+
+    Raises InstructionError `wake_token_invalid`.
+    """
     parts = token.split(".")
     raw = [decoded(part) for part in parts] if len(token) <= TOKEN_CHARACTERS_MAX and token.isascii() else []
     if len(raw) != 3 or any(part is None for part in raw):
-        raise _refused("it is no JWT")
+        raise _refused("it is not a JWT")
     header, claims, signature = (part or b"" for part in raw)
     try:
         algorithm = msgspec.json.decode(header, type=_Header).alg
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _refused("it is signed by neither HS256 nor EdDSA") from error
+        raise _refused("it is signed with neither HS256 nor EdDSA") from error
     if not _is_signed(algorithm, f"{parts[0]}.{parts[1]}".encode(), signature, trust):
-        raise _refused("its signature is not the trigger's")
+        raise _refused("its signature is not from the trusted issuer")
     try:
         wake = msgspec.json.decode(claims, type=Wake)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _refused("it lacks a claim: iss, aud, sub, wake_reason, heartbeat_id, iat, exp, jti") from error
     audiences = (wake.aud,) if isinstance(wake.aud, str) else wake.aud
     if wake.iss != trust.issuer or trust.audience not in audiences:
-        raise _refused("its issuer or audience is another")
-    begins = max(wake.iat, wake.nbf if wake.nbf is not None else wake.iat)
-    if not begins - SKEW_SECONDS <= now < wake.exp + SKEW_SECONDS:
+        raise _refused("its issuer or audience does not match")
+    valid_from = max(wake.iat, wake.nbf if wake.nbf is not None else wake.iat)
+    if not valid_from - SKEW_SECONDS <= now < wake.exp + SKEW_SECONDS:
         raise _refused("it is not valid now")
     if not 0 < wake.exp - wake.iat <= LIFE_SECONDS_MAX:
         raise _refused(f"it is valid for more than {LIFE_SECONDS_MAX} seconds")
     if not (0 < len(wake.jti) <= 200 and 0 < len(wake.heartbeat_id) <= 200):
-        raise _refused("jti and heartbeat_id are texts of at most 200 characters")
+        raise _refused("jti and heartbeat_id must have 1 to 200 characters")
     return wake
 
 
 def _is_signed(algorithm: str, message: bytes, signature: bytes, trust: WakeTrust) -> bool:
     if algorithm == "HS256":
+        # compare_digest takes the same time whatever differs, so that the signature cannot be guessed byte by byte.
         expected = hmac.digest((trust.secret or "").encode(), message, hashlib.sha256)
         return bool(trust.secret) and hmac.compare_digest(expected, signature)
     key = decoded(trust.public_key) if trust.public_key else None

@@ -1,4 +1,4 @@
-"""What the trace of a run shows of a record's units, beside what the agent says, and that it is kept once."""
+"""Detect and store the units that the trace of a run shows as used, next to what the agent reported."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from holdfast.instructions.values import Agent, AuditRecord, Detected, Entry
 
 
 class UsageSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one record, both columns; what was said is None before anybody has said it."""
+    """Reported and detected usage of one record; the reported columns are None until the record is closed."""
 
     audit_token: str
     intent: str
@@ -29,31 +29,31 @@ class UsageSeen(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
 
 
-def keep_trace(library: Library, token: str, caller: Caller, trace: Sequence[Step]) -> None:
-    """The first trace is looked at, and not kept itself; later ones change nothing. Raises InstructionError."""
+def keep_trace(context: Library, token: str, caller: Caller, trace: Sequence[Step]) -> None:
+    """Analyse the first trace without storing it; later traces change nothing. Raises InstructionError."""
     check_size(trace)
-    record = own_record(library, token, caller)
+    record = own_record(context, token, caller)
     if record.detected_at is None:
-        library.records.keep_detected(token, detected_in(library, record, trace), at=library.now())
+        context.records.keep_detected(token, detected_in(context, record, trace), at=context.now())
 
 
-def look_at(library: Library, token: str, trace: Sequence[Step], *, keep: bool) -> UsageSeen:
-    """For whoever may see all records. What was kept before stays, and is what is told."""
+def look_at(context: Library, token: str, trace: Sequence[Step], *, keep: bool) -> UsageSeen:
+    """Analyse a trace for an admin; a stored detection takes precedence and is not replaced."""
     check_size(trace)
-    record = library.records.audit(token)
+    record = context.records.audit(token)
     if record is None:
         raise InstructionError("audit_not_found", "there is no such audit record")
     if record.detected_at is None:
-        found = detected_in(library, record, trace)
-        kept = keep and library.records.keep_detected(token, found, at=library.now())
-        record = msgspec.structs.replace(record, detected=found, detected_at=library.now() if kept else None)
-    closed = record.audit_closed is not None
+        detected = detected_in(context, record, trace)
+        is_stored = keep and context.records.keep_detected(token, detected, at=context.now())
+        record = msgspec.structs.replace(record, detected=detected, detected_at=context.now() if is_stored else None)
+    is_closed = record.audit_closed is not None
     return UsageSeen(
         audit_token=token,
         intent=record.intent,
-        loaded=tuple(one.name for one in record.loaded_chunks),
-        said_used=record.used_chunks if closed else None,
-        said_missed=record.missed_chunks if closed else None,
+        loaded=tuple(chunk.name for chunk in record.loaded_chunks),
+        said_used=record.used_chunks if is_closed else None,
+        said_missed=record.missed_chunks if is_closed else None,
         detected_used=record.detected_used,
         detected_missed=record.detected_missed,
         detected=record.detected or (),
@@ -61,49 +61,49 @@ def look_at(library: Library, token: str, trace: Sequence[Step], *, keep: bool) 
     )
 
 
-def detected_in(library: Library, record: AuditRecord, trace: Sequence[Step]) -> tuple[Detected, ...]:
-    """By the texts as they were then. What another recall of the run has loaded is that one's affair."""
-    agent = library.records.agent(record.agent_id)
+def detected_in(context: Library, record: AuditRecord, trace: Sequence[Step]) -> tuple[Detected, ...]:
+    """Detect with the texts of that time. Units that another recall of the run loaded are credited to that recall."""
+    agent = context.records.agent(record.agent_id)
     if agent is None:
         return ()
-    shelf = _shelf_then(library, agent, record)
-    if shelf is None:
+    instruction_set = _instruction_set_of(context, agent, record)
+    if instruction_set is None:
         return ()
-    units = tuple(_unit(entry, shelf) for entry in shelf.manifest.body)
-    own = frozenset(one.name for one in record.loaded_chunks)
-    run = library.records.audits_of_run(agent.id, record.heartbeat_id)
-    elsewhere = frozenset(one.name for other in run for one in other.loaded_chunks) - own
-    # In shadow all texts stand in the prompt, whatever was recalled beside it.
-    in_shadow = record.event_type == "shadow"
-    had = frozenset(unit.name for unit in units) if in_shadow else own
-    found = detect(
+    units = tuple(_unit(entry, instruction_set) for entry in instruction_set.manifest.body)
+    own = frozenset(chunk.name for chunk in record.loaded_chunks)
+    run = context.records.audits_of_run(agent.id, record.heartbeat_id)
+    elsewhere = frozenset(chunk.name for other in run for chunk in other.loaded_chunks) - own
+    # In shadow mode all texts are in the prompt, whatever the recall loaded.
+    is_shadow = record.event_type == "shadow"
+    loaded = frozenset(unit.name for unit in units) if is_shadow else own
+    detected = detect(
         units,
         after_token(trace, record.audit_token),
-        loaded=had,
-        known=(record.intent, *agent.always_rules),
-        listed=() if in_shadow else _listed(shelf),
+        loaded=loaded,
+        earlier_texts=(record.intent, *agent.always_rules),
+        index_texts=() if is_shadow else _index_texts(instruction_set),
     )
-    return tuple(one for one in found if in_shadow or one.name not in elsewhere)
+    return tuple(detection for detection in detected if is_shadow or detection.name not in elsewhere)
 
 
-def _shelf_then(library: Library, agent: Agent, record: AuditRecord) -> Shelf | None:
-    """What the record was loaded from: a heartbeat that began before the first manifest has asked that one."""
+def _instruction_set_of(context: Library, agent: Agent, record: AuditRecord) -> Shelf | None:
+    """The set that the record was loaded from; a heartbeat that started before the first manifest used that one."""
     for at in (record.detail.get("as_of", record.session_start), record.created_at):
-        if isinstance(at, int) and library.records.manifest_at(agent.id, at) is not None:
-            return shelf_at(library, agent, at, lifted=(), otherwise=None)
+        if isinstance(at, int) and context.records.manifest_at(agent.id, at) is not None:
+            return shelf_at(context, agent, at, lifted=(), otherwise=None)
     return None
 
 
-def _unit(entry: Entry, shelf: Shelf) -> Unit:
-    content = shelf.contents.get(entry.name)
+def _unit(entry: Entry, instruction_set: Shelf) -> Unit:
+    content = instruction_set.contents.get(entry.name)
     uris = {entry.fact_uri, content.fact_uri if content else None}
     return Unit(entry.name, tuple(sorted(uri for uri in uris if uri)), content.text if content else "")
 
 
-def _listed(shelf: Shelf) -> tuple[str, ...]:
-    """What the index says of the units."""
+def _index_texts(instruction_set: Shelf) -> tuple[str, ...]:
+    """The index texts of the units."""
     return tuple(
         text
-        for entry in shelf.manifest.body
+        for entry in instruction_set.manifest.body
         for text in (entry.description, *entry.load_triggers.intents, *entry.load_triggers.keywords)
     )

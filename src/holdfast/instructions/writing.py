@@ -1,4 +1,4 @@
-"""How units are written: a version once, signed or quarantined, and pending where people must look at it first."""
+"""Write unit versions: immutable once written, quarantined if unsigned, pending if an approval is required first."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from holdfast.instructions.waiting import ATTEMPTS_MAX, follows, holding, lackin
 
 CONTENT_CHARACTERS_MAX = 200_000
 LISTINGS_MEASURED_MAX = 10
+# How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, sent by a key
+# without one, or only claimed by somebody else.
 TRUST_SIGNED = 1.0
 TRUST_NAMED = 0.9
 TRUST_UNNAMED = 0.7
@@ -33,10 +35,10 @@ class GivenUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WrittenUnit(msgspec.Struct, frozen=True):
-    """`coverage` is what the gate says of the unit with its new text, where a manifest lists it.
+    """`coverage` is the gate's result for the unit with its new text, if a manifest lists it.
 
-    What is kept for many is measured for each of the first few agents that list it, `measured_for`, the worst first:
-    `coverage` is that of the first.
+    A shared unit is measured for the first few agents that list it, in `measured_for`, worst first; `coverage` is
+    the worst result.
     """
 
     fact_uri: str
@@ -48,23 +50,25 @@ class WrittenUnit(msgspec.Struct, frozen=True):
     measured_for: tuple[str, ...] = ()
 
 
-def write_unit(library: Library, given: GivenUnit, caller: Caller) -> WrittenUnit:
-    """Raises InstructionError; what was written before under the same address stays as it is."""
-    address = read_address(given.fact_uri)
-    if address.deployment != library.settings.deployment:
-        raise InstructionError("uri_invalid", f"this deployment is {library.settings.deployment!a}")
-    digest = check_text(address, given.content, given.authored_by)
+def write_unit(context: Library, submitted: GivenUnit, caller: Caller) -> WrittenUnit:
+    """Write a version once; an existing version at the same URI is never changed. Raises InstructionError."""
+    address = read_address(submitted.fact_uri)
+    if address.deployment != context.settings.deployment:
+        raise InstructionError(
+            "uri_invalid", f"the URI names another deployment; this one is {context.settings.deployment!a}"
+        )
+    digest = check_text(address, submitted.content, submitted.authored_by)
     for _ in range(ATTEMPTS_MAX):
-        written = _attempt(library, given, caller, address=address, digest=digest)
+        written = _attempt(context, submitted, caller, address=address, digest=digest)
         if written is not None:
             return written
-    raise _conflict("others write this unit all the time; try again")
+    raise _conflict("other writes to this unit kept winning the race; try again")
 
 
 def check_text(address: Address, content: str, authored_by: str | None) -> str:
-    """The digest of a text that may stand at this address. Raises InstructionError."""
+    """Return the SHA-256 of a text that is valid for this address. Raises InstructionError."""
     if address.name == "manifest":
-        raise InstructionError("uri_invalid", "the name manifest is that of the manifest itself")
+        raise InstructionError("uri_invalid", "the name manifest is reserved for the manifest itself")
     if not content.strip() or len(content) > CONTENT_CHARACTERS_MAX:
         raise InstructionError("unit_invalid", f"content has 1 to {CONTENT_CHARACTERS_MAX} characters")
     if authored_by is not None and not 0 < len(authored_by) <= 500:
@@ -72,149 +76,159 @@ def check_text(address: Address, content: str, authored_by: str | None) -> str:
     try:
         return hashlib.sha256(content.encode()).hexdigest()
     except UnicodeEncodeError as error:
-        raise InstructionError("unit_invalid", "content is text that can be written as UTF-8") from error
+        raise InstructionError("unit_invalid", "content must be text that can be encoded as UTF-8") from error
 
 
 def _attempt(
-    library: Library, given: GivenUnit, caller: Caller, *, address: Address, digest: str
+    context: Library, submitted: GivenUnit, caller: Caller, *, address: Address, digest: str
 ) -> WrittenUnit | None:
-    """None where another version was written meanwhile."""
+    """Return None if another version was written meanwhile."""
     shared = is_of_many(address.owner)
-    agent = None if shared else library.records.agent(address.owner)
-    registers = None if shared or agent else new_agent(library, address.owner)
+    agent = None if shared else context.records.agent(address.owner)
+    registers = None if shared or agent else new_agent(context, address.owner)
     owner = agent.id if agent else address.owner
-    versions = library.records.versions_of(owner, address.name)
-    # By whichever name of its agent it was written: it is the same unit.
-    before = next((one for one in versions if one.version == address.version), None)
-    if before is not None and before.content_sha256 != digest:
+    versions = context.records.versions_of(owner, address.name)
+    # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
+    existing = next((unit_version for unit_version in versions if unit_version.version == address.version), None)
+    if existing is not None and existing.content_sha256 != digest:
         raise _conflict("this version was written with other content; a version is written once")
-    if before is not None and before.status != "quarantined":
-        return _as_before(before)
-    # What nobody known has signed stands in nobody's way.
-    counting = [one for one in versions if one.status != "quarantined"]
-    newest = newest_units(counting).get((owner, address.name))
-    if before is not None:
-        unit = _looked_at_again(library, given, caller, before=before, newest=newest)
+    if existing is not None and existing.status != "quarantined":
+        return _unchanged(existing)
+    # A quarantined version must not block a signed one with the same or a lower number.
+    trusted_versions = [unit_version for unit_version in versions if unit_version.status != "quarantined"]
+    newest = newest_units(trusted_versions).get((owner, address.name))
+    if existing is not None:
+        unit = _recheck_quarantined(context, submitted, caller, existing=existing, newest=newest)
         if unit.status == "quarantined" or (newest is not None and not follows(unit, newest)):
-            return _as_before(before)
+            return _unchanged(existing)
     else:
-        unit = _made(library, given, caller, owner=owner, digest=digest, newest=newest)
-        if newest is not None and not follows_all(unit.version, (one.version for one in counting)):
-            raise _conflict(f"version {unit.version} does not follow {newest.version}, or another before it")
-    manifest = library.records.manifest(agent.id) if agent else None
-    judged = library.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
-    listed = listings(library, agent, manifest, unit)
-    if unit.status == "active" and _must_wait(library, unit, listed, is_new=before is None):
-        unit = msgspec.structs.replace(unit, status="pending")
-    measured = _covered(library, unit, listed)
-    held = holding(versions)
-    over, ids = (held.uri if held else None), [one.id for one in judged]
-    done = (
-        library.records.release_unit(unit, over=over, judged=ids)
-        if before is not None
-        else library.records.add_unit(unit, registers, over=over, judged=ids)
+        unit = _build_unit(context, submitted, caller, owner=owner, digest=digest, newest=newest)
+        if newest is not None and not follows_all(
+            unit.version, (unit_version.version for unit_version in trusted_versions)
+        ):
+            raise _conflict(f"version {unit.version} is not newer than {newest.version} and all versions before it")
+    manifest = context.records.manifest(agent.id) if agent else None
+    listing_manifests = (
+        context.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
     )
-    if not done:
+    listed = listings(context, agent, manifest, unit)
+    if unit.status == "active" and _needs_approval(context, unit, listed, is_new=existing is None):
+        unit = msgspec.structs.replace(unit, status="pending")
+    measured = _measure_listings(context, unit, listed)
+    # The store refuses the write if the active version or a listing manifest has changed since it was read here.
+    active = holding(versions)
+    over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
+    is_stored = (
+        context.records.release_unit(unit, over=over, judged=ids)
+        if existing is not None
+        else context.records.add_unit(unit, registers, over=over, judged=ids)
+    )
+    if not is_stored:
         return None
     return WrittenUnit(
         unit.uri,
         digest,
         unit.token_count,
         unit.status,
-        is_new=before is None,
+        is_new=existing is None,
         coverage=next((line for _, line in measured), None),
-        measured_for=tuple(dict.fromkeys(one.id for one, _ in measured)),
+        measured_for=tuple(dict.fromkeys(measured_agent.id for measured_agent, _ in measured)),
     )
 
 
-def _must_wait(library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]], *, is_new: bool) -> bool:
-    """Until it is approved; nobody can have approved of a text that is only now written."""
+def _needs_approval(
+    context: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]], *, is_new: bool
+) -> bool:
+    """Whether an approval is missing; a text that is only now written cannot have been approved yet."""
     if is_new:
         return any(needed_kinds(entry) for _, entry in listed)
-    return any(lacking_kinds(entry, unit, library.records.approvals(agent.id)) for agent, entry in listed)
+    return any(lacking_kinds(entry, unit, context.records.approvals(agent.id)) for agent, entry in listed)
 
 
-def _as_before(unit: UnitVersion) -> WrittenUnit:
+def _unchanged(unit: UnitVersion) -> WrittenUnit:
     return WrittenUnit(unit.uri, unit.content_sha256, unit.token_count, unit.status, is_new=False)
 
 
-def _looked_at_again(
-    library: Library, given: GivenUnit, caller: Caller, *, before: UnitVersion, newest: UnitVersion | None
+def _recheck_quarantined(
+    context: Library, submitted: GivenUnit, caller: Caller, *, existing: UnitVersion, newest: UnitVersion | None
 ) -> UnitVersion:
-    """What was quarantined as it would be now, by the signature that is given, or that it came with."""
-    meant = msgspec.structs.replace(
-        given,
-        authored_by=before.authored_by,
-        derived_from=before.derived_from,
-        signature=given.signature if given.signature is not None else before.signature,
+    """Re-evaluate a quarantined version with the submitted signature, or else with its own."""
+    signed = msgspec.structs.replace(
+        submitted,
+        authored_by=existing.authored_by,
+        derived_from=existing.derived_from,
+        signature=submitted.signature if submitted.signature is not None else existing.signature,
     )
-    made = _made(library, meant, caller, owner=before.agent_id, digest=before.content_sha256, newest=newest)
-    return msgspec.structs.replace(made, uri=before.uri, authored_at=before.authored_at)
+    unit = _build_unit(context, signed, caller, owner=existing.agent_id, digest=existing.content_sha256, newest=newest)
+    return msgspec.structs.replace(unit, uri=existing.uri, authored_at=existing.authored_at)
 
 
-def _made(
-    library: Library, given: GivenUnit, caller: Caller, *, owner: str, digest: str, newest: UnitVersion | None
+def _build_unit(
+    context: Library, submitted: GivenUnit, caller: Caller, *, owner: str, digest: str, newest: UnitVersion | None
 ) -> UnitVersion:
-    sent = read_address(given.fact_uri)
-    address = msgspec.structs.replace(sent, owner=owner)
-    now = library.now()
-    signature, signer = given.signature, None
+    submitted_address = read_address(submitted.fact_uri)
+    address = msgspec.structs.replace(submitted_address, owner=owner)
+    now = context.now()
+    signature, signer = submitted.signature, None
     if signature is not None:
-        # Whoever signs, signs the address as it was sent.
-        spelled = dict.fromkeys((address.uri, sent.uri, given.fact_uri))
-        signer = unit_signer(spelled, digest, signature, library.signers())
-    elif library.key is not None:
-        signature = library.key.sign(unit_message(address.uri, digest))
+        # The signature covers the URI as the author wrote it, so that every equivalent form is tried.
+        uri_forms = dict.fromkeys((address.uri, submitted_address.uri, submitted.fact_uri))
+        signer = unit_signer(uri_forms, digest, signature, context.signers())
+    elif context.key is not None:
+        signature = context.key.sign(unit_message(address.uri, digest))
         signer = caller.author
     return UnitVersion(
         uri=address.uri,
         agent_id=owner,
         name=address.name,
         version=address.version,
-        content=given.content,
+        content=submitted.content,
         content_sha256=digest,
-        token_count=count_cl100k(given.content),
+        token_count=count_cl100k(submitted.content),
         created_at=now,
-        authored_by=given.authored_by or caller.author,
+        authored_by=submitted.authored_by or caller.author,
         authored_at=now,
-        source_trust=_trust(given, caller, signer),
+        source_trust=_trust(submitted, caller, signer),
         status="active" if signer is not None else "quarantined",
-        derived_from=given.derived_from or (newest.content_sha256 if newest else None),
+        derived_from=submitted.derived_from or (newest.content_sha256 if newest else None),
         signature=signature,
         signed_by=signer,
     )
 
 
-def _trust(given: GivenUnit, caller: Caller, signer: str | None) -> float:
-    author = given.authored_by or caller.author
+def _trust(submitted: GivenUnit, caller: Caller, signer: str | None) -> float:
+    author = submitted.authored_by or caller.author
     if signer is None:
         return 0.0
-    if given.signature is not None and signer == author:
+    if submitted.signature is not None and signer == author:
         return TRUST_SIGNED
     if author != caller.author:
         return TRUST_CLAIMED
     return TRUST_NAMED if caller.entity else TRUST_UNNAMED
 
 
-def _covered(
-    library: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]]
+def _measure_listings(
+    context: Library, unit: UnitVersion, listed: Sequence[tuple[Agent, Entry]]
 ) -> tuple[tuple[Agent, UnitCoverage], ...]:
-    """What the gate says of the unit where it is listed, the worst first; of many agents the first few are asked."""
+    """The gate's results for the unit where it is listed, worst first, for at most LISTINGS_MEASURED_MAX agents."""
     if unit.status == "quarantined":
         return ()
-    settings = library.settings
-    found = []
+    settings = context.settings
+    results = []
     for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
-        manifest = library.records.manifest(agent.id)
+        manifest = context.records.manifest(agent.id)
         if manifest is not None:
-            shelf = library.shelves.made(agent, manifest, instead={entry.name: unit})
-            line = measure(shelf, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
-            found.append((agent, line))
-    return tuple(sorted(found, key=lambda one: (one[1].passed, _share(one[1]))))
+            instruction_set = context.shelves.made(agent, manifest, instead={entry.name: unit})
+            coverage = measure(
+                instruction_set, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
+            )
+            results.append((agent, coverage))
+    # False sorts before True, so that failing results come first.
+    return tuple(sorted(results, key=lambda result: (result[1].passed, _coverage_share(result[1]))))
 
 
-def _share(line: UnitCoverage) -> float:
-    return 1.0 if line.coverage_pct is None else line.coverage_pct
+def _coverage_share(coverage: UnitCoverage) -> float:
+    return 1.0 if coverage.coverage_pct is None else coverage.coverage_pct
 
 
 def _conflict(message: str) -> InstructionError:

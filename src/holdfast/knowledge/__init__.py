@@ -1,1 +1,1 @@
-"""What earlier work has taught a project: harvested, kept as files that people edit, told in a digest."""
+"""Project knowledge from earlier sessions: harvested, stored in files that people edit, summarised in a digest."""

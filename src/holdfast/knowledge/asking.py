@@ -1,4 +1,4 @@
-"""What a model finds in a conversation beside what rules find: how it is asked, and what of its answer counts."""
+"""Extract knowledge items from a conversation with a model: the prompt, and the validation of the reply."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,14 @@ from holdfast.knowledge.finding import project_path
 from holdfast.knowledge.items import PROJECT, Category, Item, Origin, Source, as_told, item_id
 from holdfast.knowledge.screening import holds_secret, injection_in
 
+# Limits of the pattern that the harvest follows (nagent): above 1 MB refused, above 64 KB shortened.
 SAID_BYTES_MAX = 1_000_000
-"""A longer conversation is not given to a model; what is found by rule has to do."""
+"""A longer conversation is not sent to a model; the rules must suffice."""
 
 TOLD_CHARACTERS_MAX = 64_000
 ITEMS_MAX = 100
 GROUNDED_SHARE = 0.8
-"""So many of a statement's words must have been said by the user or the model; else it counts as a tool's."""
+"""This share of a statement's words must occur in user or model text; otherwise its origin is `tool`."""
 
 INSTRUCTION = """\
 Below is a conversation that is over. Say what in it is worth knowing in later work on the same project.
@@ -49,11 +50,11 @@ class ModelReply(msgspec.Struct, frozen=True):
 
 
 AskModel = Callable[[str], ModelReply]
-"""Gives a prompt to a model; may raise a HoldfastError."""
+"""Sends a prompt to a model; may raise a HoldfastError."""
 
 
 class ModelFinding(msgspec.Struct, frozen=True):
-    """`items` is None where two answers could not be read, or the conversation is too long; then `reason` says so."""
+    """`items` is None if two replies could not be parsed or the conversation is too long; `reason` says which."""
 
     items: tuple[Item, ...] | None
     cost_usd: Decimal = Decimal(0)
@@ -62,89 +63,92 @@ class ModelFinding(msgspec.Struct, frozen=True):
 
 
 def ask_for_items(
-    ask: AskModel, passages: Sequence[Passage], *, session: str, day: str, workspace: str | None
+    ask: AskModel, entries: Sequence[Passage], *, session: str, day: str, workspace: str | None
 ) -> ModelFinding:
-    """At most two calls: one, and one more where the answer cannot be read."""
-    spoken = [passage for passage in passages if not passage.injected]
-    told = redacted("\n\n".join(f"[{one.role}] {plain_text(one.content)}" for one in spoken))
-    if len(told.encode("utf-8", "surrogatepass")) > SAID_BYTES_MAX:
+    """At most two calls: a second one if the first reply cannot be parsed."""
+    spoken_entries = [entry for entry in entries if not entry.injected]
+    transcript = redacted("\n\n".join(f"[{entry.role}] {plain_text(entry.content)}" for entry in spoken_entries))
+    if len(transcript.encode("utf-8", "surrogatepass")) > SAID_BYTES_MAX:
         return ModelFinding(None, reason="the conversation is too long for a model")
-    prompt = f"{INSTRUCTION}\n<conversation>\n{_shortened(told)}\n</conversation>"
+    prompt = f"{INSTRUCTION}\n<conversation>\n{_truncate_middle(transcript)}\n</conversation>"
     cost = Decimal(0)
     for suffix in ("", AGAIN):
         reply = ask(prompt + suffix)
         cost += reply.cost_usd
-        answer = _object(reply.text)
-        if answer is not None:
-            number = spoken[-1].number if spoken else 0
-            items, secrets = _items(answer, spoken, Source(session, number, "model"), day, workspace=workspace)
+        reply_object = _reply_object(reply.text)
+        if reply_object is not None:
+            number = spoken_entries[-1].number if spoken_entries else 0
+            items, secrets = _items(
+                reply_object, spoken_entries, Source(session, number, "model"), day, workspace=workspace
+            )
             return ModelFinding(items, cost, secrets)
-    return ModelFinding(None, cost, reason="the model's answer is no JSON of the form that was asked for")
+    return ModelFinding(None, cost, reason="the model's reply is not JSON of the requested form")
 
 
-def _shortened(text: str) -> str:
-    """The beginning, where the goal is, and more of the end."""
+def _truncate_middle(text: str) -> str:
+    """A quarter from the beginning, which has the goal, and three quarters from the end."""
     if len(text) <= TOLD_CHARACTERS_MAX:
         return text
     head = TOLD_CHARACTERS_MAX // 4
     return f"{text[:head]}\n\n[... left out ...]\n\n{text[-(TOLD_CHARACTERS_MAX - head) :]}"
 
 
-def _object(text: str) -> dict[str, Json] | None:
+def _reply_object(text: str) -> dict[str, Json] | None:
     fenced = _FENCE.match(text)
     try:
-        read = msgspec.json.decode(fenced[1] if fenced else text)
+        decoded = msgspec.json.decode(fenced[1] if fenced else text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return read if isinstance(read, dict) else None
+    return decoded if isinstance(decoded, dict) else None
 
 
 def _items(
     answer: dict[str, Json], spoken: Sequence[Passage], source: Source, day: str, *, workspace: str | None
 ) -> tuple[tuple[Item, ...], int]:
-    said = set(_WORDS.findall(" ".join(text_of(one.content) for one in spoken).casefold()))
-    found: dict[tuple[str, str], Item] = {}
+    spoken_words = set(_WORDS.findall(" ".join(text_of(entry.content) for entry in spoken).casefold()))
+    items: dict[tuple[str, str], Item] = {}
     secrets = 0
     for category, text, done, path in _statements(answer):
-        below = project_path(path, workspace) if path else ""
+        relative_path = project_path(path, workspace) if path else ""
         if holds_secret(text) or holds_secret(path):
             secrets += 1
             continue
-        told = as_told(text)
-        if not told or (path and not below):
+        sanitized = as_told(text)
+        if not sanitized or (path and not relative_path):
             continue
-        words = _WORDS.findall(told.casefold())
-        grounded = sum(word in said for word in words) >= len(words) * GROUNDED_SHARE
+        words = _WORDS.findall(sanitized.casefold())
+        # A statement that mostly repeats tool output may be injected text; as a tool's it needs a second source.
+        grounded = sum(word in spoken_words for word in words) >= len(words) * GROUNDED_SHARE
         origin: Origin = "model" if grounded else "tool"
         item = Item(
-            id=item_id(category, told, below),
+            id=item_id(category, sanitized, relative_path),
             category=category,
-            text=told,
+            text=sanitized,
             done=done,
             first_seen=day,
             last_seen=day,
             sources=(msgspec.structs.replace(source, origin=origin),),
-            scope=below or PROJECT,
-            key=below,
+            scope=relative_path or PROJECT,
+            key=relative_path,
             flagged=injection_in(text),
         )
-        if len(found) < ITEMS_MAX:
-            found.setdefault((item.scope, item.id), item)
-    return tuple(found.values()), secrets
+        if len(items) < ITEMS_MAX:
+            items.setdefault((item.scope, item.id), item)
+    return tuple(items.values()), secrets
 
 
 def _statements(answer: dict[str, Json]) -> Iterator[tuple[Category, str, bool, str]]:
-    """Category, text, whether it is done, and of which file it is a note; what has another form is passed over."""
+    """Category, text, whether it is done, and the file of a note; entries of another form are ignored."""
     for key, category, done in _KEYS:
-        for one in _list(answer, key):
-            if text := _text(one, "statement"):
+        for statement in _list(answer, key):
+            if text := _text(statement, "statement"):
                 yield category, text, done, ""
-    for one in _list(answer, "playbooks"):
-        name, steps = _text(one, "name"), _text(one, "steps")
+    for statement in _list(answer, "playbooks"):
+        name, steps = _text(statement, "name"), _text(statement, "steps")
         if name and steps:
             yield "playbooks", f"{name}: {steps}", False, ""
-    for one in _list(answer, "files"):
-        path, note = _text(one, "path"), _text(one, "note")
+    for statement in _list(answer, "files"):
+        path, note = _text(statement, "path"), _text(statement, "note")
         if path and note:
             yield "files", note, False, path
 
@@ -155,5 +159,5 @@ def _list(answer: dict[str, Json], key: str) -> list[Json]:
 
 
 def _text(value: Json, key: str) -> str:
-    said = value.get(key) if isinstance(value, dict) else value if key == "statement" else None
-    return said if isinstance(said, str) else ""
+    text = value.get(key) if isinstance(value, dict) else value if key == "statement" else None
+    return text if isinstance(text, str) else ""

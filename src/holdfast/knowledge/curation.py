@@ -1,4 +1,4 @@
-"""Which files a person chose for the work at hand: named presets of files, ranges of lines and symbols."""
+"""Curated context: named presets of files, line ranges and symbols that a person chose for the current work."""
 
 import re
 import tomllib
@@ -23,7 +23,7 @@ _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file, or of it only `lines` such as "10-40", or the definition of a `symbol`."""
+    """A whole file, or only `lines` such as "10-40", or only the definition of `symbol`."""
 
     path: str
     lines: str = ""
@@ -35,7 +35,7 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def slices(self) -> tuple[Slice, ...]:
-        return tuple(Slice(one) if isinstance(one, str) else one for one in self.files[:SLICES_MAX])
+        return tuple(Slice(file) if isinstance(file, str) else file for file in self.files[:SLICES_MAX])
 
 
 def preset_names(disk: Disk) -> tuple[str, ...]:
@@ -43,28 +43,31 @@ def preset_names(disk: Disk) -> tuple[str, ...]:
 
 
 def read_preset(disk: Disk, name: str) -> Preset:
-    """Raises UserError, which names what is wrong, for a preset that is not there or cannot be read."""
+    """Raises UserError for a preset that does not exist or is invalid."""
     raw = disk.read(f"{name}.toml") if _NAME.fullmatch(name) else None
     if raw is None:
         known = ", ".join(preset_names(disk))
-        there = f"there are {known}" if known else "there are none yet"
-        raise UserError(f"there is no preset of files {name[:80]!r}; {there} (files .holdfast/curation/<name>.toml)")
+        hint = f"known: {known}" if known else "there are none yet"
+        raise UserError(f"there is no file preset {name[:80]!r}; {hint} (files .holdfast/curation/<name>.toml)")
     try:
         preset = msgspec.convert(tomllib.loads(read_text(raw)), Preset)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise UserError(f"the preset of files {name!r} cannot be read: {error}") from error
-    if bad := next((one for one in preset.slices if one.lines and not _RANGE.fullmatch(one.lines)), None):
-        raise UserError(f'the preset of files {name!r}: lines of {bad.path!r} are said as in "10-40"')
+        raise UserError(f"the file preset {name!r} cannot be read: {error}") from error
+    if bad := next(
+        (file_slice for file_slice in preset.slices if file_slice.lines and not _RANGE.fullmatch(file_slice.lines)),
+        None,
+    ):
+        raise UserError(f'the file preset {name!r}: lines of {bad.path!r} must look like "10-40"')
     return preset
 
 
 def active_preset(disk: Disk) -> str:
-    """The name that was last chosen by hand, or nothing."""
+    """The name of the preset that was last chosen; empty if none is."""
     return read_text(disk.read(ACTIVE) or b"").strip()
 
 
 def choose_preset(disk: Disk, name: str) -> None:
-    """From the next message on sessions are told these files; an empty name is none."""
+    """Make a preset active from the next message on; an empty name clears it."""
     if not name:
         disk.remove(ACTIVE)
         return
@@ -73,10 +76,10 @@ def choose_preset(disk: Disk, name: str) -> None:
 
 
 def render_preset(root: Path, name: str, slices: Sequence[Slice]) -> str:
-    """Every slice with its path, its lines and the digest of its file, each and all within their caps."""
+    """Every slice with its path, lines and file digest, within the limits per slice and in total."""
     parts = [f"# Files chosen for this work ({name})"]
     size, left_out = len(parts[0]), 0
-    for part in _rendered(root, slices):
+    for part in _render_slices(root, slices):
         size += len(part.encode()) + 2
         if size > TOLD_BYTES_MAX:
             left_out += 1
@@ -87,52 +90,53 @@ def render_preset(root: Path, name: str, slices: Sequence[Slice]) -> str:
     return "\n\n".join(parts)
 
 
-def _rendered(root: Path, slices: Sequence[Slice]) -> Iterator[str]:
-    for one in slices:
-        file = read_project_file(root, one.path, FILE_BYTES_MAX)
+def _render_slices(root: Path, slices: Sequence[Slice]) -> Iterator[str]:
+    for file_slice in slices:
+        file = read_project_file(root, file_slice.path, FILE_BYTES_MAX)
         if file is None:
-            yield f"## {one.path}\n(cannot be read)"
+            yield f"## {file_slice.path}\n(cannot be read)"
             continue
         lines = file.text.removesuffix("\n").split("\n")
-        place = _place(one, file, lines)
-        if place is None:
-            yield f"## {one.path}\n(there is no definition of {one.symbol!r})"
+        line_range = _line_range(file_slice, file, lines)
+        if line_range is None:
+            yield f"## {file_slice.path}\n(there is no definition of {file_slice.symbol!r})"
             continue
-        first, last = place
+        first, last = line_range
         text, cut = cut_utf8("\n".join(lines[first - 1 : last]), SLICE_BYTES_MAX)
         note = "\n(cut here)" if cut else ""
-        yield f"## {one.path} lines {first}-{last} of {len(lines)} (sha256 {file.sha256[:12]})\n{text}{note}"
+        yield f"## {file_slice.path} lines {first}-{last} of {len(lines)} (sha256 {file.sha256[:12]})\n{text}{note}"
 
 
-def _place(one: Slice, file: FileText, lines: Sequence[str]) -> tuple[int, int] | None:
-    if one.lines and (match := _RANGE.fullmatch(one.lines)):
+def _line_range(file_slice: Slice, file: FileText, lines: Sequence[str]) -> tuple[int, int] | None:
+    if file_slice.lines and (match := _RANGE.fullmatch(file_slice.lines)):
         first = max(1, min(int(match[1]), len(lines)))
         return first, max(first, min(int(match[2]), len(lines)))
-    if one.symbol:
-        return definition(lines, one.symbol)
+    if file_slice.symbol:
+        return definition(lines, file_slice.symbol)
     return 1, len(lines)
 
 
 def definition(lines: Sequence[str], symbol: str) -> tuple[int, int] | None:
-    """The lines of a definition, found by how such lines are written and by how deep they stand."""
-    opens = re.compile(
+    """First and last line of a definition, found by keyword and indentation; language-independent."""
+    pattern = re.compile(
         r"\s*(?:(?:export|default|public|private|protected|static|abstract|async|pub|final)\s+)*"
         rf"(?:def|class|function|fn|func|struct|enum|interface|trait|type|const|let|var|impl|module)\s+{re.escape(symbol)}\b"
     )
-    for at, line in enumerate(lines):
-        if opens.match(line):
-            return at + 1, _end(lines, at)
+    for index, line in enumerate(lines):
+        if pattern.match(line):
+            return index + 1, _definition_end(lines, index)
     return None
 
 
-def _end(lines: Sequence[str], at: int) -> int:
-    depth = len(lines[at]) - len(lines[at].lstrip())
-    last = at
-    for number in range(at + 1, len(lines)):
+def _definition_end(lines: Sequence[str], start: int) -> int:
+    indent = len(lines[start]) - len(lines[start].lstrip())
+    last = start
+    for number in range(start + 1, len(lines)):
         line = lines[number]
         if not line.strip():
             continue
-        if len(line) - len(line.lstrip()) <= depth:
+        if len(line) - len(line.lstrip()) <= indent:
+            # The closing bracket of a block has the indentation of its first line and belongs to it.
             return number + 1 if line.strip()[0] in "})]" else last + 1
         last = number
     return last + 1

@@ -1,8 +1,9 @@
-"""What of all that is known a prompt is told: a short text, made of the pages alone, that changes as little as it can.
+"""The knowledge digest in the prompt: a short text made from the pages alone that changes as rarely as possible.
 
-Sections stand from the most lasting to the most changing. A section takes what its quota and what the sections before
-it have left over allow, so that none depends on one behind it. Items stand in the order of their page, and new ones
-come behind the old ones; when a section is full, its older half leaves at once and not item by item.
+Sections are ordered from the most stable to the most changing. A section may use its quota and what earlier sections
+left over, so that its content never depends on a later section. Items keep the order of their page and new ones are
+appended; when a section is full, its older half is dropped at once, because dropping one item per addition would
+change the cached prefix each time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from holdfast.knowledge.screening import holds_secret
 
 DIGEST_BYTES_MAX = 4_096
 NOTE_BYTES = 80
-"""What is set aside for the note that tells how much was left out."""
+"""Reserved for the note on how many items were left out."""
 
 OPENING = """\
 # Knowledge from earlier work
@@ -30,7 +31,7 @@ SECTIONS: tuple[tuple[Category, str, float], ...] = (
     ("questions", "Open questions", 0.10),
     ("tasks", "Open tasks", 0.20),
 )
-"""Category, heading, and the share of the room that is always the section's own."""
+"""Category, heading, and the section's guaranteed share of the available bytes."""
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -44,9 +45,9 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What another digest is worth to a cache: from `first_byte` on, nothing behind it is read as it was.
+    """How a new digest affects the cache: everything in the prompt from `first_byte` of the digest on is a cache miss.
 
-    `bytes_changed` are those of the digest itself; `items` lines are in one of the two only.
+    `bytes_changed` counts bytes of the digest itself; `items` counts lines that are in only one of the two.
     """
 
     first_byte: int
@@ -57,48 +58,51 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def make_digest(items: Iterable[Item], *, bytes_max: int = DIGEST_BYTES_MAX) -> Digest:
-    """Nothing where nothing may be told. However many items there are, it never has more bytes than `bytes_max`."""
-    told: dict[Category, list[str]] = {}
+    """Empty if no item may be included; never longer than `bytes_max`, however many items there are."""
+    lines_by_category: dict[Category, list[str]] = {}
     for item in items:
         if not item.held_back:
-            told.setdefault(item.category, []).append(f"- {item.text}\n")
+            lines_by_category.setdefault(item.category, []).append(f"- {item.text}\n")
     room = bytes_max - len(OPENING.encode()) - NOTE_BYTES
-    parts, kept, left_out, spare = [OPENING], 0, 0, 0.0
+    parts, item_count, left_out, available = [OPENING], 0, 0, 0.0
     for category, heading, share in SECTIONS:
         title = f"\n## {heading}\n"
-        lines = told.get(category, [])
-        spare += max(0, room) * share
-        chosen = [line for line in _newest(lines, int(spare) - len(title)) if not holds_secret(line)]
+        lines = lines_by_category.get(category, [])
+        available += max(0, room) * share
+        chosen = [line for line in _newest(lines, int(available) - len(title)) if not holds_secret(line)]
         left_out += len(lines) - len(chosen)
         if chosen:
             part = title + "".join(chosen)
             parts.append(part)
-            spare -= len(part.encode())
-            kept += len(chosen)
-    if not kept:
+            available -= len(part.encode())
+            item_count += len(chosen)
+    if not item_count:
         return Digest("", 0, left_out)
     if left_out:
         parts.append(f"\n({left_out} more in .holdfast/knowledge)\n")
-    return Digest("".join(parts), kept, left_out)
+    return Digest("".join(parts), item_count, left_out)
 
 
 def _newest(lines: Sequence[str], bytes_max: int) -> list[str]:
-    """The window over the lines that is left once each was appended in turn; a line that never fits is passed over."""
+    """Replay appending each line to a window that drops its older half when full; the lines left at the end.
+
+    Deterministic in the page, so that the digest needs no state of its own.
+    """
     window: list[tuple[str, int]] = []
-    held = 0
+    window_bytes = 0
     for line in lines:
         size = len(line.encode())
         if size > bytes_max // 2:
-            # It would leave no room for others; half of a section may not be one line.
+            # One line may not take more than half of a section, or there would be no room for others.
             continue
-        if held + size > bytes_max:
-            gone = 0
-            while held > bytes_max // 2:
-                held -= window[gone][1]
-                gone += 1
-            del window[:gone]
+        if window_bytes + size > bytes_max:
+            dropped = 0
+            while window_bytes > bytes_max // 2:
+                window_bytes -= window[dropped][1]
+                dropped += 1
+            del window[:dropped]
         window.append((line, size))
-        held += size
+        window_bytes += size
     return [line for line, _ in window]
 
 
@@ -115,7 +119,7 @@ def change(before: str, after: str) -> Change:
 
 
 def pending_words(items: int) -> str:
-    """What is said of a digest that waits, and nothing where none does."""
+    """The status text for a pending digest; empty if none is pending."""
     return f"newer digest pending ({items} {'item' if items == 1 else 'items'})" if items else ""
 
 

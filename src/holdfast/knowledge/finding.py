@@ -1,4 +1,4 @@
-"""Which items a conversation holds, found by rule: what people said, what was decided, what is left to do."""
+"""Extract knowledge items from a conversation by rules: statements by users, decisions, open tasks."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from holdfast.knowledge.items import PROJECT, TEXT_CHARACTERS_MAX, Category, Ite
 from holdfast.knowledge.screening import holds_secret, injection_in
 
 ITEMS_MAX = 200
-"""How many items one session may add; a session that says more is cut off, and that is told."""
+"""How many items one session may add; the number of dropped ones is reported."""
 
 ASK_CHARACTERS_MAX = 160
 RUNS_MIN = 2
@@ -28,7 +28,7 @@ _STATES = re.compile(
 
 
 class Harvested(msgspec.Struct, frozen=True):
-    """What a session holds. `secrets` texts were left out because they may hold a credential, `over` for their number.
+    """Items of a session. `secrets` counts texts left out as possible credentials, `over` those above ITEMS_MAX.
 
     Notes on files are items of the category `files`, whose scope is the path.
     """
@@ -38,7 +38,7 @@ class Harvested(msgspec.Struct, frozen=True):
     over: int = 0
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Statement(msgspec.Struct, frozen=True):
     category: Category
     text: str
     number: int
@@ -47,101 +47,109 @@ class _Said(msgspec.Struct, frozen=True):
     path: str = ""
 
 
-def harvested(passages: Sequence[Passage], *, session: str, day: str, workspace: str | None = None) -> Harvested:
-    """The same conversation gives the same items; a text that may hold a secret gives none."""
-    facts = facts_of(passages)
-    found: dict[tuple[str, str], Item] = {}
+def harvested(entries: Sequence[Passage], *, session: str, day: str, workspace: str | None = None) -> Harvested:
+    """Deterministic; a text that may contain a secret gives no item."""
+    facts = facts_of(entries)
+    items: dict[tuple[str, str], Item] = {}
     secrets = over = 0
-    for said in (*_spoken(passages, facts), *_of_files(facts, workspace)):
-        if holds_secret(said.text) or holds_secret(said.path):
+    for statement in (*_statements(entries, facts), *_file_notes(facts, workspace)):
+        if holds_secret(statement.text) or holds_secret(statement.path):
             secrets += 1
             continue
-        item = _item(said, session, day)
+        item = _item(statement, session, day)
         if not item.text:
             continue
         key = item.scope, item.id
-        if key not in found and len(found) >= ITEMS_MAX:
+        if key not in items and len(items) >= ITEMS_MAX:
             over += 1
             continue
-        known = found.get(key)
-        found[key] = item if known is None else _both(known, item)
-    return Harvested(tuple(found.values()), secrets, over)
+        existing = items.get(key)
+        items[key] = item if existing is None else _merge_sources(existing, item)
+    return Harvested(tuple(items.values()), secrets, over)
 
 
-def _item(said: _Said, session: str, day: str) -> Item:
-    text = as_told(said.text)
+def _item(statement: _Statement, session: str, day: str) -> Item:
+    text = as_told(statement.text)
     return Item(
-        id=item_id(said.category, text, said.path),
-        category=said.category,
+        id=item_id(statement.category, text, statement.path),
+        category=statement.category,
         text=text,
-        done=said.done,
+        done=statement.done,
         first_seen=day,
         last_seen=day,
-        sources=(Source(session, said.number, said.origin),),
-        flagged=injection_in(said.text),
-        scope=said.path or PROJECT,
-        key=said.path,
+        sources=(Source(session, statement.number, statement.origin),),
+        flagged=injection_in(statement.text),
+        scope=statement.path or PROJECT,
+        key=statement.path,
     )
 
 
-def _both(known: Item, again: Item) -> Item:
-    sources = tuple(sorted({*known.sources, *again.sources}))
-    return msgspec.structs.replace(known, sources=sources, done=known.done or again.done)
+def _merge_sources(first: Item, second: Item) -> Item:
+    sources = tuple(sorted({*first.sources, *second.sources}))
+    return msgspec.structs.replace(first, sources=sources, done=first.done or second.done)
 
 
-def _spoken(passages: Sequence[Passage], facts: Facts) -> Iterator[_Said]:
-    constraints = {one.text for one in facts.constraints}
-    for one in facts.constraints:
-        yield _Said("decisions", one.text, one.number, "user")
-    for one in facts.decisions:
-        yield _Said("decisions", one.text, one.number, "model")
-    for passage in passages:
-        if passage.role == "user" and not passage.injected and not _answers(passage):
-            for sentence in sentences(text_of(passage.content)):
-                if sentence not in constraints and _tells(sentence):
-                    yield _Said("facts", sentence, passage.number, "user")
+def _statements(entries: Sequence[Passage], facts: Facts) -> Iterator[_Statement]:
+    constraints = {constraint.text for constraint in facts.constraints}
+    for constraint in facts.constraints:
+        yield _Statement("decisions", constraint.text, constraint.number, "user")
+    for decision in facts.decisions:
+        yield _Statement("decisions", decision.text, decision.number, "model")
+    for entry in entries:
+        if entry.role == "user" and not entry.injected and not _has_tool_result(entry):
+            for sentence in sentences(text_of(entry.content)):
+                if sentence not in constraints and _is_statement(sentence):
+                    yield _Statement("facts", sentence, entry.number, "user")
     for error in facts.errors:
         if not error.resolved:
-            yield _Said("facts", f"Unresolved error: {error.line}", error.number, "tool")
+            yield _Statement("facts", f"Unresolved error: {error.line}", error.number, "tool")
     for task, number in facts.tasks:
-        yield _Said("tasks", task.text, number, "model", done=task.status in DONE)
+        yield _Statement("tasks", task.text, number, "model", done=task.status in DONE)
     for ask in facts.asks:
         if not ask.answered and ask.text.strip():
-            yield _Said("tasks", f"Asked and not answered: {shown(ask.text, ASK_CHARACTERS_MAX)}", ask.number, "user")
-    for one in facts.questions:
-        yield _Said("questions", one.text, one.number, "model")
+            yield _Statement(
+                "tasks", f"Asked and not answered: {shown(ask.text, ASK_CHARACTERS_MAX)}", ask.number, "user"
+            )
+    for question in facts.questions:
+        yield _Statement("questions", question.text, question.number, "model")
     for ran in reversed(facts.commands):
+        # A command that was run repeatedly and works is part of how people work on this project.
         if ran.times >= RUNS_MIN and ran.answered and not ran.failed and "\n" not in ran.command:
-            yield _Said("playbooks", f"Run `{shown(ran.command, ASK_CHARACTERS_MAX)}`", ran.number, "model")
+            yield _Statement("playbooks", f"Run `{shown(ran.command, ASK_CHARACTERS_MAX)}`", ran.number, "model")
 
 
-def _tells(sentence: str) -> bool:
-    """Whether a sentence states something of a thing that has a name."""
+def _is_statement(sentence: str) -> bool:
+    """Whether a sentence is a statement about a named entity."""
     if len(sentence) > TEXT_CHARACTERS_MAX or sentence.endswith(("?", ":")) or not _STATES.search(sentence):
         return False
     return next(entities_in(sentence), None) is not None
 
 
-def _answers(passage: Passage) -> bool:
-    return any(isinstance(block, ToolResult) for block in passage.content)
+def _has_tool_result(entry: Passage) -> bool:
+    return any(isinstance(block, ToolResult) for block in entry.content)
 
 
-def _of_files(facts: Facts, workspace: str | None) -> Iterator[_Said]:
-    """What each file that was written in the workspace was changed for."""
+def _file_notes(facts: Facts, workspace: str | None) -> Iterator[_Statement]:
+    """For each file written in the workspace, the request that it was changed for."""
     for file in facts.files:
         path = project_path(file.path, workspace)
         if not path or not file.writes or file.deleted:
             continue
         number = file.numbers[-1] if file.numbers else 0
-        ask = next((one for one in reversed(facts.asks) if one.number <= number and one.text.strip()), None)
+        ask = next(
+            (candidate for candidate in reversed(facts.asks) if candidate.number <= number and candidate.text.strip()),
+            None,
+        )
         if ask is not None:
-            yield _Said("files", f"Changed for: {shown(ask.text, ASK_CHARACTERS_MAX)}", ask.number, "user", path=path)
+            yield _Statement(
+                "files", f"Changed for: {shown(ask.text, ASK_CHARACTERS_MAX)}", ask.number, "user", path=path
+            )
 
 
 def project_path(path: str, workspace: str | None) -> str:
-    """The path from the workspace on, or nothing for one that is not in it."""
+    """The path relative to the workspace; empty if it is outside."""
     if workspace is None or not path or "\0" in path or "\n" in path:
         return ""
-    whole = os.path.normpath(path if os.path.isabs(path) else os.path.join(workspace, path))
-    below = os.path.relpath(whole, os.path.normpath(workspace)).replace(os.sep, "/")
-    return "" if below in (".", "..") or below.startswith("../") else below
+    absolute = os.path.normpath(path if os.path.isabs(path) else os.path.join(workspace, path))
+    relative = os.path.relpath(absolute, os.path.normpath(workspace)).replace(os.sep, "/")
+    return "" if relative in (".", "..") or relative.startswith("../") else relative

@@ -1,4 +1,4 @@
-"""Where knowledge is kept: a folder that nothing leaves, files that are replaced whole, one writer at a time."""
+"""The knowledge folder: confined paths, files replaced atomically, one writer at a time."""
 
 import contextlib
 import fcntl
@@ -32,30 +32,30 @@ _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CL
 
 
 class Disk(Protocol):
-    """What a harvest does to the world; each step is done whole or not at all, but for an append that is cut short."""
+    """The file operations of a harvest; each is atomic, except that an append may be cut short by a crash."""
 
     def read(self, name: str) -> bytes | None:
-        """The file, or None where there is none."""
+        """The file's content, or None if it does not exist."""
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """The regular names in a folder, sorted; none where there is no folder."""
+        """The names in a folder that are not hidden, sorted; empty if there is no folder."""
 
     def replace(self, name: str, content: bytes) -> None: ...
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
-        """Whether it was done: not where the file no longer is what it was before."""
+        """Replace the file unless its content is no longer `before`; whether it was replaced."""
 
     def append(self, name: str, content: bytes) -> None: ...
 
     def remove(self, name: str) -> None:
-        """The file is gone afterwards, whether or not it was there."""
+        """Remove the file if it exists."""
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Raises UserError where another run holds it; who dies lets go of it."""
+        """Raises UserError if another run holds the lock; it is released when its holder's process ends."""
 
 
 class KnowledgeFolder:
-    """A workspace is not trusted: a link in it that leads out is not followed."""
+    """A workspace is untrusted: a symlink that leaves it is not followed."""
 
     def __init__(self, root: Path, steps: tuple[str, ...], shown: str = "") -> None:
         self._root = Path(os.path.realpath(root))
@@ -68,7 +68,7 @@ class KnowledgeFolder:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with opened_place(self._located(name)) as (folder, last):
+            with opened_place(self._locate(name)) as (folder, last):
                 try:
                     return read_regular(folder, last, FILE_BYTES_MAX)
                 except FileNotFoundError:
@@ -84,74 +84,76 @@ class KnowledgeFolder:
 
     def names(self, folder: str) -> tuple[str, ...]:
         try:
-            with opened_place(self._located(folder)) as (above, name), opened_folder(above, name) as opened:
-                found = sorted(os.listdir(opened))
+            with opened_place(self._locate(folder)) as (parent, name), opened_folder(parent, name) as descriptor:
+                names = sorted(os.listdir(descriptor))
         except (EscapeError, PathError):
             return ()
-        return tuple(one for one in found if not one.startswith("."))[:NAMES_MAX]
+        return tuple(name for name in names if not name.startswith("."))[:NAMES_MAX]
 
     def replace(self, name: str, content: bytes) -> None:
-        with self._writing(name) as (folder, last):
+        with self._open_for_writing(name) as (folder, last):
             write_atomically(folder, last, content)
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
-        with self._writing(name) as (folder, last):
+        with self._open_for_writing(name) as (folder, last):
 
-            def still() -> bool:
+            def is_unchanged() -> bool:
                 try:
-                    # One byte more than is ever read: what is longer was not read whole, and is not to be cut off.
+                    # One byte more than `read` returns: a longer file was not read whole and must not be truncated.
                     return read_regular(folder, last, FILE_BYTES_MAX + 1) == before
                 except FileNotFoundError:
                     return before is None
 
-            return write_atomically(folder, last, content, still=still)
+            return write_atomically(folder, last, content, still=is_unchanged)
 
     def append(self, name: str, content: bytes) -> None:
-        with self._writing(name) as (folder, last):
-            opened = os.open(last, _APPEND_FLAGS, 0o666, dir_fd=folder)
+        with self._open_for_writing(name) as (folder, last):
+            descriptor = os.open(last, _APPEND_FLAGS, 0o666, dir_fd=folder)
             try:
                 written = 0
                 while written < len(content):
-                    written += os.write(opened, content[written:])
-                os.fsync(opened)
+                    written += os.write(descriptor, content[written:])
+                # The ledger must be on disk before a page changes.
+                os.fsync(descriptor)
             finally:
-                os.close(opened)
+                os.close(descriptor)
 
     def remove(self, name: str) -> None:
-        with self._writing(name) as (folder, last), contextlib.suppress(FileNotFoundError):
+        with self._open_for_writing(name) as (folder, last), contextlib.suppress(FileNotFoundError):
             os.unlink(last, dir_fd=folder)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        with self._writing(".lock") as (folder, last):
-            opened = os.open(last, _LOCK_FLAGS, 0o600, dir_fd=folder)
+        with self._open_for_writing(".lock") as (folder, last):
+            descriptor = os.open(last, _LOCK_FLAGS, 0o600, dir_fd=folder)
         try:
             try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Released by the kernel when the process dies, so that a crash leaves no stale lock.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.shown} is being written by another run; try again when it is over") from None
+                raise UserError(f"{self.shown} is being written by another run; try again when it has ended") from None
             yield
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
     @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[tuple[int, str]]:
+    def _open_for_writing(self, name: str) -> Iterator[tuple[int, str]]:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with opened_place(self._located(name), make_folders=True) as place:
+            with opened_place(self._locate(name), make_folders=True) as place:
                 yield place
         except EscapeError as error:
             raise UserError(f"knowledge is not written: {error}") from None
         except PathError as error:
             raise UserError(f"knowledge cannot be written: {error}") from None
 
-    def _located(self, name: str) -> Located:
+    def _locate(self, name: str) -> Located:
         steps = (*self._steps, *name.split("/"))
         return Located(self._root, steps, "/".join(steps))
 
 
 def knowledge_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
-    """The workspace's own; without a workspace, the user's."""
+    """The workspace's folder, or without a workspace the user's."""
     if workspace is None:
         return KnowledgeFolder(home, ("knowledge",), "$HOLDFAST_HOME/knowledge")
     return KnowledgeFolder(workspace, (".holdfast", "knowledge"))

@@ -1,7 +1,7 @@
-"""How what sessions hold becomes knowledge: planned without a trace, then done so that a crash loses nothing.
+"""Harvest knowledge from ended sessions: plan without side effects, then apply crash-safely.
 
-Everything that a run will add stands in the ledger before any page changes; a run that finds something begun finishes
-that first, and doing it twice is doing it once.
+Everything that a run adds is in the ledger before any page changes (write-ahead). A run that finds unfinished records
+finishes them first; applying a record twice has the same effect as applying it once.
 """
 
 import functools
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """A session that is over, and what was said in it, read when it is asked for."""
+    """An ended session; its history is read lazily."""
 
     session: str
     events: int
@@ -39,7 +39,7 @@ class Spoken(msgspec.Struct, frozen=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True):
-    """What a run would take from one session."""
+    """What a run would harvest from one session."""
 
     session: str
     source: str
@@ -50,7 +50,7 @@ class SourcePlan(msgspec.Struct, frozen=True):
 
 
 class HarvestPlan(msgspec.Struct, frozen=True):
-    """What a run would do. `known` sessions were harvested before and have not changed since."""
+    """What a run would do. `known` counts sessions that were harvested before and have not changed since."""
 
     sources: tuple[SourcePlan, ...]
     known: int
@@ -62,12 +62,12 @@ class HarvestPlan(msgspec.Struct, frozen=True):
 
     @property
     def model_tokens(self) -> int:
-        """What a model would have to read, were it asked; about four bytes a token."""
+        """What a model would have to read if it were called, at about four bytes per token."""
         return self.said_bytes // 4
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a run did. `change` is that of the digest."""
+    """What a run did. `change` is the change of the digest."""
 
     sessions: int
     items: int
@@ -81,105 +81,110 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def plan_harvest(disk: Disk, sessions: Iterable[Spoken]) -> HarvestPlan:
-    """Nothing is written."""
-    journal = read_journal(disk)
-    planned, known = _planned(journal, sessions)
-    there = {item.id for page in read_pages(disk) for _, item in page.items}
-    there |= {item.id for notes in read_notes(disk) for _, item in notes.page.items}
-    gone = journal.told_before - there
-    found = {item.id for one in planned for item in one.found.items} - gone
+    """Writes nothing."""
+    ledger = read_journal(disk)
+    planned, unchanged = _plan_sources(ledger, sessions)
+    existing_ids = {item.id for page in read_pages(disk) for _, item in page.items}
+    existing_ids |= {item.id for notes in read_notes(disk) for _, item in notes.page.items}
+    removed_ids = ledger.told_before - existing_ids
+    found_ids = {item.id for plan in planned for item in plan.found.items} - removed_ids
     return HarvestPlan(
         sources=planned,
-        known=known,
-        pending=len(journal.pending),
-        new_items=len(found - there),
-        merged_items=len(found & there),
-        secrets=sum(one.found.secrets for one in planned),
-        said_bytes=sum(one.said_bytes for one in planned),
+        known=unchanged,
+        pending=len(ledger.pending),
+        new_items=len(found_ids - existing_ids),
+        merged_items=len(found_ids & existing_ids),
+        secrets=sum(plan.found.secrets for plan in planned),
+        said_bytes=sum(plan.said_bytes for plan in planned),
     )
 
 
 def apply_harvest(
     disk: Disk, sessions: Iterable[Spoken], *, project: Project = NO_PROJECT, ask: AskModel | None = None
 ) -> Outcome:
-    """Do it, and finish what a run before this one had begun.
+    """Apply a harvest, and finish what an interrupted run had started.
 
-    With `ask` a model looks at each session, too. Its answer is in the ledger before the next session is looked at, so
-    that it is paid for once; a session of which it gives no usable answer is left as it is.
+    With `ask` a model also reads each session. Its reply is in the ledger before the next session is read, so that it
+    is paid for once; a session without a usable reply is left as it is.
     """
     with disk.locked():
-        journal = read_journal(disk)
-        mend_journal(disk, journal)
-        if journal.corrupt:
-            logger.warning("%d lines of the ledger cannot be read and were put aside", len(journal.corrupt))
-        spoken = {one.session: one for one in sessions}
-        planned, _ = _planned(journal, spoken.values())
+        ledger = read_journal(disk)
+        mend_journal(disk, ledger)
+        if ledger.corrupt:
+            logger.warning("%d lines of the ledger cannot be read and were quarantined", len(ledger.corrupt))
+        sessions_by_id = {session.session: session for session in sessions}
+        planned, _ = _plan_sources(ledger, sessions_by_id.values())
         if ask is None:
-            looked = _begun(disk, planned)
+            records_read = _start_records(disk, planned)
         else:
-            looked = [
-                _looked_at(disk, one, spoken[one.session], ask) for one in planned if one.source not in journal.failed
+            records_read = [
+                _read_with_model(disk, plan, sessions_by_id[plan.session], ask)
+                for plan in planned
+                if plan.source not in ledger.failed
             ]
-        begun = tuple(one for one in looked if one.kind == "started")
-        # What was begun before goes along with the rest, so that pages are the same whether or not a run was cut off.
-        records = (*journal.pending, *begun)
-        _put_into_pages(disk, [item for one in records for item in one.items], journal.told_before, project)
-        write_records(disk, [_finished(one) for one in records])
-        before, made, written = rebuild_digest(disk)
+        started = tuple(record for record in records_read if record.kind == "started")
+        # Interrupted records are applied together with the new ones, so that pages do not depend on the interruption.
+        records = (*ledger.pending, *started)
+        _write_items(disk, [item for record in records for item in record.items], ledger.told_before, project)
+        # Only now: a crash before this line leaves the records pending, and the next run applies them again.
+        write_records(disk, [_finished_record(record) for record in records])
+        before, rebuilt, written = rebuild_digest(disk)
     return Outcome(
         sessions=len(records),
-        items=sum(len(one.items) for one in records),
-        secrets=sum(one.found.secrets for one in planned),
-        digest=made,
-        change=change(before, made.text if written else before),
+        items=sum(len(record.items) for record in records),
+        secrets=sum(plan.found.secrets for plan in planned),
+        digest=rebuilt,
+        change=change(before, rebuilt.text if written else before),
         digest_written=written,
-        quarantined=len(journal.corrupt),
-        failed=len(looked) - len(begun),
-        cost_usd=str(sum((Decimal(one.cost_usd or 0) for one in looked), Decimal(0))) if ask else "0",
+        quarantined=len(ledger.corrupt),
+        failed=len(records_read) - len(started),
+        cost_usd=str(sum((Decimal(record.cost_usd or 0) for record in records_read), Decimal(0))) if ask else "0",
     )
 
 
-def _begun(disk: Disk, planned: Sequence[SourcePlan]) -> list[Record]:
-    begun = [_started(one, one.found.items) for one in planned]
-    write_records(disk, begun)
-    return begun
+def _start_records(disk: Disk, planned: Sequence[SourcePlan]) -> list[Record]:
+    records = [_started_record(plan, plan.found.items) for plan in planned]
+    write_records(disk, records)
+    return records
 
 
-def _started(plan: SourcePlan, items: tuple[Item, ...], cost_usd: str = "") -> Record:
+def _started_record(plan: SourcePlan, items: tuple[Item, ...], cost_usd: str = "") -> Record:
     return Record("started", plan.source, plan.session, plan.events, plan.day, items=items, cost_usd=cost_usd)
 
 
-def _looked_at(disk: Disk, plan: SourcePlan, said: Spoken, ask: AskModel) -> Record:
-    """What rules and a model find, on the ledger, or that the model found nothing that can be used."""
+def _read_with_model(disk: Disk, plan: SourcePlan, session: Spoken, ask: AskModel) -> Record:
+    """Write to the ledger what the rules and the model find, or that the model's reply is unusable."""
     try:
-        found = ask_for_items(ask, said.passages(), session=plan.session, day=plan.day, workspace=said.workspace)
+        finding = ask_for_items(
+            ask, session.passages(), session=plan.session, day=plan.day, workspace=session.workspace
+        )
     except HoldfastError as error:
-        # Another time it may be reached: nothing is said of the session.
-        logger.warning("the model could not be asked: %s", type(error).__name__)
+        # The model may be reachable next time, so no record is written for the session.
+        logger.warning("the model call failed: %s", type(error).__name__)
         return Record("failed", plan.source, plan.session, reason=type(error).__name__)
-    if found.items is None:
-        record = Record("failed", plan.source, plan.session, reason=found.reason, cost_usd=str(found.cost_usd))
+    if finding.items is None:
+        record = Record("failed", plan.source, plan.session, reason=finding.reason, cost_usd=str(finding.cost_usd))
     else:
-        record = _started(plan, (*plan.found.items, *found.items), str(found.cost_usd))
+        record = _started_record(plan, (*plan.found.items, *finding.items), str(finding.cost_usd))
     write_records(disk, [record])
     return record
 
 
 def rebuild_digest(disk: Disk) -> tuple[str, Digest, bool]:
-    """What the digest was, what it is by the pages alone, and whether it may be kept.
+    """Return the digest before, the digest made from the pages, and whether it was stored.
 
-    Without anything to tell there is no digest; where knowledge is turned off by its marker, none is written.
+    Without any items the digest file is removed. If the `disabled` marker is present, nothing is written.
     """
     before = read_text(disk.read(DIGEST) or b"")
-    made = make_digest(all_items(read_pages(disk)))
+    rebuilt = make_digest(all_items(read_pages(disk)))
     if disk.read(DISABLED) is not None:
-        return before, made, False
-    if made.text != before:
-        if made.text:
-            disk.replace(DIGEST, made.text.encode())
+        return before, rebuilt, False
+    if rebuilt.text != before:
+        if rebuilt.text:
+            disk.replace(DIGEST, rebuilt.text.encode())
         else:
             disk.remove(DIGEST)
-    return before, made, True
+    return before, rebuilt, True
 
 
 def read_pages(disk: Disk) -> tuple[Page, ...]:
@@ -188,59 +193,62 @@ def read_pages(disk: Disk) -> tuple[Page, ...]:
     )
 
 
-def source_of(passages: Sequence[Passage]) -> str:
-    """The digest of what was said, by whom, in which order."""
-    return digest(canonical_json([(one.role, one.content) for one in passages if not one.injected]))
+def source_of(entries: Sequence[Passage]) -> str:
+    """The SHA-256 of the session's messages, in order, with their roles."""
+    return digest(canonical_json([(entry.role, entry.content) for entry in entries if not entry.injected]))
 
 
-def _planned(journal: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[SourcePlan, ...], int]:
-    seen, settled = journal.seen, journal.settled | {one.source for one in journal.pending}
-    planned, known = [], 0
-    for one in sessions:
-        if (one.session, one.events) in seen:
-            known += 1
+def _plan_sources(ledger: Journal, sessions: Iterable[Spoken]) -> tuple[tuple[SourcePlan, ...], int]:
+    seen, settled = ledger.seen, ledger.settled | {record.source for record in ledger.pending}
+    planned, unchanged = [], 0
+    for session in sessions:
+        # Cheap check first: an unchanged number of events needs no reading of the history.
+        if (session.session, session.events) in seen:
+            unchanged += 1
             continue
-        passages = one.passages()
-        source = source_of(passages)
+        entries = session.passages()
+        source = source_of(entries)
         if source in settled:
-            known += 1
+            unchanged += 1
             continue
         settled |= {source}
-        found = harvested(passages, session=one.session, day=one.day, workspace=one.workspace)
-        said = sum(len(canonical_json(passage.content)) for passage in passages if not passage.injected)
-        planned.append(SourcePlan(one.session, source, one.events, one.day, said, found))
-    return tuple(planned), known
+        harvest = harvested(entries, session=session.session, day=session.day, workspace=session.workspace)
+        content_bytes = sum(len(canonical_json(entry.content)) for entry in entries if not entry.injected)
+        planned.append(SourcePlan(session.session, source, session.events, session.day, content_bytes, harvest))
+    return tuple(planned), unchanged
 
 
-def _put_into_pages(disk: Disk, items: Sequence[Item], told_before: frozenset[str], project: Project) -> None:
-    """Whatever of it is there already stays as it is, so that doing it twice is doing it once."""
+def _write_items(disk: Disk, items: Sequence[Item], harvested_ids: frozenset[str], project: Project) -> None:
+    """Add items to pages and notes; existing ones stay as they are, so that applying twice changes nothing."""
     for category in CATEGORIES:
-        own = [one for one in items if one.category == category]
-        if own:
-            change_file(disk, page_name(category), functools.partial(_with_own, category, own, told_before))
+        category_items = [item for item in items if item.category == category]
+        if category_items:
+            change_file(
+                disk, page_name(category), functools.partial(_merge_into_page, category, category_items, harvested_ids)
+            )
     for _ in range(ATTEMPTS_MAX):
         notes = read_notes(disk)
-        there = {item.id for one in notes for _, item in one.page.items}
-        news = _wanted(there, (one for one in items if one.category == "files"), told_before)
-        files = noted(notes, news, project=project, read=disk.read)
-        late = [one for one in files if not disk.replace_unless_changed(one.name, one.content, one.before)]
-        if not late:
+        existing_ids = {item.id for file_notes in notes for _, item in file_notes.page.items}
+        new_items = _without_removed(existing_ids, (item for item in items if item.category == "files"), harvested_ids)
+        files = noted(notes, new_items, project=project, read=disk.read)
+        conflicting = [file for file in files if not disk.replace_unless_changed(file.name, file.content, file.before)]
+        if not conflicting:
             return
-    raise in_use(late[0].name)
+    raise in_use(conflicting[0].name)
 
 
-def _with_own(category: Category, own: Sequence[Item], told_before: frozenset[str], raw: bytes) -> bytes:
+def _merge_into_page(category: Category, items: Sequence[Item], harvested_ids: frozenset[str], raw: bytes) -> bytes:
     page = read_page(category, read_text(raw), scope=PROJECT)
-    fresh = _wanted(page.by_id, own, told_before)
-    after = with_items(page, fresh) if fresh else page
+    new_items = _without_removed(page.by_id, items, harvested_ids)
+    after = with_items(page, new_items) if new_items else page
     return rewritten(raw, after.lines) if after.lines != page.lines else raw
 
 
-def _finished(record: Record) -> Record:
-    ids = tuple(sorted({one.id for one in record.items}))
+def _finished_record(record: Record) -> Record:
+    ids = tuple(sorted({item.id for item in record.items}))
     return Record("harvested", record.source, record.session, record.events, record.day, ids=ids)
 
 
-def _wanted(there: Container[str], items: Iterable[Item], told_before: frozenset[str]) -> list[Item]:
-    """What a person has removed does not come back by itself."""
-    return [one for one in items if one.id in there or one.id not in told_before]
+def _without_removed(existing_ids: Container[str], items: Iterable[Item], harvested_ids: frozenset[str]) -> list[Item]:
+    """Drop items that were harvested before and are no longer there: a person has removed them."""
+    return [item for item in items if item.id in existing_ids or item.id not in harvested_ids]

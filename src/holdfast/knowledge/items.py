@@ -1,4 +1,4 @@
-"""What one piece of knowledge is: its text, where it came from, and whether it may be told."""
+"""Knowledge items: text, sources, and whether an item may be included in the prompt."""
 
 import re
 from typing import Literal
@@ -10,7 +10,7 @@ from holdfast.extraction.texts import folded
 
 Category = Literal["facts", "decisions", "tasks", "questions", "playbooks", "files"]
 CATEGORIES: tuple[Category, ...] = ("facts", "decisions", "tasks", "questions", "playbooks")
-"""Each has a page of its own; `files` are notes on single files, a page each."""
+"""Each has one page; `files` are notes on single files, with one page per file."""
 
 Origin = Literal["user", "model", "tool"]
 Status = Literal["active", "superseded", "retracted"]
@@ -22,7 +22,7 @@ ID_CHARACTERS = 12
 PROJECT = "project"
 GLOBAL = "global"
 
-# Besides the control characters: what is not seen, turns the direction of writing, or is half a character.
+# Control characters, and characters that are invisible, change the writing direction, or are half of a surrogate pair.
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -31,7 +31,7 @@ _PUNCTUATION = re.compile(r"[\s`*_\"'.,;:!?()\[\]]+")
 
 
 class Source(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Which message of which session said it, and who spoke there."""
+    """The session and message that an item comes from, and whose message it was."""
 
     session: str
     number: int
@@ -39,11 +39,11 @@ class Source(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """`id` is that of the text it was first seen with, whatever a person has made of it since.
+    """`id` is derived from the first text, and stays when a person edits the text.
 
-    Dates are days. What has no source was written by a person. `flagged` says what is wrong with the text, so that it
-    is told only once a person has approved of it. `scope` is `project`, `global`, or the path it is a note on; `key` is
-    the path that the file had when the first note was taken.
+    Dates are days. An item without sources was written by a person. `flagged` says what looks wrong with the text; a
+    flagged item needs a person's approval. `scope` is `project`, `global`, or the path of the file that it is a note
+    on; `key` is the path that the file had when the first note was taken.
     """
 
     id: str
@@ -67,34 +67,35 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def vouched(self) -> bool:
-        """Whether a person stands behind it."""
+        """Whether a person approved, wrote or edited it."""
         return self.approved or not self.sources or self.edited
 
     @property
     def from_tools_alone(self) -> bool:
-        """Whether nobody but a tool has said it, and that in one session only."""
+        """Whether its only sources are tool results of a single session."""
         first = self.sources[0] if self.sources else None
         return first is None or (
             first.origin == "tool"
-            and all(one.origin == "tool" and one.session == first.session for one in self.sources)
+            and all(source.origin == "tool" and source.session == first.session for source in self.sources)
         )
 
     @property
     def held_back(self) -> str:
-        """Why it is not in the digest, or nothing."""
+        """Why it is not in the digest; empty if it is."""
         if self.status != "active":
             return self.status
         if self.category == "tasks" and self.done:
             return "done"
+        # A tool result may be controlled by an attacker; one such source alone is not trusted (decision 0031).
         if (not self.flagged and not self.from_tools_alone) or self.vouched:
             return ""
         if self.flagged:
             return f"looks like {self.flagged}: needs a person's approval"
-        return "said by a tool only: needs a second source or a person's approval"
+        return "from tool results only: needs a second source or a person's approval"
 
 
 def normalised(text: str) -> str:
-    """What makes two texts the same: words in lower case, without punctuation around them."""
+    """The comparison form of a text: case-folded, without punctuation."""
     return _PUNCTUATION.sub(" ", text.casefold()).strip()
 
 
@@ -103,38 +104,40 @@ def item_id(category: Category, text: str, key: str = "") -> str:
     return digest(raw)[:ID_CHARACTERS]
 
 
-def merged(known: Item, seen: Item) -> Item:
-    """One item of two that say the same: the text, the approval and the status of the known one, the sources of both.
+def merged(existing: Item, harvested: Item) -> Item:
+    """Merge two equal items: text, approval and status of the first, sources of both.
 
-    A task that was open is done once a session has done it; what a person has closed stays closed.
+    An open task is done once a session has done it; a task that is done stays done.
     """
-    done = known.done or seen.done
-    if not known.sources:
-        # A person's own line needs nobody to say the same.
-        return msgspec.structs.replace(known, done=done)
-    days = sorted(day for day in (known.first_seen, known.last_seen, seen.first_seen, seen.last_seen) if day)
+    done = existing.done or harvested.done
+    if not existing.sources:
+        # A line written by a person needs no sources.
+        return msgspec.structs.replace(existing, done=done)
+    days = sorted(
+        day for day in (existing.first_seen, existing.last_seen, harvested.first_seen, harvested.last_seen) if day
+    )
     return msgspec.structs.replace(
-        known,
-        sources=kept_sources(tuple(sorted({*known.sources, *seen.sources}))),
+        existing,
+        sources=kept_sources(tuple(sorted({*existing.sources, *harvested.sources}))),
         first_seen=days[0] if days else "",
         last_seen=days[-1] if days else "",
         done=done,
-        flagged=known.flagged or seen.flagged,
+        flagged=existing.flagged or harvested.flagged,
     )
 
 
 def kept_sources(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """Of many sources the first ones; one that is no tool's stays, and so do two sessions."""
+    """At most SOURCES_MAX sources, including one not from a tool and two sessions, on which `held_back` depends."""
     if len(sources) <= SOURCES_MAX:
         return sources
-    telling = [one for one in sources if one.origin != "tool"][:1]
-    by_session = list({one.session: one for one in reversed(sources)}.values())[-SOURCES_MAX + 1 :]
-    chosen = dict.fromkeys([*telling, *sorted(by_session), *sources])
+    not_from_tool = [source for source in sources if source.origin != "tool"][:1]
+    by_session = list({source.session: source for source in reversed(sources)}.values())[-SOURCES_MAX + 1 :]
+    chosen = dict.fromkeys([*not_from_tool, *sorted(by_session), *sources])
     return tuple(sorted(list(chosen)[:SOURCES_MAX]))
 
 
 def as_told(text: str) -> str:
-    """On one line and not too long; whatever it says, it opens no tag and no comment."""
+    """One line of limited length that cannot open a tag or an HTML comment, whatever the text contains."""
     line = folded(_CONTROL.sub(" ", text))
     if len(line) > TEXT_CHARACTERS_MAX:
         line = line[: TEXT_CHARACTERS_MAX - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""What was harvested, in lines of JSON that are written ahead: what a run will do stands there before it does it."""
+"""The harvest ledger: a write-ahead log in JSON lines of what a run will add to the pages."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,11 +11,10 @@ from holdfast.knowledge.items import Item
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`started` holds all that a run will add, already screened; `harvested` says that it is in the pages.
+    """`started` has all items that a run will add, already screened; `harvested` says that they are in the pages.
 
-    `source` is the digest of what was said in the session. A session with the same number of `events` as before need
-    not be read again. `cost_usd` is what a model took that was asked, too; `failed`
-    says that its answer could not be used.
+    `source` is the digest of the session's messages. A session whose number of `events` is unchanged is not read
+    again. `cost_usd` is the cost of a model call; `failed` says that the model's reply could not be used.
     """
 
     kind: Literal["started", "harvested", "failed"]
@@ -30,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Journal(msgspec.Struct, frozen=True):
-    """The records in order with the lines they stand in, and the lines that hold none."""
+    """The records in order with their raw lines, and the lines that cannot be parsed."""
 
     records: tuple[Record, ...] = ()
     lines: tuple[bytes, ...] = ()
@@ -39,65 +38,75 @@ class Journal(msgspec.Struct, frozen=True):
 
     @property
     def pending(self) -> tuple[Record, ...]:
-        """What was started and not finished, once for each source."""
+        """Records that were started and not finished, one per source."""
         finished = self.settled
-        begun = {one.source: one for one in self.records if one.kind == "started" and one.source not in finished}
-        return tuple(begun.values())
+        started = {
+            record.source: record
+            for record in self.records
+            if record.kind == "started" and record.source not in finished
+        }
+        return tuple(started.values())
 
     @property
     def settled(self) -> frozenset[str]:
-        """Sources that need not be read again; one of which a model could say nothing may still be read by rule."""
-        return frozenset(one.source for one in self.records if one.kind == "harvested")
+        """Sources that need not be read again; a source that failed with a model may still be read by the rules."""
+        return frozenset(record.source for record in self.records if record.kind == "harvested")
 
     @property
     def failed(self) -> frozenset[str]:
-        """Sources that no model is asked about again, unless more is said in them."""
-        done = {one.source for one in self.records if one.kind == "harvested"}
-        return frozenset(one.source for one in self.records if one.kind == "failed" and one.source not in done)
+        """Sources that are not sent to a model again unless their session continues."""
+        harvested = {record.source for record in self.records if record.kind == "harvested"}
+        return frozenset(
+            record.source for record in self.records if record.kind == "failed" and record.source not in harvested
+        )
 
     @property
     def seen(self) -> frozenset[tuple[str, int]]:
-        """Sessions by their number of events, as they were when they were harvested."""
-        return frozenset((one.session, one.events) for one in self.records if one.kind == "harvested")
+        """Sessions with their number of events at the time of the harvest."""
+        return frozenset((record.session, record.events) for record in self.records if record.kind == "harvested")
 
     @property
     def told_before(self) -> frozenset[str]:
-        """Every item that was ever put into a page: what is no longer there, a person has removed."""
-        return frozenset(one for record in self.records if record.kind == "harvested" for one in record.ids)
+        """Ids of all items ever written to a page; those no longer there were removed by a person."""
+        return frozenset(item_id for record in self.records if record.kind == "harvested" for item_id in record.ids)
 
 
 _decode = msgspec.json.Decoder(Record).decode
 
 
 def read_journal(disk: Disk) -> Journal:
-    """A line that cannot be read is kept apart; it is never taken for a ledger that says nothing."""
+    """Parse the ledger; unreadable lines are collected, so that a damaged ledger is never taken for an empty one."""
     raw = disk.read(LEDGER)
     if not raw:
         return Journal()
     lines = raw.split(b"\n")
-    records, kept, corrupt = [], [], []
+    records, parsed_lines, corrupt = [], [], []
     for line in lines:
         if not line.strip():
             continue
         try:
             records.append(_decode(line))
-            kept.append(line)
+            parsed_lines.append(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             corrupt.append(line)
-    return Journal(tuple(records), tuple(kept), tuple(corrupt), cut_short=bool(lines[-1]))
+    return Journal(tuple(records), tuple(parsed_lines), tuple(corrupt), cut_short=bool(lines[-1]))
 
 
-def mend_journal(disk: Disk, journal: Journal) -> None:
-    """Move what cannot be read to a file of its own, and end a line that was cut short."""
-    if journal.corrupt:
-        known = disk.read(QUARANTINE) or b""
-        news = [line for line in journal.corrupt if line not in known.split(b"\n")]
-        if news:
-            disk.append(QUARANTINE, (b"" if not known or known.endswith(b"\n") else b"\n") + b"\n".join(news) + b"\n")
-    if journal.corrupt or journal.cut_short:
-        disk.replace(LEDGER, b"".join(line + b"\n" for line in journal.lines))
+def mend_journal(disk: Disk, ledger: Journal) -> None:
+    """Move unreadable lines to the quarantine file, and terminate a line that was cut short."""
+    if ledger.corrupt:
+        quarantined = disk.read(QUARANTINE) or b""
+        new_lines = [line for line in ledger.corrupt if line not in quarantined.split(b"\n")]
+        if new_lines:
+            disk.append(
+                QUARANTINE,
+                (b"" if not quarantined or quarantined.endswith(b"\n") else b"\n") + b"\n".join(new_lines) + b"\n",
+            )
+    # An append after a line that was cut short by a crash would corrupt the new record as well.
+    if ledger.corrupt or ledger.cut_short:
+        disk.replace(LEDGER, b"".join(line + b"\n" for line in ledger.lines))
 
 
 def write_records(disk: Disk, records: Sequence[Record]) -> None:
     if records:
-        disk.append(LEDGER, b"".join(canonical_json(one) + b"\n" for one in records))
+        disk.append(LEDGER, b"".join(canonical_json(record) + b"\n" for record in records))

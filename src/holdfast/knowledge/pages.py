@@ -1,6 +1,6 @@
-"""How items stand in a Markdown page that people read, change and compare.
+"""Knowledge items as lines of a Markdown page that people read, edit and diff.
 
-An item is a line with a dash; what we know of it is a comment at its end. All other lines are the reader's own.
+An item is a list line; its metadata is an HTML comment at the end. All other lines belong to the user.
 """
 
 import re
@@ -37,15 +37,15 @@ _BOXES = ("[ ] ", "[x] ", "[X] ")
 _ORIGINS: dict[str, Origin] = {"user": "user", "model": "model", "tool": "tool"}
 _DAYS = re.compile(r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?")
 _SAFE = re.compile(r"[^0-9A-Za-z_.-]")
-_USUAL = re.compile(
+_USUAL_LINE = re.compile(
     rf"[-*] (?:\[([ xX])\] )?+([!-;=-~][ -;=-~]{{,{TEXT_CHARACTERS_MAX - 1}}}) <!-- k ([0-9a-f]{{{ID_CHARACTERS}}}) "
     r"(20\d\d-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))? ([0-9A-Za-z_.-]+)/m([0-9]{1,9})/(user|model|tool) -->"
 )
-"""Almost every line of a long page: plain text that was heard once."""
+"""Fast path that matches almost every line of a long page: plain text with one source."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Lines as they stand, and which of them are items, by the number of the line."""
+    """The lines of a page, and its items with their line numbers."""
 
     category: Category
     lines: tuple[str, ...]
@@ -63,7 +63,7 @@ def page_name(category: Category) -> str:
 
 
 def read_page(category: Category, text: str, *, scope: str = PROJECT, key: str = "") -> Page:
-    """Never fails: what is no item is a line like any other."""
+    """Parse a page; never fails, because a line that is not an item is kept as plain text."""
     lines = lines_of(text)
     items = []
     for number, line in enumerate(lines):
@@ -80,54 +80,55 @@ def page_text(page: Page) -> str:
     return "".join(f"{line}\n" for line in page.lines)
 
 
-def with_items(page: Page, seen: Iterable[Item]) -> Page:
-    """The page with what was seen: known items get its sources, new ones stand at the end as they came."""
-    lines = list(page.lines) or _opening(page.category)
-    known: dict[str, tuple[int, Item]] = {}
+def with_items(page: Page, harvested: Iterable[Item]) -> Page:
+    """Merge harvested items into the page: known items get the new sources, new ones are appended in order."""
+    lines = list(page.lines) or _heading_lines(page.category)
+    by_key: dict[str, tuple[int, Item]] = {}
     for number, item in page.items:
-        known.setdefault(item.id, (number, item))
-        known.setdefault(normalised(item.text), (number, item))
+        by_key.setdefault(item.id, (number, item))
+        by_key.setdefault(normalised(item.text), (number, item))
     added: dict[str, Item] = {}
-    for item in seen:
-        there = known.get(item.id) or known.get(normalised(item.text))
-        if there is None:
+    for item in harvested:
+        # By id, which survives a person's edits, or by text, which finds a line that a person wrote.
+        existing = by_key.get(item.id) or by_key.get(normalised(item.text))
+        if existing is None:
             before = added.get(item.id)
             added[item.id] = merged(before, item) if before else item
             continue
-        number, before = there
+        number, before = existing
         after = merged(before, item)
         if after != before:
             lines[number] = spelled(after)
-            known.update({before.id: (number, after), normalised(before.text): (number, after)})
+            by_key.update({before.id: (number, after), normalised(before.text): (number, after)})
     lines += [spelled(item) for item in added.values()]
     return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
 def with_item(page: Page, item: Item) -> Page:
-    """The page with this item in the place of the one that has its id."""
+    """The page with this item in place of the one with the same id."""
     lines = tuple(
-        spelled(item) if any(number == at and one.id == item.id for at, one in page.items) else line
+        spelled(item) if any(number == at and other.id == item.id for at, other in page.items) else line
         for number, line in enumerate(page.lines)
     )
     return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
-def without_item(page: Page, wanted: str) -> Page:
-    gone = {number for number, item in page.items if item.id == wanted}
-    lines = [line for number, line in enumerate(page.lines) if number not in gone]
+def without_item(page: Page, wanted_id: str) -> Page:
+    removed_lines = {number for number, item in page.items if item.id == wanted_id}
+    lines = [line for number, line in enumerate(page.lines) if number not in removed_lines]
     return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
 def spelled(item: Item) -> str:
-    """The line of an item; what a person wrote has a comment only once there is something to say in it."""
+    """The line of an item; an item written by a person gets a comment only once it has metadata."""
     box = ("[x] " if item.done else "[ ] ") if item.category == "tasks" else ""
-    known = _known(item)
-    return f"- {box}{item.text}" + (f" <!-- k {known} -->" if known else "")
+    metadata = _metadata(item)
+    return f"- {box}{item.text}" + (f" <!-- k {metadata} -->" if metadata else "")
 
 
-def _known(item: Item) -> str:
-    plain = not item.sources and not item.approved and item.status == "active"
-    if plain and item.id == item_id(item.category, item.text, item.key):
+def _metadata(item: Item) -> str:
+    has_no_metadata = not item.sources and not item.approved and item.status == "active"
+    if has_no_metadata and item.id == item_id(item.category, item.text, item.key):
         return ""
     parts = [item.id]
     if item.first_seen:
@@ -138,39 +139,39 @@ def _known(item: Item) -> str:
         parts.append("approved")
     if item.flagged:
         parts.append(f"flagged:{_SAFE.sub('_', item.flagged)}")
-    parts += [f"{_SAFE.sub('_', one.session)}/m{one.number}/{one.origin}" for one in item.sources]
+    parts += [f"{_SAFE.sub('_', source.session)}/m{source.number}/{source.origin}" for source in item.sources]
     return " ".join(parts)
 
 
 def _item(category: Category, line: str, scope: str, key: str) -> Item | None:
-    # There may be ten thousand of them, and a digest is made while somebody waits: hence one look for the usual ones,
-    # and no names of fields, which would take as long as all the rest.
-    usual = _USUAL.fullmatch(line)
-    if usual is None:
+    # A page may have ten thousand items, and a digest is built while a user waits. Hence one regular expression for the
+    # usual lines, and positional struct fields: keyword arguments would take as long as all the rest.
+    match = _USUAL_LINE.fullmatch(line)
+    if match is None:
         return _unusual_item(category, line, scope, key)
-    box, text, name, first, last, session, number, origin = usual.groups()
+    box, text, id_, first, last, session, number, origin = match.groups()
     if "  " in text or "-->" in text:
         return _unusual_item(category, line, scope, key)
-    heard = (Source(session, int(number), _ORIGINS[origin]),)
+    sources = (Source(session, int(number), _ORIGINS[origin]),)
     done = box is not None and box != " "
-    return Item(name, category, text.rstrip(), done, first, last or first, heard, "active", "", scope, key)
+    return Item(id_, category, text.rstrip(), done, first, last or first, sources, "active", "", scope, key)
 
 
 def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item | None:
-    """What is unknown in the comment is passed over."""
-    body, comment, behind = line[2:].partition(_COMMENT)
-    said = behind[:-3].split() if comment and behind.endswith("-->") else []
+    """Parse any item line; unknown parts of the comment are ignored."""
+    body, comment, after_comment = line[2:].partition(_COMMENT)
+    words = after_comment[:-3].split() if comment and after_comment.endswith("-->") else []
     box = body[:4] if body.startswith(_BOXES) else ""
-    told = _told(body[len(box) :] if said or not comment else line[2 + len(box) :])
-    if not told:
+    text = _item_text(body[len(box) :] if words or not comment else line[2 + len(box) :])
+    if not text:
         return None
-    name = said[0] if said and _is_id(said[0]) else item_id(category, told, key)
+    id_ = words[0] if words and _is_id(words[0]) else item_id(category, text, key)
     done = box in ("[x] ", "[X] ")
     first = last = superseded_by = flagged = ""
     sources: list[Source] = []
     status: Status = "active"
     approved = False
-    for part in said[1:]:
+    for part in words[1:]:
         if part[:2] == "20" and _DAYS.fullmatch(part):
             first, last = part[:10], part[-10:]
         elif (origin := _ORIGINS.get(part.rpartition("/")[2])) is not None:
@@ -185,11 +186,13 @@ def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item |
             status, superseded_by = "superseded", part.partition(":")[2]
         elif part.startswith("flagged:"):
             flagged = part.partition(":")[2].replace("_", " ")
-    heard = tuple(sources) if len(sources) < 2 else tuple(sorted(set(sources)))
-    return Item(name, category, told, done, first, last, heard, status, superseded_by, scope, key, approved, flagged)
+    source_tuple = tuple(sources) if len(sources) < 2 else tuple(sorted(set(sources)))
+    return Item(
+        id_, category, text, done, first, last, source_tuple, status, superseded_by, scope, key, approved, flagged
+    )
 
 
-def _told(text: str) -> str:
+def _item_text(text: str) -> str:
     plain = len(text) <= TEXT_CHARACTERS_MAX and text.isascii() and text.isprintable() and "  " not in text
     return text.strip() if plain and "<" not in text and "-->" not in text else as_told(text)
 
@@ -198,7 +201,7 @@ def _is_id(word: str) -> bool:
     return len(word) == ID_CHARACTERS and not word.strip("0123456789abcdef")
 
 
-def _opening(category: Category) -> list[str]:
+def _heading_lines(category: Category) -> list[str]:
     return [f"# {HEADINGS[category]}", ""] if category in CATEGORIES else []
 
 

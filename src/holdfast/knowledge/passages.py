@@ -1,6 +1,6 @@
-"""Which passages of a project's files fit a question: an index that is kept beside them and never changes them.
+"""The RAG index: which chunks of a project's files fit a question.
 
-The index holds what was read with the digest of its file; a passage whose file has changed since is not told.
+The index stores each chunk with the digest of its file; a chunk whose file has changed since is not returned.
 """
 
 import logging
@@ -32,7 +32,7 @@ OPENING = "Passages of project files that may fit the question; the files themse
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """A passage: from its first line to its last, both counted from one."""
+    """A chunk of a file: first and last line, both inclusive and counted from 1."""
 
     first: int
     last: int
@@ -46,13 +46,13 @@ class IndexedFile(msgspec.Struct, frozen=True):
     passages: tuple[Lines, ...]
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredIndex(msgspec.Struct, frozen=True):
     version: int
     files: tuple[IndexedFile, ...]
 
 
 class Indexed(msgspec.Struct, frozen=True):
-    """What was done to bring an index up to date; `left_out` passages may hold a secret."""
+    """What an index update did; `left_out` chunks may contain a secret."""
 
     files: int
     passages: int
@@ -72,103 +72,105 @@ class FoundPassage(msgspec.Struct, frozen=True):
 
 
 class PassageIndex:
-    """What is kept, ready to be asked."""
+    """The stored chunks, ready to be queried."""
 
     def __init__(self, files: Iterable[IndexedFile]) -> None:
-        self.files = {one.path: one for one in files}
-        self._passages = {
+        self.files = {file.path: file for file in files}
+        self._chunks = {
             f"{file.path}:{lines.first}": (file, lines) for file in self.files.values() for lines in file.passages
         }
         self._index = Index(
-            Unit(name, name=file.path, content=lines.text) for name, (file, lines) in self._passages.items()
+            Unit(name, name=file.path, content=lines.text) for name, (file, lines) in self._chunks.items()
         )
 
     def query(self, root: Path, question: str, *, limit: int = PASSAGES_TOLD) -> tuple[FoundPassage, ...]:
-        """The best passages whose files are still what they were, best first."""
-        found: list[FoundPassage] = []
+        """The best chunks whose files are unchanged, best first."""
+        chunks: list[FoundPassage] = []
         fresh: dict[str, bool] = {}
-        for one in self._index.search(question, limit=limit * 3).found:
-            file, lines = self._passages[one.id]
+        # Ask for more than needed, because chunks of changed files are skipped.
+        for hit in self._index.search(question, limit=limit * 3).found:
+            file, lines = self._chunks[hit.id]
             if file.path not in fresh:
-                now = read_project_file(root, file.path, FILE_BYTES_MAX)
-                fresh[file.path] = now is not None and now.sha256 == file.sha256
-            if fresh[file.path] and len(found) < limit:
-                found.append(FoundPassage(file.path, lines.first, lines.last, file.sha256, one.score, lines.text))
-        return tuple(found)
+                current = read_project_file(root, file.path, FILE_BYTES_MAX)
+                fresh[file.path] = current is not None and current.sha256 == file.sha256
+            if fresh[file.path] and len(chunks) < limit:
+                chunks.append(FoundPassage(file.path, lines.first, lines.last, file.sha256, hit.score, lines.text))
+        return tuple(chunks)
 
 
 def update_index(disk: Disk, root: Path) -> Indexed:
-    """Read what is new or other, forget what is gone; written in one step, and only where something changed."""
+    """Read new and changed files, drop deleted ones, and replace the stored index atomically."""
     with disk.locked():
-        before = {one.path: one for one in read_files(disk) or ()}
+        before = {file.path: file for file in read_files(disk) or ()}
         files: list[IndexedFile] = []
         read = unchanged = left_out = size = 0
-        for found in walk_project(root):
-            known = before.get(found.path)
-            if known is not None and known.stamp == found.stamp:
+        for project_file in walk_project(root):
+            indexed = before.get(project_file.path)
+            if indexed is not None and indexed.stamp == project_file.stamp:
                 unchanged += 1
             else:
-                known, without = _read(root, found, known)
-                left_out += without
+                indexed, left_out_here = _read_chunks(root, project_file, indexed)
+                left_out += left_out_here
                 read += 1
-            if known is None:
+            if indexed is None:
                 continue
-            size += sum(len(one.text) for one in known.passages)
+            size += sum(len(chunk.text) for chunk in indexed.passages)
             if size > TEXT_BYTES_MAX:
-                logger.warning("the index is full: files behind %d are left out", len(files))
+                logger.warning("the index is full: files after the first %d are left out", len(files))
                 break
-            files.append(known)
-        removed = len(before.keys() - {one.path for one in files})
-        disk.replace(INDEX, canonical_json(_Kept(_VERSION, tuple(files))))
-    return Indexed(len(files), sum(len(one.passages) for one in files), read, unchanged, removed, left_out)
+            files.append(indexed)
+        removed = len(before.keys() - {file.path for file in files})
+        disk.replace(INDEX, canonical_json(_StoredIndex(_VERSION, tuple(files))))
+    return Indexed(len(files), sum(len(file.passages) for file in files), read, unchanged, removed, left_out)
 
 
 def read_files(disk: Disk) -> tuple[IndexedFile, ...] | None:
-    """None where there is no index, or none that can be used: it is made anew then."""
+    """None if there is no index or it cannot be used; it is rebuilt then."""
     raw = disk.read(INDEX)
     if raw is None:
         return None
     try:
-        kept = msgspec.json.decode(raw, type=_Kept)
+        stored = msgspec.json.decode(raw, type=_StoredIndex)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        logger.warning("the index of project files cannot be read; `holdfast rag index` makes it anew")
+        logger.warning("the index of project files cannot be read; `holdfast rag index` rebuilds it")
         return None
-    return kept.files if kept.version == _VERSION else None
+    return stored.files if stored.version == _VERSION else None
 
 
-def render_passages(found: Sequence[FoundPassage], *, bytes_max: int = TOLD_BYTES_MAX) -> str:
-    """Each with its path, its lines and the digest of its file; what does not fit is left out whole."""
+def render_passages(chunks: Sequence[FoundPassage], *, bytes_max: int = TOLD_BYTES_MAX) -> str:
+    """Each chunk with its path, lines and file digest; a chunk that does not fit is left out whole."""
     parts, size = [OPENING], len(OPENING)
-    for one in found:
-        part = f"## {one.path} lines {one.first}-{one.last} (sha256 {one.sha256[:12]})\n{one.text}"
+    for chunk in chunks:
+        part = f"## {chunk.path} lines {chunk.first}-{chunk.last} (sha256 {chunk.sha256[:12]})\n{chunk.text}"
         size += len(part.encode()) + 2
         if size <= bytes_max:
             parts.append(part)
     return "\n\n".join(parts) if len(parts) > 1 else ""
 
 
-def _read(root: Path, found: ProjectFile, known: IndexedFile | None) -> tuple[IndexedFile | None, int]:
-    file = read_project_file(root, found.path, FILE_BYTES_MAX)
+def _read_chunks(root: Path, project_file: ProjectFile, indexed: IndexedFile | None) -> tuple[IndexedFile | None, int]:
+    file = read_project_file(root, project_file.path, FILE_BYTES_MAX)
     if file is None:
         return None, 0
-    if known is not None and known.sha256 == file.sha256:
-        return msgspec.structs.replace(known, stamp=found.stamp), 0
-    cut = _cut(file.text)
-    kept = tuple(one for one in cut if not holds_secret(one.text))
-    return IndexedFile(found.path, file.sha256, found.stamp, kept), len(cut) - len(kept)
+    # Touched but unchanged: keep the chunks and only remember the new time stamp.
+    if indexed is not None and indexed.sha256 == file.sha256:
+        return msgspec.structs.replace(indexed, stamp=project_file.stamp), 0
+    chunks = _split_chunks(file.text)
+    safe = tuple(chunk for chunk in chunks if not holds_secret(chunk.text))
+    return IndexedFile(project_file.path, file.sha256, project_file.stamp, safe), len(chunks) - len(safe)
 
 
-def _cut(text: str) -> tuple[Lines, ...]:
-    """Pieces of so many lines, cut at an empty line where there is one in the second half."""
+def _split_chunks(text: str) -> tuple[Lines, ...]:
+    """Chunks of at most PASSAGE_LINES lines, cut at an empty line if there is one in the second half."""
     lines = text.removesuffix("\n").split("\n")
-    pieces, start = [], 0
+    chunks, start = [], 0
     while start < len(lines):
         end = min(start + PASSAGE_LINES, len(lines))
         if end < len(lines):
-            gaps = (at for at in range(end - 1, start + PASSAGE_LINES // 2, -1) if not lines[at].strip())
-            end = next(gaps, end - 1) + 1
-        said = "\n".join(lines[start:end])[:PASSAGE_CHARACTERS_MAX].rstrip()
-        if said.strip():
-            pieces.append(Lines(start + 1, end, said))
+            empty_lines = (at for at in range(end - 1, start + PASSAGE_LINES // 2, -1) if not lines[at].strip())
+            end = next(empty_lines, end - 1) + 1
+        chunk_text = "\n".join(lines[start:end])[:PASSAGE_CHARACTERS_MAX].rstrip()
+        if chunk_text.strip():
+            chunks.append(Lines(start + 1, end, chunk_text))
         start = end
-    return tuple(pieces)
+    return tuple(chunks)

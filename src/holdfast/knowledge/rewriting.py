@@ -1,4 +1,4 @@
-"""How a page that people edit is changed: no line but those that must be, and never over what somebody just wrote."""
+"""Edit pages that people edit too: change only the lines that must change, and never overwrite a concurrent edit."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ ATTEMPTS_MAX = 10
 
 
 def change_file(disk: Disk, name: str, changed: Callable[[bytes], bytes]) -> None:
-    """Change what is there; where somebody writes at the same time, change what they wrote."""
+    """Apply `changed` to the file; retry on the new content if it is edited at the same time."""
     for _ in range(ATTEMPTS_MAX):
         before = disk.read(name)
         after = changed(before or b"")
@@ -22,34 +22,37 @@ def change_file(disk: Disk, name: str, changed: Callable[[bytes], bytes]) -> Non
 
 
 def in_use(name: str) -> UserError:
-    return UserError(f"{name} changes all the time, or is too long; nothing was written to it, try again later")
+    return UserError(f"{name} keeps changing or is too long; nothing was written to it, try again later")
 
 
 def rewritten(raw: bytes, lines: Sequence[str]) -> bytes:
-    """A page with these lines: those that were there keep their bytes and line ends, others end as its lines do.
+    """The page's bytes with these lines; unchanged lines keep their bytes and line endings, others use the page's.
 
-    Lines may have been changed where they stand, added at the end or taken out, one of these at a time.
+    Lines may have been changed in place, appended, or removed, but only one of these in one call.
     """
     bom = codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b""
-    # These are the line ends that `read_text` knows, too.
-    there = list(zip(lines_of(read_text(raw)), raw[len(bom) :].splitlines(keepends=True), strict=True))
-    usual_end = (_end_of(there[0][1]) if there else b"") or b"\n"
+    # The same line endings as in `read_text`.
+    existing = list(zip(lines_of(read_text(raw)), raw[len(bom) :].splitlines(keepends=True), strict=True))
+    line_ending = (_line_ending(existing[0][1]) if existing else b"") or b"\n"
     written: list[bytes] = []
-    at = 0
+    index = 0
     for line in lines:
-        while len(lines) < len(there) and at < len(there) and there[at][0] != line:
-            at += 1
-        text, spelled = there[at] if at < len(there) else ("", b"")
-        at += 1
-        if written and not _end_of(written[-1]):
-            written[-1] += usual_end
-        written.append(spelled if spelled and text == line else _raw(line) + (_end_of(spelled) or usual_end))
+        # Lines were removed: skip to the one that is kept.
+        while len(lines) < len(existing) and index < len(existing) and existing[index][0] != line:
+            index += 1
+        text, raw_line = existing[index] if index < len(existing) else ("", b"")
+        index += 1
+        if written and not _line_ending(written[-1]):
+            written[-1] += line_ending
+        written.append(
+            raw_line if raw_line and text == line else _encode_line(line) + (_line_ending(raw_line) or line_ending)
+        )
     return bom + b"".join(written)
 
 
-def _end_of(line: bytes) -> bytes:
+def _line_ending(line: bytes) -> bytes:
     return line[len(line.rstrip(b"\r\n")) :]
 
 
-def _raw(line: str) -> bytes:
+def _encode_line(line: str) -> bytes:
     return line.encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Which text must not be kept, and which must be looked at by a person before it is told."""
+"""Screen texts before they become knowledge: secrets are never stored, possible prompt injections need approval."""
 
 import re
 from itertools import pairwise
@@ -46,24 +46,28 @@ _INJECTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def holds_secret(text: str) -> bool:
-    """Whether something in the text looks like a credential; rather once too often than once too seldom."""
+    """Whether something in the text looks like a credential; prefers false positives over leaks."""
     if redacted(text) != text or _NAMED_SECRET.search(text):
         return True
-    return any(_looks_drawn(word) for word in _LONG_WORD.findall(text))
+    return any(_looks_random(word) for word in _LONG_WORD.findall(text))
 
 
 def injection_in(text: str) -> str:
-    """What the text looks like, if it looks as if it were written to steer a model; else nothing."""
-    return next((name for name, shape in _INJECTIONS if shape.search(text)), "")
+    """What kind of prompt injection the text looks like; empty if none."""
+    return next((name for name, pattern in _INJECTIONS if pattern.search(text)), "")
 
 
-def _looks_drawn(word: str) -> bool:
-    """Whether a long word was made by chance: many changes between kinds of characters, as no name has."""
+def _looks_random(word: str) -> bool:
+    """Whether a long word looks random: it changes between character classes more often than a name does."""
     if "/" in word and not re.search(r"[+=]", word):
-        return any(_looks_drawn(part) for part in word.split("/") if len(part) >= 20)
-    kinds = [0 if one.isdigit() else 1 if one.isupper() else 2 if one.islower() else 3 for one in word]
-    if len({*kinds} & {0, 1, 2}) < 3:
-        # Digests are written in small letters and digits; a key of that shape is known by the word in front of it.
+        return any(_looks_random(part) for part in word.split("/") if len(part) >= 20)
+    classes = [
+        0 if character.isdigit() else 1 if character.isupper() else 2 if character.islower() else 3
+        for character in word
+    ]
+    if len({*classes} & {0, 1, 2}) < 3:
+        # Digests are lower case and digits too; a key of that shape is recognised by the word before it.
         return False
-    changes = sum(before != after for before, after in pairwise(kinds) if 3 not in (before, after))
+    changes = sum(before != after for before, after in pairwise(classes) if 3 not in (before, after))
+    # A change at every third character or more; camel case and snake case names change less often.
     return changes * 3 >= len(word)

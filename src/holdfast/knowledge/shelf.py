@@ -1,4 +1,4 @@
-"""How single items are found, changed and removed in the pages they stand in."""
+"""Find, change and remove single items in their pages."""
 
 from collections.abc import Callable
 
@@ -17,38 +17,38 @@ def items_in(disk: Disk) -> tuple[Item, ...]:
     return all_items((*read_pages(disk), *(notes.page for notes in read_notes(disk))))
 
 
-def item_named(disk: Disk, wanted: str) -> Item | None:
-    return next((one for one in items_in(disk) if one.id == wanted), None)
+def item_named(disk: Disk, item_id: str) -> Item | None:
+    return next((item for item in items_in(disk) if item.id == item_id), None)
 
 
 def replace_item(disk: Disk, item: Item) -> None:
-    """Another item in the place of the one that has its id; the digest follows."""
-    _change(disk, item.id, lambda page: with_item(page, item))
+    """Replace the item with the same id, and rebuild the digest."""
+    _change_item(disk, item.id, lambda page: with_item(page, item))
 
 
-def remove_item(disk: Disk, wanted: str) -> None:
-    """It does not come back by itself; the digest follows."""
-    _change(disk, wanted, lambda page: without_item(page, wanted))
+def remove_item(disk: Disk, item_id: str) -> None:
+    """Remove an item for good (a later harvest does not add it again), and rebuild the digest."""
+    _change_item(disk, item_id, lambda page: without_item(page, item_id))
 
 
-def _change(disk: Disk, wanted: str, changed: Callable[[Page], Page]) -> None:
+def _change_item(disk: Disk, item_id: str, changed: Callable[[Page], Page]) -> None:
     with disk.locked():
-        named = [(page_name(page.category), page) for page in read_pages(disk)]
-        named += [(f"{FILES}/{notes.name}", notes.page) for notes in read_notes(disk)]
-        place = next(((name, page) for name, page in named if wanted in page.by_id), None)
-        if place is None:
-            raise _unknown(wanted)
-        name, known = place
+        pages = [(page_name(page.category), page) for page in read_pages(disk)]
+        pages += [(f"{FILES}/{notes.name}", notes.page) for notes in read_notes(disk)]
+        location = next(((name, page) for name, page in pages if item_id in page.by_id), None)
+        if location is None:
+            raise _unknown_item(item_id)
+        name, page_there = location
 
-        def written(raw: bytes) -> bytes:
-            page = read_page(known.category, read_text(raw), scope=known.scope, key=known.key)
-            if wanted not in page.by_id:
-                raise _unknown(wanted)
+        def rewrite(raw: bytes) -> bytes:
+            page = read_page(page_there.category, read_text(raw), scope=page_there.scope, key=page_there.key)
+            if item_id not in page.by_id:
+                raise _unknown_item(item_id)
             return rewritten(raw, changed(page).lines)
 
-        change_file(disk, name, written)
+        change_file(disk, name, rewrite)
         rebuild_digest(disk)
 
 
-def _unknown(wanted: str) -> UserError:
-    return UserError(f"there is no item {wanted[:80]!r}; `holdfast knowledge list` shows all")
+def _unknown_item(item_id: str) -> UserError:
+    return UserError(f"there is no item {item_id[:80]!r}; `holdfast knowledge list` shows all")

@@ -1,4 +1,4 @@
-"""Whether a feature is on: what the caller says, else what is configured, else whether its file is there."""
+"""Feature flags: the caller's flag, else the configuration, else whether the feature's file is present."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ SETTINGS: tuple[Setting, ...] = ("auto", "on", "off")
 
 DigestRefresh = Literal["auto", "epoch", "next_turn"]
 DIGEST_REFRESHES: tuple[DigestRefresh, ...] = ("auto", "epoch", "next_turn")
-"""When a session takes a newer digest; `auto` is with the next epoch, under the seed profile with the next turn."""
+"""When a session adopts a newer digest; `auto` is with the next epoch, in the seed profile with the next turn."""
 
 
 class Switch(msgspec.Struct, frozen=True):

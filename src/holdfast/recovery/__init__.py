@@ -1,1 +1,1 @@
-"""Which failures are known, what is done about each, and how often."""
+"""Known failures, the recovery steps for each, and how often they are attempted."""

@@ -1,4 +1,4 @@
-"""What was tried about each incident and what came of it, as a fold over events; and whether it may be tried again."""
+"""Recovery attempts per incident as a fold over events, and whether another attempt is allowed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -20,15 +20,15 @@ from holdfast.events.payloads_recovery import (
 from holdfast.recovery.recipes import RecoveryRecipe, RecoveryRules, backoff_seconds
 
 INCIDENTS_MAX = 1_000
-"""How many are remembered; the ones that were heard of longest ago are forgotten first."""
+"""How many incidents are kept; the least recently updated are dropped first."""
 
 IncidentState = Literal["enqueued", "running", "succeeded", "failed", "exhausted"]
 
 
 class Incident(msgspec.Struct, frozen=True):
-    """One failure under one key. `attempts` are those since the count last began; `steps` are those of the recipe.
+    """One failure under one key. `attempts` counts since the last reset; `steps` are those of the recipe.
 
-    Steps in front of `first_step` need not be done again. `recovered` says that the last attempt was a success.
+    Steps before `first_step` need not be repeated. `recovered` says that the last attempt succeeded.
     """
 
     key: str
@@ -48,10 +48,6 @@ class Incident(msgspec.Struct, frozen=True):
     policy: str = ""
     started_at: float | None = None
     ended_at: float | None = None
-
-    @property
-    def attempts_left(self) -> int | None:
-        return None if self.attempts_max is None else max(0, self.attempts_max - self.attempts)
 
     @property
     def remaining(self) -> tuple[str, ...]:
@@ -80,21 +76,22 @@ def ledger_of(events: Iterable[Event]) -> Ledger:
 
 
 def recorded(ledger: Ledger, payload: Recovery, at: float) -> Ledger:
-    """The ledger after one more event."""
+    """The ledger with one more event applied."""
     others = {key: incident for key, incident in ledger.incidents.items() if key != payload.incident}
-    known = ledger.incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
+    incident_before = ledger.incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
+    # Re-inserting at the end keeps the mapping in order of the last update.
     newest = list(others.items())[-(INCIDENTS_MAX - 1) :]
-    return Ledger({**dict(newest), payload.incident: _after(known, payload, at)})
+    return Ledger({**dict(newest), payload.incident: _apply_event(incident_before, payload, at)})
 
 
 def next_attempt(
     incident: Incident | None, recipe: RecoveryRecipe, rules: RecoveryRules, *, at: float, trigger: Trigger
 ) -> NextAttempt | None:
-    """Which attempt comes next, and with which step it starts; None where there were as many as are allowed.
+    """The next attempt and its first step; None if the maximum number of attempts is reached.
 
-    A person is no loop: who asks for it by hand starts the count anew, and goes on where it stopped.
+    The limit prevents automatic loops, so a manual attempt resets the count and continues at the step that failed.
     """
-    attempts, first_step = _counted(incident, recipe, rules, at)
+    attempts, first_step = _effective_attempts(incident, recipe, rules, at)
     if trigger == "manual":
         return NextAttempt(1, first_step)
     if attempts >= recipe.attempts_max:
@@ -102,52 +99,59 @@ def next_attempt(
     return NextAttempt(attempts + 1, first_step, backoff_seconds(attempts + 1))
 
 
-def _counted(incident: Incident | None, recipe: RecoveryRecipe, rules: RecoveryRules, at: float) -> tuple[int, int]:
+def _effective_attempts(
+    incident: Incident | None, recipe: RecoveryRecipe, rules: RecoveryRules, at: float
+) -> tuple[int, int]:
     if incident is None:
         return 0, 0
     if incident.recovered:
         return (0 if rules.success_resets else incident.attempts), 0
-    heard_at = incident.ended_at if incident.ended_at is not None else incident.started_at
-    if rules.healthy_seconds is not None and heard_at is not None and at - heard_at >= rules.healthy_seconds:
+    last_update_at = incident.ended_at if incident.ended_at is not None else incident.started_at
+    if (
+        rules.healthy_seconds is not None
+        and last_update_at is not None
+        and at - last_update_at >= rules.healthy_seconds
+    ):
         return 0, 0
-    same = incident.steps == tuple(step.name.value for step in recipe.steps)
-    return incident.attempts, incident.first_step if same else 0
+    # A position in the list of steps means nothing if the recipe has changed since.
+    is_same_recipe = incident.steps == tuple(step.name.value for step in recipe.steps)
+    return incident.attempts, incident.first_step if is_same_recipe else 0
 
 
-def _after(known: Incident, payload: Recovery, at: float) -> Incident:
+def _apply_event(incident: Incident, payload: Recovery, at: float) -> Incident:
     change = msgspec.structs.replace
     match payload:
         case RecoveryEnqueued(follow_up=follow_up, detail=detail):
-            # What was reported again is not forgotten for it: attempts are counted by the incident.
-            state: IncidentState = "exhausted" if known.state == "exhausted" else "enqueued"
-            return change(known, state=state, follow_up=follow_up, detail=detail)
-        case RecoveryAttempted() as it:
+            # Reporting an incident again does not reset its attempts.
+            state: IncidentState = "exhausted" if incident.state == "exhausted" else "enqueued"
+            return change(incident, state=state, follow_up=follow_up, detail=detail)
+        case RecoveryAttempted() as attempted:
             return change(
-                known,
+                incident,
                 state="running",
-                attempts=it.attempt,
-                attempts_max=it.attempts_max,
-                steps=it.steps,
-                first_step=it.first_step,
+                attempts=attempted.attempt,
+                attempts_max=attempted.attempts_max,
+                steps=attempted.steps,
+                first_step=attempted.first_step,
                 recovered=False,
                 results=(),
-                trigger=it.trigger,
+                trigger=attempted.trigger,
                 started_at=at,
                 ended_at=None,
             )
         case RecoverySucceeded(results=results):
-            return change(known, state="succeeded", results=results, first_step=0, recovered=True, ended_at=at)
+            return change(incident, state="succeeded", results=results, first_step=0, recovered=True, ended_at=at)
         case RecoveryFailed(results=results, remaining=remaining, reason=reason):
-            first = len(known.steps) - len(remaining)
-            return change(known, state="failed", results=results, first_step=first, last_failure=reason, ended_at=at)
+            first = len(incident.steps) - len(remaining)
+            return change(incident, state="failed", results=results, first_step=first, last_failure=reason, ended_at=at)
         case RecoveryEscalated(policy=policy, reason=reason, results=results):
             return change(
-                known,
+                incident,
                 state="exhausted",
                 policy=policy,
                 escalation=reason,
-                results=results or known.results,
+                results=results or incident.results,
                 ended_at=at,
             )
         case _:
-            return known
+            return incident

@@ -1,4 +1,4 @@
-"""How the view of a conversation changes where something leaves it or is mended; the log is never changed."""
+"""Rewrite the view of a conversation during recovery: drop or repair history entries. The log never changes."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,65 +12,67 @@ Passages = tuple[Passage, ...]
 
 
 class Mended(msgspec.Struct, frozen=True):
-    """The passages, how many of them were sent, and whether any changed that a model has answered to."""
+    """The entries, how many of them were sent, and whether an entry changed that a model has already replied to."""
 
     passages: Passages
     sent: int
     moved: bool
 
 
-def chosen(passages: Passages, sent: int, choose: Callable[[Passage], Passage | None]) -> tuple[Passages, int]:
-    """Every passage kept, changed or dropped as told; the split at `sent` stays where it was."""
-    before = tuple(kept for passage in passages[:sent] if (kept := choose(passage)))
-    newer = tuple(kept for passage in passages[sent:] if (kept := choose(passage)))
-    return before + newer, len(before)
+def chosen(entries: Passages, sent: int, choose: Callable[[Passage], Passage | None]) -> tuple[Passages, int]:
+    """Keep, replace or drop each entry as `choose` returns; `sent` is adjusted to the same split point."""
+    sent_entries = tuple(replacement for entry in entries[:sent] if (replacement := choose(entry)))
+    unsent = tuple(replacement for entry in entries[sent:] if (replacement := choose(entry)))
+    return sent_entries + unsent, len(sent_entries)
 
 
-def without_ephemeral(passages: Passages, sent: int, first: int) -> tuple[Passages, int]:
-    """Without ephemeral text, from `first` on, and without the thinking that was bound to it."""
+def without_ephemeral(entries: Passages, sent: int, first: int) -> tuple[Passages, int]:
+    """Drop ephemeral entries from index `first` on, and the thinking that depended on them."""
     later, later_sent = chosen(
-        passages[first:],
+        entries[first:],
         max(0, sent - first),
-        lambda passage: None if passage.ephemeral else without_thinking(passage),
+        lambda entry: None if entry.ephemeral else without_thinking(entry),
     )
-    return passages[:first] + later, first + later_sent if sent >= first else sent
+    return entries[:first] + later, first + later_sent if sent >= first else sent
 
 
-def mended(passages: Passages, sent: int, mending: Mending) -> Mended:
-    answered = answered_passages(passages)
-    match mending:
+def mended(entries: Passages, sent: int, repair: Mending) -> Mended:
+    """Apply a repair event to the view."""
+    replied = answered_passages(entries)
+    match repair:
         case PassagesMended(splices=splices):
-            made, made_sent = _spliced(passages, sent, splices)
+            repaired, repaired_sent = _apply_splices(entries, sent, splices)
         case ThinkingDropped(passages=count):
-            kept, kept_sent = chosen(passages[:count], min(sent, count), without_thinking)
-            made, made_sent = kept + passages[count:], kept_sent + max(0, sent - count)
+            kept, kept_sent = chosen(entries[:count], min(sent, count), without_thinking)
+            repaired, repaired_sent = kept + entries[count:], kept_sent + max(0, sent - count)
         case _:
-            made, made_sent = passages, sent
-    return Mended(made, made_sent, made[:answered] != passages[:answered])
+            repaired, repaired_sent = entries, sent
+    # Only a change before the last reply touches bytes that a provider has cached.
+    return Mended(repaired, repaired_sent, repaired[:replied] != entries[:replied])
 
 
-def answered_passages(passages: Sequence[Passage]) -> int:
-    """How many leading passages a model has answered to, its answer included."""
-    return next((at + 1 for at in range(len(passages) - 1, -1, -1) if passages[at].role == "assistant"), 0)
+def answered_passages(entries: Sequence[Passage]) -> int:
+    """How many leading entries a model has replied to, including the reply."""
+    return next((index + 1 for index in range(len(entries) - 1, -1, -1) if entries[index].role == "assistant"), 0)
 
 
-def newest_question(passages: Sequence[Passage]) -> int:
-    """Where the user spoke last; what a tool or a layer said does not count. 0 where nobody has."""
-    for at in range(len(passages) - 1, -1, -1):
-        one = passages[at]
-        if one.role == "user" and not one.injected and any(result_id(block) is None for block in one.content):
-            return at
+def newest_question(entries: Sequence[Passage]) -> int:
+    """The index of the last user message, not counting tool results and injected context; 0 if there is none."""
+    for index in range(len(entries) - 1, -1, -1):
+        entry = entries[index]
+        if entry.role == "user" and not entry.injected and any(result_id(block) is None for block in entry.content):
+            return index
     return 0
 
 
-def _spliced(passages: Passages, sent: int, splices: Sequence[Splice]) -> tuple[Passages, int]:
-    made: list[Passage] = []
+def _apply_splices(entries: Passages, sent: int, splices: Sequence[Splice]) -> tuple[Passages, int]:
+    result: list[Passage] = []
     done = 0
     for splice in splices:
-        # What a log says is not trusted to be in order: no passage is repeated for it.
-        at = min(max(splice.at, done), len(passages))
-        made += (*passages[done:at], *splice.passages)
-        done = min(at + max(0, splice.removed), len(passages))
-    made += passages[done:]
-    longer = sum(len(splice.passages) - splice.removed for splice in splices if splice.at < sent)
-    return tuple(made), min(max(0, sent + longer), len(made))
+        # A damaged log may have splices out of order; clamping makes sure that no entry is repeated.
+        start = min(max(splice.at, done), len(entries))
+        result += (*entries[done:start], *splice.passages)
+        done = min(start + max(0, splice.removed), len(entries))
+    result += entries[done:]
+    growth = sum(len(splice.passages) - splice.removed for splice in splices if splice.at < sent)
+    return tuple(result), min(max(0, sent + growth), len(result))

@@ -1,4 +1,4 @@
-"""What is done about each known failure: which steps, in which order, how often, and whose turn it is then."""
+"""Recovery recipes: the steps for each known failure, the number of attempts, and the escalation policy."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -15,9 +15,9 @@ BACKOFF_SECONDS_MAX = 60.0
 
 
 class RecoveryStep(msgspec.Struct, frozen=True):
-    """`subject` is what the step is done to, or why, where the recipe knows it.
+    """`subject` is what the step applies to, or why, if the recipe defines it.
 
-    Without `seconds_max` the step has limits of its own.
+    Without `seconds_max` the step enforces its own limits.
     """
 
     name: StepName
@@ -33,9 +33,9 @@ class RecoveryRecipe(msgspec.Struct, frozen=True):
 
 
 class RecoveryRules(msgspec.Struct, frozen=True):
-    """How attempts are counted: a success, or a healthy while after the last one, starts the count anew.
+    """How attempts are counted: a success, or `healthy_seconds` without failure, resets the count.
 
-    With `escalates_at_once` what fails for the last time is escalated then, and not when it is asked for once more.
+    With `escalates_at_once` the last allowed failure is escalated immediately, otherwise at the next attempt.
     """
 
     success_resets: bool = True
@@ -45,7 +45,7 @@ class RecoveryRules(msgspec.Struct, frozen=True):
 
 DEFAULT_RULES = RecoveryRules()
 SEED_RULES = RecoveryRules(success_resets=False, escalates_at_once=False, healthy_seconds=None)
-"""Attempts are counted for the life of a session, those that succeeded too; a first step that fails is the end."""
+"""As in seed 002: attempts, also successful ones, count for the whole session; a failed first step escalates."""
 
 
 def rules_of(profile: str) -> RecoveryRules:
@@ -59,7 +59,7 @@ def _recipe(scenario: FailureScenario, escalation: EscalationPolicy, *steps: Ste
 def _step(step: StepName | RecoveryStep) -> RecoveryStep:
     if isinstance(step, RecoveryStep):
         return step
-    # A reply takes as long as it takes; the connection has its own limits.
+    # A model reply has no fixed time limit here; the connection's own timeouts apply.
     return RecoveryStep(step, None) if step is StepName.RetryRequest else RecoveryStep(step)
 
 
@@ -121,23 +121,25 @@ _FOLLOW_UPS: dict[EscalationPolicy, FollowUp] = {
 
 
 def follow_up_of(recipe: RecoveryRecipe) -> FollowUp:
-    """What becomes of the recipe once its failure is reported."""
+    """What happens with the recipe once its failure is reported."""
     return _FOLLOW_UPS[recipe.escalation]
 
 
 def runnable(recipe: RecoveryRecipe, available: AbstractSet[StepName]) -> RecoveryRecipe:
-    """The recipe without the steps that nobody can do; a request is not tried again where nothing was changed."""
+    """The recipe with the available steps only; a retry is dropped unless a step before it changed something."""
     steps: list[RecoveryStep] = []
-    changed = False
+    has_changed = False
     for step in recipe.steps:
-        if step.name not in available or (step.name is StepName.RetryRequest and not changed):
+        if step.name not in available or (step.name is StepName.RetryRequest and not has_changed):
             continue
+        # Learning the window changes what later steps aim for, but not the request itself.
         if step.name is not StepName.LearnWindow:
-            changed = step.name is not StepName.RetryRequest
+            has_changed = step.name is not StepName.RetryRequest
         steps.append(step)
     return msgspec.structs.replace(recipe, steps=tuple(steps))
 
 
 def backoff_seconds(attempt: int) -> float:
-    """The pause before attempt number `attempt`, from 1; there is none before the first."""
+    """The pause before attempt number `attempt`, counted from 1: 0, then 1 s doubling up to 60 s."""
+    # The exponent is bounded so that a very large attempt number cannot overflow the float.
     return 0.0 if attempt <= 1 else min(BACKOFF_SECONDS_FIRST * 2.0 ** min(attempt - 2, 16), BACKOFF_SECONDS_MAX)

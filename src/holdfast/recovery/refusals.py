@@ -1,4 +1,4 @@
-"""Which known failure a provider's refusal is, by its words."""
+"""Classify a provider's error response as a known failure by its message."""
 
 import re
 from typing import Literal
@@ -11,10 +11,14 @@ from holdfast.recovery.scenarios import FailureScenario
 MarkProblem = Literal["lifetimes", "marks"]
 
 REFUSED_STATUSES = (400, 413, 422)
-"""With which a request is refused before a word of it was read by a model; None is met in streams and commands."""
+"""HTTP statuses of a request that was rejected before the model read it."""
 
-_MARKS = re.compile(r"cache_control|prompt_cache_breakpoint|cache[_ ]?(point|breakpoint|marker)s?\b", re.IGNORECASE)
-_LIFETIMES = re.compile(r"\bttl\b|lifetime", re.IGNORECASE)
+# The patterns match the providers' error texts, and in _PAIRS also our own transcript checks (canonical/transcript.py),
+# whose messages the simulator returns as errors.
+_BREAKPOINTS = re.compile(
+    r"cache_control|prompt_cache_breakpoint|cache[_ ]?(point|breakpoint|marker)s?\b", re.IGNORECASE
+)
+_TTLS = re.compile(r"\bttl\b|lifetime", re.IGNORECASE)
 _THINKING = re.compile(
     r"thinking.{0,3} blocks?\b|(signature|data)`? in `?(redacted_)?thinking|thought[_ ]signature"
     r"|encrypted[_ ]content|expected `?thinking`?|reasoning.{0,40} item",
@@ -22,7 +26,8 @@ _THINKING = re.compile(
 )
 _PAIRS = re.compile(
     r"tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
-    r"|tool result stands behind|result .{0,120}answers no call|call .{0,120}(is not answered|has no result)"
+    r"|tool result (?:stands behind|comes after)|result .{0,120}answers no call"
+    r"|call .{0,120}(is not answered|has no result)"
     r"|'tool_calls'|role 'tool' must be a response|no tool (call|output) found for function call"
     r"|function (call|response) (turn|parts?)\b",
     re.IGNORECASE,
@@ -37,21 +42,21 @@ _WINDOWS = (
 
 
 class Window(msgspec.Struct, frozen=True):
-    """How many tokens a provider says it takes, and how many it was sent, where it says so."""
+    """The context window that a provider reports, and the tokens it received, if it reports them."""
 
     tokens_max: int
     tokens_sent: int | None = None
 
 
 def scenario_of_refusal(error: ProviderError) -> FailureScenario | None:
-    """None for what is no refusal of a request, or is refused for a reason that no recipe is known for."""
+    """None if the request was not rejected, or was rejected for a reason without a recipe."""
     if error.kind == "context_overflow":
         return FailureScenario.ContextOverflow
     if error.kind != "invalid_request" or error.status not in REFUSED_STATUSES:
         return None
     message = str(error)
-    # A mark on thinking is a fault of the mark, so marks are looked for first.
-    if _MARKS.search(message):
+    # An invalid breakpoint on a thinking block mentions both; the breakpoint is the fault, so it is checked first.
+    if _BREAKPOINTS.search(message):
         return FailureScenario.ProviderRejectsMarker
     if _THINKING.search(message):
         return FailureScenario.ThinkingPrefixMismatch
@@ -59,14 +64,14 @@ def scenario_of_refusal(error: ProviderError) -> FailureScenario | None:
 
 
 def mark_problem(message: str) -> MarkProblem:
-    """Whether it is how long marks live that is refused, or the marks themselves."""
-    return "lifetimes" if _LIFETIMES.search(message) else "marks"
+    """Whether the provider rejects the breakpoints' TTL, or the breakpoints themselves."""
+    return "lifetimes" if _TTLS.search(message) else "marks"
 
 
 def window_in(message: str) -> Window | None:
-    """The window that an overflow tells of."""
+    """The context window that an overflow message reports."""
     for pattern in _WINDOWS:
-        if (found := pattern.search(message)) and int(found["most"]):
-            sent = found["sent"]
-            return Window(int(found["most"]), int(sent) if sent else None)
+        if (match := pattern.search(message)) and int(match["most"]):
+            sent = match["sent"]
+            return Window(int(match["most"]), int(sent) if sent else None)
     return None

@@ -1,4 +1,4 @@
-"""Which failures are known by name, and which of a worker's failures is which."""
+"""Names of known failures, recovery steps and escalation policies, and the mapping of worker failures."""
 
 import enum
 from typing import Literal
@@ -65,7 +65,7 @@ class StepName(enum.StrEnum):
 
 
 class EscalationPolicy(enum.StrEnum):
-    """Whose turn it is when nothing more is tried: a person's, nobody's, or the work is over."""
+    """What happens when no attempt is left: alert a person, log and continue, or abort the work."""
 
     AlertHuman = "alert_human"
     LogAndContinue = "log_and_continue"
@@ -73,13 +73,13 @@ class EscalationPolicy(enum.StrEnum):
 
 
 WORKER_SCENARIOS = tuple(FailureScenario)[:7]
-"""Those of a worker and its lane; what is done about them is the host's."""
+"""Failures of a worker and its lane; only the host can run their steps."""
 
 WorkerFailure = Literal[
     "trust_gate", "tool_permission_gate", "prompt_delivery", "protocol", "provider", "startup_no_evidence"
 ]
 
-_OF_WORKERS: dict[WorkerFailure, FailureScenario] = {
+_WORKER_SCENARIO: dict[WorkerFailure, FailureScenario] = {
     "trust_gate": FailureScenario.TrustPromptUnresolved,
     "tool_permission_gate": FailureScenario.TrustPromptUnresolved,
     "prompt_delivery": FailureScenario.PromptMisdelivery,
@@ -90,9 +90,9 @@ _OF_WORKERS: dict[WorkerFailure, FailureScenario] = {
 
 
 def scenario_of_worker(failure: WorkerFailure) -> FailureScenario:
-    return _OF_WORKERS[failure]
+    return _WORKER_SCENARIO[failure]
 
 
 def failure_of_completion(finish: str, output_tokens: int) -> WorkerFailure | None:
-    """What a worker's last words say of it: an end that nobody knows, without a word, is its provider's failure."""
+    """The failure that a worker's completion shows: an error, or an unknown finish without output."""
     return "provider" if finish == "error" or (finish == "unknown" and output_tokens == 0) else None

@@ -1,1 +1,1 @@
-"""How files of instructions become units: split, named, classed and fitted to a manifest, for people to review."""
+"""Migrate instruction files to units: split, name, classify and fit them to a manifest, for people to review."""

@@ -1,4 +1,4 @@
-"""When must a section be known: always, at the start of some kinds of task, or when it is asked for?"""
+"""Classify a section: always in the prompt, preloaded for a task type, or loaded on demand."""
 
 import re
 from typing import Literal
@@ -39,20 +39,20 @@ _TASK_TITLES: tuple[tuple[str, str], ...] = (
 
 
 def task_types_of(section: Section) -> tuple[str, ...]:
-    """The wake reasons at which it should be there without being asked for; the first that fits."""
+    """The wake reason for which the section should be preloaded: the first that matches, or none."""
     if section.tokens > PRELOAD_TOKENS_MAX:
         return ()
     return tuple(reason for pattern, reason in _TASK_TITLES if re.search(pattern, section.title, re.I))[:1]
 
 
 def is_always(section: Section) -> bool:
-    """A proposal: people decide. Only what is short and holds whatever the task is may be told always."""
+    """Whether a section is short and applies to every task; only a proposal that people review."""
     if section.tokens > ALWAYS_TOKENS_MAX or _FENCE_LINE.search(section.text) or len(section.spans) != 1:
         return False
     if section.fields:
         return str(section.fields.get("alwaysApply", "")).lower() == "true"
-    says_something = "\n" in section.text.strip()
-    if says_something and _ALWAYS_TITLE.fullmatch(plain_title(section.title)):
+    has_body = "\n" in section.text.strip()
+    if has_body and _ALWAYS_TITLE.fullmatch(plain_title(section.title)):
         return True
     items = [line for line in section.text.split("\n") if _LIST_LINE.match(line)]
     orders = sum(_ALWAYS_LINE.match(line) is not None for line in items)

@@ -1,4 +1,4 @@
-"""How a proposal lies in a folder, for people to read and mend, and what is read from it again."""
+"""Write a proposal to a folder for people to review and edit, and read it back."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ MANIFEST_BYTES_MAX = 2_000_000
 
 
 class ManifestFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`always_rules` are those of the agent's boot stub; without them it keeps those that it has."""
+    """`always_rules` are the rules of the agent's boot stub; None leaves the agent's rules unchanged."""
 
     agent_id: str
     version: str
@@ -33,21 +33,21 @@ class ManifestFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class InstructionFolder(msgspec.Struct, frozen=True):
-    """`texts` are by name of the unit, from files `NAME.md`."""
+    """`texts` are by unit name, from the files `NAME.md`."""
 
     manifest: ManifestFile
     texts: dict[str, str]
 
 
 def write_folder(proposal: Proposal, folder: Path) -> None:
-    """Raises UserError where there is something already; nothing is ever written over."""
+    """Write into a new or empty folder; never overwrites. Raises UserError."""
     rules = tuple(rule.text for rule in proposal.rules)
     draft = proposal.draft
     manifest = ManifestFile(proposal.agent_id, draft.version, draft.entries, draft.migration_mode, rules)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty: name a new folder, or remove it")
+            raise UserError(f"{folder} is not empty: choose a new folder, or remove it")
         for unit in proposal.units:
             _write(folder / f"{unit.name}.md", unit.content + "\n")
         _write(folder / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)).decode() + "\n")
@@ -56,10 +56,10 @@ def write_folder(proposal: Proposal, folder: Path) -> None:
 
 
 def read_folder(folder: Path) -> InstructionFolder:
-    """Raises UserError. A unit without a file has no text here; the service may have one."""
+    """A unit without a file has no text here, but may have one in the service. Raises UserError."""
     raw = _read(folder / MANIFEST_FILE, MANIFEST_BYTES_MAX)
     if raw is None:
-        raise UserError(f"{folder} has no {MANIFEST_FILE}: make one with `holdfast instructions migrate --out`")
+        raise UserError(f"{folder} has no {MANIFEST_FILE}: create one with `holdfast instructions migrate --out`")
     try:
         manifest = msgspec.json.decode(raw, type=ManifestFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -84,11 +84,11 @@ def _write(path: Path, text: str) -> None:
 
 def _read(path: Path, bytes_max: int) -> bytes | None:
     try:
-        read = read_regular(path, bytes_max + 1)
+        file = read_regular(path, bytes_max + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path}: {cannot_read(error)}") from error
-    if read is None or len(read.raw) > bytes_max:
-        raise UserError(f"{path} is no file of at most {bytes_max} bytes")
-    return read.raw
+    if file is None or len(file.raw) > bytes_max:
+        raise UserError(f"{path} is not a regular file of at most {bytes_max} bytes")
+    return file.raw

@@ -1,4 +1,4 @@
-"""Where a Markdown text may be cut without breaking anything that belongs together."""
+"""Find the lines at which a Markdown text can be cut without breaking a block."""
 
 import re
 from typing import Literal
@@ -12,14 +12,14 @@ from holdfast.sources.skills.frontmatter import Fault, Value, mended, read_front
 NESTING_MAX = 30
 TITLE_CHARACTERS_MAX = 1_000
 
-# As in `see @docs/style.md`; behind a letter, as in an address, it is none.
+# As in `see @docs/style.md`; not after a letter, as in an e-mail address.
 _IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
 _CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
 _INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A line before which the text may be cut. `level` is that of a heading, 0 for any other block."""
+    """A line before which the text may be cut. `level` is the heading level, 0 for any other block."""
 
     line: int
     level: int = 0
@@ -28,7 +28,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Markdown(msgspec.Struct, frozen=True):
-    """Cuts rise by line, from 0; none is within a fence, a table, a quote, HTML, a list item or the front matter."""
+    """Cuts are in line order, from 0; none is inside a fence, table, quote, HTML, list item or the front matter."""
 
     lines: tuple[str, ...]
     cuts: tuple[Cut, ...]
@@ -37,16 +37,16 @@ class Markdown(msgspec.Struct, frozen=True):
 
 def read_markdown(text: str) -> Markdown:
     lines = tuple(text.split("\n"))
-    head, fields = _front(text)
-    # Blank lines in its place keep the numbers of the lines behind it.
-    tokens = _parser().parse("\n" * head + "\n".join(lines[head:]))
+    front_lines, fields = _front_matter(text)
+    # Blank lines in place of the front matter keep the later line numbers.
+    tokens = _parser().parse("\n" * front_lines + "\n".join(lines[front_lines:]))
     cuts: dict[int, Cut] = {}
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.map is None:
             continue
         line = token.map[0]
         if token.level == 0 and token.type == "heading_open":
-            cuts[line] = Cut(line, int(token.tag[1]), _plain(tokens[place + 1]))
+            cuts[line] = Cut(line, int(token.tag[1]), _heading_text(tokens[index + 1]))
         elif token.level == 0:
             cuts[line] = Cut(line)
         elif token.level == 1 and token.type == "list_item_open":
@@ -60,33 +60,35 @@ def read_markdown(text: str) -> Markdown:
 
 
 def imports_of(text: str) -> tuple[str, ...]:
-    """The files that a text names to be read with it, each once; what stands in code names none."""
+    """The files that a text imports with `@path`, each once; not from code."""
     lines: list[str] = text.split("\n")
     for token in _parser().parse(text):
         if token.type in ("fence", "code_block", "html_block") and token.map is not None:
             lines[token.map[0] : token.map[1]] = [""] * (token.map[1] - token.map[0])
-    found = (one for line in lines for one in _IMPORT.findall(_CODE_SPAN.sub(" ", line)))
-    return tuple(dict.fromkeys(one.rstrip(".:!?*_") for one in found))
+    paths = (path for line in lines for path in _IMPORT.findall(_CODE_SPAN.sub(" ", line)))
+    return tuple(dict.fromkeys(path.rstrip(".:!?*_") for path in paths))
 
 
 def _parser() -> MarkdownIt:
+    # Only block structure is needed; a CommonMark parser is used because splitting at lines that start with `#` breaks
+    # the first shell script in a fence (decision 0032).
     parser = MarkdownIt("commonmark", {"maxNesting": NESTING_MAX}).enable("table")
     parser.core.ruler.enableOnly(["normalize", "block"])
     return parser
 
 
-def _plain(inline: Token) -> str:
-    """The words of a heading, without what marks them up."""
-    return " ".join(_INLINE.sub(lambda found: found[1] or "", inline.content[:TITLE_CHARACTERS_MAX]).split())
+def _heading_text(inline: Token) -> str:
+    """The text of a heading without inline markup."""
+    return " ".join(_INLINE.sub(lambda match: match[1] or "", inline.content[:TITLE_CHARACTERS_MAX]).split())
 
 
-def _front(text: str) -> tuple[int, dict[str, Value]]:
-    """How many lines the front matter takes, and its fields; none where what stands between the lines is prose."""
+def _front_matter(text: str) -> tuple[int, dict[str, Value]]:
+    """The number of front matter lines and its fields; none if the text between the rulers is prose."""
     parts = split(text)
     if isinstance(parts, Fault):
         return 0, {}
     fields = read_front(parts.front).fields
     if fields is None:
-        # Rules of editors say `globs: *.ts`, which is no YAML.
+        # Editors' rule files contain `globs: *.ts`, which is not valid YAML.
         fields = read_front(mended(parts.front)[0]).fields
     return (parts.front.count("\n") + 2, fields) if fields else (0, {})

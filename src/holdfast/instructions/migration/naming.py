@@ -1,4 +1,4 @@
-"""What a unit is called and what it is said to be about; the same text has the same name wherever it stands."""
+"""Derive the name and description of a unit from its section, deterministically."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ _PROSE = re.compile(r"^[^\W\d_`*\[\"']|^[*`\[\"']*[^\W\d_]")
 
 
 def slug(title: str) -> str:
-    """Letters, digits and hyphens; a title without any Latin letter is known by its digest."""
+    """Letters, digits and hyphens; a title without Latin letters gets a name from its digest."""
     plain = unicodedata.normalize("NFKD", plain_title(title)).encode("ascii", "ignore").decode().lower()
     plain = re.sub(r"[^a-z0-9]+", "-", re.sub(r"['’]", "", plain)).strip("-")
     if len(plain) > SLUG_CHARACTERS_MAX:
@@ -28,45 +28,48 @@ def slug(title: str) -> str:
         plain = head if len(head) > SLUG_CHARACTERS_MAX // 2 else plain[:SLUG_CHARACTERS_MAX]
     if not re.search(r"[a-z]", plain):
         plain = f"section-{hashlib.sha256(title.encode('utf-8', 'replace')).hexdigest()[:8]}"
+    # The name `manifest` is reserved in unit URIs.
     return f"{plain}-unit" if plain == "manifest" else plain
 
 
 def names_of(sections: Sequence[Section]) -> tuple[str, ...]:
-    """Each another; where titles are the same, what stands above them tells them apart, and at last their order."""
-    short = [slug(title_of(one)) for one in sections]
-    counts = Counter(short)
-    longer = [_told_apart(one, name) if counts[name] > 1 else name for one, name in zip(sections, short, strict=True)]
+    """Unique names; equal titles get the parent title or file as a prefix, and as a last resort a number."""
+    slugs = [slug(title_of(section)) for section in sections]
+    counts = Counter(slugs)
+    candidates = [
+        _with_prefix(section, name) if counts[name] > 1 else name for section, name in zip(sections, slugs, strict=True)
+    ]
     taken: set[str] = set()
-    reached: Counter[str] = Counter()
+    duplicates: Counter[str] = Counter()
     names: list[str] = []
-    for name in longer:
-        free = name
-        while free in taken:
-            reached[name] += 1
-            free = f"{name}-{reached[name] + 1}"
-        taken.add(free)
-        names.append(free)
+    for name in candidates:
+        unused = name
+        while unused in taken:
+            duplicates[name] += 1
+            unused = f"{name}-{duplicates[name] + 1}"
+        taken.add(unused)
+        names.append(unused)
     return tuple(names)
 
 
 def title_of(section: Section) -> str:
-    """The first heading that says something, or the one above, or the file's name."""
-    spoken = [title for title in section.titles if plain_title(title) and not _FILE_TITLES.fullmatch(title.strip())]
-    above = [title for title in reversed(section.parents) if plain_title(title)]
-    return next(iter((*spoken, *above, *section.titles)), "") or _file_title(section)
+    """The first heading with content, or the parent heading, or the file name."""
+    meaningful = [title for title in section.titles if plain_title(title) and not _FILE_TITLES.fullmatch(title.strip())]
+    parent_titles = [title for title in reversed(section.parents) if plain_title(title)]
+    return next(iter((*meaningful, *parent_titles, *section.titles)), "") or _file_title(section)
 
 
 def description_of(section: Section, *, characters_max: int) -> str:
-    """One line: what the front matter says, or the headings with the first sentence below them."""
-    said = section.fields.get("description")
-    if isinstance(said, str) and said.strip():
-        return _cut(" ".join(said.split()), characters_max)
-    titles = [plain_title(one) for one in section.titles if not _FILE_TITLES.fullmatch(one.strip())]
-    head = "; ".join(titles[:3]) or plain_title(title_of(section))
+    """One line: the description in the front matter, or the headings with the first sentence below them."""
+    declared = section.fields.get("description")
+    if isinstance(declared, str) and declared.strip():
+        return _cut(" ".join(declared.split()), characters_max)
+    titles = [plain_title(title) for title in section.titles if not _FILE_TITLES.fullmatch(title.strip())]
+    headings = "; ".join(titles[:3]) or plain_title(title_of(section))
     sentence = _first_sentence(section.text)
-    room = characters_max - len(head) - 2
-    told = f"{head}: {_cut(sentence, room)}" if sentence and room > 20 and len(titles) < 3 else head
-    return _cut(told, characters_max)
+    room = characters_max - len(headings) - 2
+    text = f"{headings}: {_cut(sentence, room)}" if sentence and room > 20 and len(titles) < 3 else headings
+    return _cut(text, characters_max)
 
 
 def _file_title(section: Section) -> str:
@@ -74,10 +77,14 @@ def _file_title(section: Section) -> str:
     return path.stem if not _FILE_TITLES.fullmatch(path.name) or not path.parent.name else path.parent.name
 
 
-def _told_apart(section: Section, name: str) -> str:
-    above = next((title for title in reversed(section.parents) if plain_title(title)), None)
+def _with_prefix(section: Section, name: str) -> str:
+    parent_title = next((title for title in reversed(section.parents) if plain_title(title)), None)
     path = PurePosixPath(section.spans[0].path)
-    prefix = slug(above) if above is not None and slug(above) != name else slug(path.parent.name or path.stem)
+    prefix = (
+        slug(parent_title)
+        if parent_title is not None and slug(parent_title) != name
+        else slug(path.parent.name or path.stem)
+    )
     return f"{prefix}-{name}" if prefix != name else name
 
 
@@ -87,7 +94,7 @@ def _first_sentence(text: str) -> str:
             if line.lstrip().startswith(("```", "~~~")):
                 return ""
             continue
-        plain = " ".join(_MARKUP.sub(lambda found: found[1] or "", line[:LINE_CHARACTERS_READ]).split())
+        plain = " ".join(_MARKUP.sub(lambda match: match[1] or "", line[:LINE_CHARACTERS_READ]).split())
         plain = re.sub(r"^\d+[.)]\s+", "", plain)
         if _PROSE.match(plain):
             return re.split(r"(?<=[.!?])\s", plain, maxsplit=1)[0].rstrip(" :;,.")
@@ -95,8 +102,8 @@ def _first_sentence(text: str) -> str:
 
 
 def _cut(text: str, characters_max: int) -> str:
-    """At a word, with a sign that something is missing."""
-    text = "".join(one if one.isprintable() else " " for one in text).strip()
+    """Truncate at a word, with an ellipsis."""
+    text = "".join(character if character.isprintable() else " " for character in text).strip()
     limit = min(characters_max, DESCRIPTION_CHARACTERS_MAX)
     if len(text) <= limit:
         return text

@@ -1,4 +1,4 @@
-"""What should make an agent load a unit: situations, tried against the other units before they are proposed."""
+"""Propose intents for units: situations that find their unit when tried against all the others."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ RARE_WORDS = 3
 _WORDS = re.compile(r"[^\W\d_]{4,}")
 
 Meaning = Callable[[], MeaningStage | None]
-"""A new stage for each index; None where words alone decide."""
+"""Creates a semantic stage per index; None for lexical retrieval only."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -33,71 +33,84 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def intents_of(section: Section, *, count: int) -> tuple[str, ...]:
-    """By the headings, and by what such texts are usually needed for; the best first, more than are needed."""
+    """Candidate intents from the headings and from usual topics, best first; may be more than `count`."""
     titles = [title for title in section.titles if plain_title(title)] or [title_of(section)]
     globs = section.fields.get("globs") or section.fields.get("applyTo") or section.fields.get("paths")
     scope = (f"work on files such as {_one_line(globs)}",) if globs else ()
-    said = [situation_of(title) for title in titles[:count]]
-    usual = topics_of(titles[0])[:1]
-    # Whoever is in need of a text names the deed rather than its heading, unless that names a deed itself.
-    is_deed = not said[0].startswith(("work on ", "follow the ")) and not said[0].endswith(" something")
-    found = dict.fromkeys(one for one in (*scope, *((*said, *usual) if is_deed else (*usual, *said))) if one)
-    return tuple(one[:200] for one in found)
+    situations = [situation_of(title) for title in titles[:count]]
+    topics = topics_of(titles[0])[:1]
+    # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
+    is_action = not situations[0].startswith(("work on ", "follow the ")) and not situations[0].endswith(" something")
+    intents = dict.fromkeys(
+        intent for intent in (*scope, *((*situations, *topics) if is_action else (*topics, *situations))) if intent
+    )
+    return tuple(intent[:200] for intent in intents)
 
 
 def told_apart(candidates: Sequence[Candidate], *, count: int) -> tuple[Candidate, ...]:
-    """So many intents each, and none that another unit has too."""
-    taken: set[str] = set()
-    found = []
+    """At most `count` intents each, without any that an earlier unit has."""
+    used: set[str] = set()
+    distinct = []
     for candidate in candidates:
-        free = [one for one in candidate.intents if one.lower() not in taken][:count]
-        taken.update(one.lower() for one in free)
-        found.append(msgspec.structs.replace(candidate, intents=tuple(free)))
-    return tuple(found)
+        unused = [intent for intent in candidate.intents if intent.lower() not in used][:count]
+        used.update(intent.lower() for intent in unused)
+        distinct.append(msgspec.structs.replace(candidate, intents=tuple(unused)))
+    return tuple(distinct)
 
 
 def found_intents(candidates: Sequence[Candidate], meaning: Meaning) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """The intents by which each unit is found; another is tried where none does, and units without any are named."""
-    current = tuple(one if one.intents else _other(one, candidates, 0) for one in candidates)
+    """Keep the intents that find their unit, try another if none does; also returns the names of units without any."""
+    current = tuple(
+        candidate if candidate.intents else _with_other_intent(candidate, candidates, 0) for candidate in candidates
+    )
     for attempt in range(ROUNDS):
         index = _index(current, meaning)
-        kept = tuple(_kept(one, index) for one in current)
-        if kept == current:
+        tested = tuple(_keep_found_intents(candidate, index) for candidate in current)
+        if tested == current:
             break
+        # A new intent of one unit can displace another unit, so that all are tested again in the next round.
         if attempt < ROUNDS - 1:
-            kept = tuple(one if one.intents else _other(one, current, attempt) for one in kept)
-        current = kept
-    return current, tuple(one.name for one in current if not one.intents)
+            tested = tuple(
+                candidate if candidate.intents else _with_other_intent(candidate, current, attempt)
+                for candidate in tested
+            )
+        current = tested
+    return current, tuple(candidate.name for candidate in current if not candidate.intents)
 
 
-def _kept(candidate: Candidate, index: Index) -> Candidate:
-    intents = tuple(one for one in candidate.intents if _share(candidate.name, one, index) >= GATE_SHARE_MIN)
+def _keep_found_intents(candidate: Candidate, index: Index) -> Candidate:
+    intents = tuple(
+        intent for intent in candidate.intents if _hit_share(candidate.name, intent, index) >= GATE_SHARE_MIN
+    )
     return msgspec.structs.replace(candidate, intents=intents)
 
 
-def _share(name: str, intent: str, index: Index) -> float:
-    asked = paraphrases(intent, PARAPHRASES)
-    hits = sum(name in [one.id for one in index.search(query, limit=GATE_K).found] for query in asked)
-    return hits / len(asked) if asked else 0.0
+def _hit_share(name: str, intent: str, index: Index) -> float:
+    queries = paraphrases(intent, PARAPHRASES)
+    hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).found] for query in queries)
+    return hits / len(queries) if queries else 0.0
 
 
-def _other(candidate: Candidate, all_of_them: Sequence[Candidate], attempt: int) -> Candidate:
-    """The title with the words that stand in this unit and in few others."""
-    others = [one.text.lower() for one in all_of_them if one.name != candidate.name]
+def _with_other_intent(candidate: Candidate, candidates: Sequence[Candidate], attempt: int) -> Candidate:
+    """An intent from the title and the words that are in this unit and in few others."""
+    others = [other.text.lower() for other in candidates if other.name != candidate.name]
     words = dict.fromkeys(word.lower() for word in _WORDS.findall(candidate.text))
     rare = sorted(
         (word for word in words if word not in STOP_WORDS),
         key=lambda word: (sum(word in text for text in others), -candidate.text.lower().count(word), word),
     )
-    said = situation_of(candidate.title) if attempt == 0 else "work on"
-    return msgspec.structs.replace(candidate, intents=(" ".join((said, *rare[:RARE_WORDS])),))
+    situation = situation_of(candidate.title) if attempt == 0 else "work on"
+    return msgspec.structs.replace(candidate, intents=(" ".join((situation, *rare[:RARE_WORDS])),))
 
 
 def _index(candidates: Sequence[Candidate], meaning: Meaning) -> Index:
-    units = (Unit(one.name, one.name, one.description, one.intents, one.text) for one in candidates)
+    units = (
+        Unit(candidate.name, candidate.name, candidate.description, candidate.intents, candidate.text)
+        for candidate in candidates
+    )
     return Index(units, meaning=meaning())
 
 
 def _one_line(value: object) -> str:
-    told = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(told.split())[:80]
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return " ".join(text.split())[:80]
