@@ -123,8 +123,8 @@ class _Fold:
         cut = cut_at(self._view, sizes, tail_tokens_max=tail_max, unsent=unsent)
         if cut is None:
             return False
-        kept = self._view[cut.stop :]
-        text = "\n".join(plain_text(entry.content) for entry in kept)
+        recent = self._view[cut.stop :]
+        text = "\n".join(plain_text(entry.content) for entry in recent)
         count: Callable[[str], int] = self._tokens
         for entry in self._history[self._facts_read_until : cut.last]:
             self._facts.read(entry)
@@ -133,11 +133,11 @@ class _Fold:
             self._facts.facts(),
             tokens_max=record_max,
             count=count,
-            kept=Kept(text, len(facts_of(kept).asks)),
+            kept=Kept(text, len(facts_of(recent).asks)),
         )
-        content = (Text(record_text(record, recall=False)), Text(note_text(recent=bool(kept))))
+        content = (Text(record_text(record, recall=False)), Text(note_text(recent=bool(recent))))
         self._sizes[0] = sum(self._tokens(part.text) for part in content)
-        self._view = [Passage("user", content, layer=RECORD_LAYER), *kept]
+        self._view = [Passage("user", content, layer=RECORD_LAYER), *recent]
         self._watch = Watch(count=self.count + 1, base_tokens=self._head_size + sum(self._view_sizes()))
         self.count += 1
         return True

@@ -77,7 +77,7 @@ class _ForwardedCall(msgspec.Struct):
     at: float
     model: str
     forwarded: GatewayForwarded
-    kept: int
+    shared_blocks: int
     links: tuple[Link, ...]
     tokens: int
     cost_usd: Decimal = Decimal(0)
@@ -129,8 +129,8 @@ def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
             case LlmCallStarted() as payload:
                 if forwarded is not None and prepared is not None:
                     size = forwarded.priced.tokens if forwarded.priced else 0
-                    kept, links = prepared.shared_blocks, prepared.links
-                    call = _ForwardedCall(event.at, payload.model, forwarded, kept, links, size)
+                    shared_blocks, links = prepared.shared_blocks, prepared.links
+                    call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, links, size)
                     in_progress[payload.request_id] = call
                     calls.append(call)
             case LlmCallCompleted() | LlmCallFailed() as payload:
@@ -234,9 +234,9 @@ class _Prompt:
 
     def enter(self, call: _ForwardedCall) -> int:
         """Switch to the prompt of a call; returns how many leading tokens it shares with the previous prompt."""
-        kept = min(call.kept, len(self.prefixes))
-        self.scroll.cut(kept)
-        del self.prefixes[kept:]
+        shared_blocks = min(call.shared_blocks, len(self.prefixes))
+        self.scroll.cut(shared_blocks)
+        del self.prefixes[shared_blocks:]
         total_bytes = call.links[-1].end if call.links else 0
         tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
         for link, letter in zip(call.links, call.forwarded.shape, strict=False):
@@ -245,7 +245,7 @@ class _Prompt:
             total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
             place = self.scroll.pieces[-1].place
             self.prefixes.append(Prefix(place, self.scroll.links[-1].digest, total, _kind_of(letter)))
-        return self.prefixes[kept - 1].tokens if kept else 0
+        return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
 
 
 def _block_of(link: Link, letter: str) -> Piece:

@@ -84,9 +84,11 @@ def with_cleared_results(recording: Recording) -> Recording:
         current = list(history)
         if sum(map(_count_characters, history)) > CLEARING_CHARACTERS_MIN:
             current = _clear_results(history, cleared_entries)
-        kept = next((at for at, (old, new) in enumerate(zip(sent, current, strict=False)) if old is not new), len(sent))
-        extends = kept == len(sent) and len(current) >= kept
-        calls.append(msgspec.structs.replace(call, added=tuple(current[kept:]), kept=None if extends else kept))
+        shared = next(
+            (at for at, (old, new) in enumerate(zip(sent, current, strict=False)) if old is not new), len(sent)
+        )
+        extends = shared == len(sent) and len(current) >= shared
+        calls.append(msgspec.structs.replace(call, added=tuple(current[shared:]), kept=None if extends else shared))
         reply = [call.reply] if call.reply is not None else []
         sent = current + reply
         history += reply

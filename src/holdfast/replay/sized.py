@@ -152,14 +152,14 @@ def optimum_usd(calls: Sequence[SizedCall], model: Model, truth: CacheRules) -> 
         first = stretch[0]
         price = price_at(model, utc_date(first.at), max(call.tokens for call in stretch))
         rates = rates_of(price, truth)
-        found = first.found_tokens or 0
+        found_tokens = first.found_tokens or 0
         # The found tokens are free: modelled as a write just before, whose cost (rates.short * found) is subtracted.
-        steps = [Step(found, 0, None)] if found else []
-        size, at = found, first.at
+        steps = [Step(found_tokens, 0, None)] if found_tokens else []
+        size, at = found_tokens, first.at
         for call in stretch:
             steps.append(Step(call.tokens, size, call.at - at if steps else None))
             size, at = call.tokens, call.at
-        total += optimum(steps, rates, upgrades=truth.ttl_upgrade) - rates.short * found
+        total += optimum(steps, rates, upgrades=truth.ttl_upgrade) - rates.short * found_tokens
     return total
 
 

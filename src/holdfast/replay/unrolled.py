@@ -107,10 +107,10 @@ class Unrolled:
         for entry in entries:
             self._add(entry)
 
-    def _cut(self, kept: int) -> None:
-        if kept < len(self._starts):
-            self._cut_pieces(self._starts[kept])
-        del self.passages[kept:], self._starts[kept:]
+    def _cut(self, entry_count: int) -> None:
+        if entry_count < len(self._starts):
+            self._cut_pieces(self._starts[entry_count])
+        del self.passages[entry_count:], self._starts[entry_count:]
 
     def _cut_pieces(self, keep: int) -> None:
         self.scroll.cut(keep)

@@ -1,4 +1,4 @@
-"""Words and sentences side by side: wordllama, and the Universal Sentence Encoder."""
+"""The `paired` encoder: wordllama and the Universal Sentence Encoder combined."""
 
 from holdfast.retrieval import universal, wordllama
 from holdfast.retrieval.sides import SideBySide
@@ -11,8 +11,8 @@ FLOOR = 0.12
 
 
 def stage() -> SideBySide:
-    parts = (
+    weighted_stages = (
         (1 - SENTENCES_SHARE, VectorStage(wordllama.encoder(), by_words)),
         (SENTENCES_SHARE, tuned_stage(universal.encoder(), "universal")),
     )
-    return SideBySide(parts, floor=FLOOR, words_share=WORDS_SHARE)
+    return SideBySide(weighted_stages, floor=FLOOR, words_share=WORDS_SHARE)

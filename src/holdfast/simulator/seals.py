@@ -1,4 +1,4 @@
-"""What is sealed into a reply and checked when it comes back: nothing has to be remembered between requests."""
+"""Signatures of simulated thinking. They carry what they are bound to, so nothing is stored between requests."""
 
 import base64
 import contextlib
@@ -13,7 +13,7 @@ _DIGEST_CHARS = 24
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):
-    """What a seal says: who thought what, and behind which prefix."""
+    """The content of a signature: the model, a digest of its thinking, and the prefix before it."""
 
     maker: str
     model: str
@@ -26,7 +26,7 @@ def write_seal(model: str, prefix: str, thought: str) -> str:
 
 
 def opened(text: str) -> Seal | None:
-    """What a seal says; None for what none of ours is."""
+    """The content of a signature; None if the simulator did not write it."""
     try:
         seal = msgspec.json.decode(base64.b64decode(text, validate=True), type=Seal)
     except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -39,7 +39,7 @@ def thought_in(text: str) -> str:
 
 
 def extend(prefix: str, speaker: str, data: bytes, mark: Ttl | None) -> str:
-    """The order of an object's members is left out: clients parse what they received and write it anew."""
+    """Chain a block to the prefix, ignoring member order: clients parse and re-encode what they received."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         data = canonical_json(msgspec.json.decode(data))
     return chain(prefix, canonical_json([speaker, mark]) + data)[:_DIGEST_CHARS]

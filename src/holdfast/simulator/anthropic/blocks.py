@@ -1,4 +1,4 @@
-"""How Anthropic's cache sees a request: its blocks in the order they are hashed, and what each tier depends on."""
+"""A request as Anthropic's cache sees it: blocks in hashing order, and the parameters that each tier depends on."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def cache_call(
     blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, scope: Scope, at: float, count: TokenCounts
 ) -> Call:
     """The request as the cache sees it."""
-    # The provider renders its web search behind the other tools: switching it on or off keeps those.
+    # The provider renders its web search tool after the other tools, so switching it keeps their cache tier.
     ordered = sorted(blocks, key=lambda sent: _PLACES.index(_tier(sent)))
     seeds = seeds_of(model.cache, anthropic_parameters((sent.block for sent in blocks), parameters))
     parts = (part_of(sent, _tier(sent), model=model, count=count) for sent in ordered)
