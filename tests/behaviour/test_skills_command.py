@@ -50,13 +50,13 @@ def test_validate_tells_every_finding_in_json(root: Path) -> None:
                     {
                         "rule": "name-characters",
                         "line": 2,
-                        "message": "the name 'Other' is more than lower-case letters, digits and hyphens; "
-                        "call it other",
+                        "message": "the name 'Other' has characters other than lower-case letters, digits and hyphens; "
+                        "rename it to other",
                     },
                     {
                         "rule": "name-folder",
                         "line": 2,
-                        "message": "the name 'Other' differs from the folder name, 'odd'; rename one of them",
+                        "message": "the name 'Other' differs from the folder name 'odd'; rename one of them",
                     },
                     {
                         "rule": "unknown-field",
