@@ -20,7 +20,7 @@ from holdfast.replay.sized import Paid, optimum_usd, planned_usd, sized
 from holdfast.replay.totals import PolicyRow
 from holdfast.replay.traces import BrokenLine
 
-BROKEN_TOLD_MAX = 100
+BROKEN_TOLD_MAX = 100  # The report counts all broken lines and lists this many.
 
 _ZERO = Decimal(0)
 
@@ -38,7 +38,7 @@ class CauseRow(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """`spent_usd` is None if the catalog has no price, `judged` is false if the model takes no cache breakpoints."""
+    """`spent_usd` is None if the catalog has no price; without `takes_breakpoints` there is nothing to plan."""
 
     model: str
     calls: int
@@ -167,6 +167,7 @@ class _Totals:
 
     @property
     def planned_usd(self) -> tuple[float, float]:
+        # Which of the two rules is cheaper depends on the idle times of the session.
         low, high = sorted((float(self.upgraded_usd), float(self.plain_usd)))
         return low, high
 
@@ -245,6 +246,7 @@ class Audit:
             session.models[audited.model] = session.models.get(audited.model, 0) + 1
             for total in (self._total, session.total, self._by_model.setdefault(audited.model, _Totals())):
                 total.count(audited)
+        # Storage of explicit caches is paid under any plan.
         for total in (self._total, session.total):
             total.spent_usd += transcript.keeping_usd
             total.plan(_Plan.of(transcript.keeping_usd))

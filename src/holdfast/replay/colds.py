@@ -53,8 +53,8 @@ class Cold(msgspec.Struct, frozen=True):
 class Around(msgspec.Struct, frozen=True):
     """Facts from the rest of the recording that help to explain one call.
 
-    `head_tokens` is the most that an earlier call read when it missed the conversation and read the stable prefix only;
-    `read_next` is what the next call read.
+    `stable_prefix_tokens` is the most that an earlier call read when it missed the conversation and read the stable
+    prefix only; `next_cache_read` is what the next call read.
     """
 
     first_prompt_tokens: int | None = None
@@ -86,6 +86,7 @@ def cold_cause(
     sent = call.usage.tokens_sent
     if not is_cold(call.usage, min(before.usage.tokens_sent, sent)):
         return None
+    # Caches are per model.
     if changed_model(before, call):
         return Cold("model changed", f"previous call used {before.model}, this one {call.model}")
     if call.kept is not None:
@@ -135,6 +136,7 @@ def cold_causes(recording: Recording, rules: CacheRules) -> tuple[Cold | None, .
             first_tokens, head_tokens, following.cache_read if following is not None else None, switches[index]
         )
         causes.append(cold_cause(before, call, rules, ttls[index - 1], around=around))
+        # Another model has its own cache, so nothing is known about its stable prefix.
         if changed_model(before, call):
             head_tokens = 0
         if _read_only_stable_prefix(before, call, first_tokens or 0):

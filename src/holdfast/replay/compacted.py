@@ -109,6 +109,7 @@ class _Fold:
             head_tokens=self._head_size,
             window_tokens=self._model.context_tokens_max,
             output_tokens_max=self._model.output_tokens_max,
+            # The prior minus the calls so far, but at least as many again as were made.
             calls_expected=max(CALLS_EXPECTED - self._calls, self._calls, 1.0),
             cold=self._last_at is not None and at - self._last_at >= ttl_seconds,
             rates=Rates(price.cache_read / unit, price.cache_write_5m / unit),

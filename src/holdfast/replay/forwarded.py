@@ -33,6 +33,8 @@ from holdfast.planning.rivals import compared
 from holdfast.providers.registry import adapter_for
 from holdfast.replay.layouts import LAYOUTS
 
+# Letters of `GatewayForwarded.shape`: t tool definition, s system, u and a text of user and assistant, b tool use,
+# r tool result; upper case if the block can take a breakpoint.
 _PLACE_OF_LETTER: dict[str, Place] = {"t": "tools", "s": "system"}
 
 
@@ -200,6 +202,7 @@ def _lowest_cost(steps: list[Step], price: Price, row: Model) -> float:
     """The optimum with hindsight: tokens that no later call shares are sent uncached, the rest is planned optimally."""
     rates = rates_of(price, row.cache)
     plain_tokens, cacheable = 0, list[Step]()
+    # Step(prompt, shared, idle): what neither this call shares with the last one nor the next with this is plain input.
     for current, following in zip(steps, (*steps[1:], None), strict=True):
         reusable = max(current.shared_tokens, following.shared_tokens if following else 0)
         plain_tokens += current.prompt_tokens - reusable
@@ -238,6 +241,7 @@ class _Prompt:
         self.scroll.cut(shared_blocks)
         del self.prefixes[shared_blocks:]
         total_bytes = call.links[-1].end if call.links else 0
+        # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
         tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
         for link, letter in zip(call.links, call.forwarded.shape, strict=False):
             self._sizes.append(round((link.end - link.start) * tokens_per_byte))

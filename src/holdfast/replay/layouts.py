@@ -9,6 +9,7 @@ from holdfast.canonical.blocks import Block, Text, ToolResult
 from holdfast.canonical.prompt import Passage
 from holdfast.replay.recording import RecordedCall, Recording
 
+# LangChain's context editing middleware: its placeholder, trigger and number of kept results.
 CLEARED = "[cleared]"
 CLEARING_CHARACTERS_MIN = 400_000
 """Clearing starts at 100,000 tokens, estimated at four characters per token."""

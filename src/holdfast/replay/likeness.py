@@ -49,8 +49,8 @@ class Likeness(msgspec.Struct, frozen=True):
     A miss is *foreseen* if the model predicts it without looking at the reported read: from times, bytes, models,
     compactions and the TTLs that the client requested. It is *named* if its reason is known once the reported usage is
     considered too. It is *lost* if all that can be said of it alone is that the conversation should have been read and
-    was not; `habits`, counted over all calls, explain some of these. `in_time` are the calls that should have hit,
-    `in_time_cold` those of them that missed, split by whether the client switched its settings there.
+    was not; `loss_counts`, counted over all calls, explain some of these. `hits_expected` are the calls that should
+    have hit, `hits_missed` those of them that missed, split by whether the client switched its settings there.
     """
 
     recorded: Usage = Usage()
@@ -108,6 +108,7 @@ def likeness(recording: Recording, setting: Setting) -> Likeness | None:
     def as_recorded(moment: Moment, calls: int) -> Placed:
         return claude_code(ttls[calls])(moment, calls)
 
+    # Simulated pings would change the cache that the recorded client had.
     without_pings = msgspec.structs.replace(setting, keep_alive=False)
     (played,) = Player(recording, without_pings).play((FixedPolicy("recorded", as_recorded),))
     causes, switches = cold_causes(recording, setting.told), turnings(recording)

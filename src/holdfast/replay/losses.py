@@ -52,10 +52,12 @@ def cause_of(
     if call.usage is None or before.usage is None:
         return None
     shared = min(before.usage.tokens_sent, call.usage.tokens_sent)
+    # A prefix below the model's minimum is never cached, so missing it is no loss.
     if shared < rules.tokens_min or not is_cold(call.usage, shared):
         return None
     if before.model != call.model and call.kept != 0:
         return MODEL_CHANGED
+    # The client replaced or cut the history on purpose.
     if call.kept is not None:
         return None
     if not before.usage.cache_read + before.usage.cache_write:

@@ -24,11 +24,11 @@ from holdfast.replay.unrolled import Unrolled
 PINGS_MAX = 1_000
 """A limit on the pings of one pause, against a policy that never stops."""
 
-OUTPUT_TOKENS_MAX = 4_096
+OUTPUT_TOKENS_MAX = 4_096  # For the request bodies handed to `on_request` only; output is not priced here.
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """How the provider behaves: `truth` are its real cache rules, `told` the rules that the policies assume.
+    """How the provider behaves (`provider_rules`), and what the policies assume (`assumed_rules`).
 
     Pings are sent only if `keep_alive` is set. `open_after_seconds` is how long pings continue after the last call of a
     session: a client that sends pings does not know that it was the last.
@@ -42,7 +42,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class PlayedCall(msgspec.Struct, frozen=True):
-    """`cold`: the call read less than half of the tokens that it shares with the previous call."""
+    """`is_miss`: the call read less than half of the tokens that it shares with the previous call."""
 
     at: float
     usage: Usage
@@ -167,6 +167,7 @@ class Player:
             usage = track.send(prefixes, marks, call.at, shared=prompt.shared_tokens)
             track.pieces = len(prefixes)
             track.policy.heard(moment, usage)
+        # Pings after this call may contain its reply.
         prompt.enter_reply()
         for track in tracks if setting.keep_alive else ():
             self._keep_warm(track, moment, call, until=until)

@@ -16,9 +16,9 @@ from holdfast.planning.policy import WaitedFor
 class RecordedCall(msgspec.Struct, frozen=True):
     """One request and its reply.
 
-    `kept` is how many history entries of the earlier conversation come before `added`: all of them if it is None, none
-    after a compaction. The reply to the previous call counts as one entry. `system_tail` is text after the stable
-    system prompt, in this request only.
+    `kept_entries` is how many history entries of the earlier conversation come before `added`: all of them if it is
+    None, none after a compaction. The reply to the previous call counts as one entry. `system_suffix` is text after
+    the stable system prompt, in this request only.
     """
 
     at: float
@@ -55,8 +55,9 @@ class Recording(msgspec.Struct, frozen=True):
 class Transcript(msgspec.Struct, frozen=True):
     """A recording with its session and the ids of its calls, so that copies of a call can be recognised.
 
-    `call_ids` has one id per call. `before` is the call before the first one, if that is counted in another transcript.
-    If not `spelled`, calls have sizes and times but no text. `keeping_usd` was paid for the storage of explicit caches.
+    `call_ids` has one id per call. `previous_call` is the call before the first one, if that is counted in another
+    transcript. If not `has_text`, calls have sizes and times but no text. `cache_storage_usd` was paid for the storage
+    of explicit caches.
     """
 
     recording: Recording

@@ -28,7 +28,7 @@ from holdfast.replay.recording import RecordedCall
 
 
 class SizedCall(msgspec.Struct, frozen=True):
-    """`found_tokens` were in the cache under any plan; None if the prompt extends the previous one.
+    """`cached_tokens` were in the cache under any plan; None if the prompt extends the previous one.
 
     `ttl` is the TTL that the recorded client used, and therefore the assumed TTL of the tokens that were found.
     """

@@ -18,7 +18,7 @@ from holdfast.planning.policy import WaitedFor
 from holdfast.providers.anthropic.blocks import is_blank, read_block
 from holdfast.replay.recording import RecordedCall, Recording
 
-LINE_BYTES_MAX = 256 * 1024 * 1024
+LINE_BYTES_MAX = 256 * 1024 * 1024  # One line is one whole conversation, and must fit into memory.
 # Assumed idle times where a trace has no timestamps.
 TOOL_SECONDS = 8.0
 PERSON_SECONDS = 60.0

@@ -173,12 +173,14 @@ class _Conversation:
     def add_reply(self, line: _Line, message: _Message, call_id: str) -> None:
         """A part of a reply; the first part marks the call."""
         usage = _usage(message.usage) if message.usage else Usage()
+        # Messages that the client generated itself, such as error texts, were not billed.
         if not message.model or message.model == SYNTHETIC or not usage.tokens_sent:
             return
         reply = passage_of("assistant", _decode_content(message.content)).content if self._with_text else ()
         call = self.calls.get(call_id)
         if call is None:
             call = self.calls[call_id] = self._begin(line, "anthropic:" + message.model.removesuffix(LONG_CONTEXT))
+        # The lines of one reply repeat its usage with a growing output count.
         call.usage = larger_of(call.usage, usage)
         call.reply += reply
         timestamp = _timestamp_of(line)

@@ -19,7 +19,7 @@ from holdfast.replay.recording import RecordedCall, Recording
 class Unrolled:
     """The prompt of the newest call as one growing request buffer, with the prefixes that a cache sees.
 
-    `shared_tokens` is how much of it the previous call had sent too, `replied_tokens` how much the previous reply adds.
+    `shared_tokens` is how much of it the previous call had sent too, `reply_tokens` how much the previous reply adds.
     """
 
     def __init__(self, recording: Recording, adapter: Adapter, tokens_factor: float) -> None:

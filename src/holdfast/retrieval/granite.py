@@ -113,6 +113,7 @@ def _read_tensor(raw: bytes, tensor: _Tensor) -> Vectors:
     if tensor.dtype == "f32":
         return np.frombuffer(raw, np.float32).reshape(tensor.shape)
     count = int(np.prod(tensor.shape))
+    # The int8 values come first, then one float32 scale per group.
     scales = np.frombuffer(raw, np.float32, offset=count)
     grouped = np.frombuffer(raw, np.int8, count).reshape(-1, tensor.group) * scales[:, None]
     values: Vectors = grouped.astype(np.float32, copy=False).reshape(tensor.shape)

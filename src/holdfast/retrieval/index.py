@@ -15,7 +15,7 @@ from holdfast.retrieval.units import Unit, whole_text
 from holdfast.retrieval.words import counted_terms
 
 LIMIT = 10
-QUERY_CHARACTERS_MAX = 8_000
+QUERY_CHARACTERS_MAX = 8_000  # Bounds the time of one search.
 FLOOR_LEXICAL = 0.035
 """Calibrated: 49 of 50 right answers are more relevant, on nine query sets in which every query has an answer."""
 _DIGEST_MODULUS = 1 << 256
@@ -59,7 +59,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """All units, best first; `why` computes the explanation of one unit on request."""
+    """All units, best first; `explain` computes the explanation of one unit on request."""
 
     places: tuple[Place, ...]
     why: Callable[[str], Found]
@@ -162,7 +162,7 @@ class Index:
         )
 
     def rank(self, query: str, *, weights: Weights | None = None) -> Ranking:
-        """All units in the order of `search`, without a floor; `why` is valid until a unit changes."""
+        """All units in the order of `search`, without a floor; `explain` is valid until a unit changes."""
         scores = self._score_units(query, weights)
         ids = list(self._slots)
         order = self._best_positions(scores.score, range(len(ids)), len(ids))

@@ -7,6 +7,7 @@ from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.tuned import tuned_stage
 from holdfast.retrieval.vectors import VectorStage, by_words
 
+# Shares and floor are calibrated on published query sets (docs/decisions/0026).
 SHARES = {"wordllama": 1 / 11, "universal": 1 / 11, "minilm": 3 / 11, "granite": 6 / 11}
 SHARES_BESIDE_ANOTHER = {"wordllama": 1 / 6, "universal": 1 / 6, "minilm": 1 / 6, "granite": 3 / 6}
 """With a user's own model, MiniLM gets less: most such models were trained on the same text pairs."""

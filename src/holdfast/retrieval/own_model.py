@@ -30,8 +30,8 @@ HASH_DIGITS = 16
 SHARES = {"wordllama": 0.7, "paired": 0.5, "minilm": 0.6, "joined": 1 / 3}
 """Its weight beside each encoder; chosen with all-mpnet-base-v2 on one query set, where nearby values do as well."""
 WORDS_SHARE = 0.5
-FLOOR = 0.09
-ZERO_MAX = 0.95
+FLOOR = 0.09  # Low, because the scale of an unknown model is unknown (docs/decisions/0026).
+ZERO_MAX = 0.95  # A model that finds unrelated sentences this similar distinguishes nothing.
 APART = (
     "Will it rain in Kyoto tomorrow?",
     "Merge the pages of two PDF files.",
@@ -50,7 +50,8 @@ _UNEXPECTED = (ValueError, LookupError, TypeError, ArithmeticError, RecursionErr
 class OwnEncoder:
     """Mean or first-token pooling of the last layer, one text at a time. Raises UserError.
 
-    `encode` takes texts as they are; `asked` and `told` prepend the model's prompts for queries and documents.
+    `encode` takes texts as they are; `query_encoder` and `document_encoder` prepend the model's prompts for queries
+    and documents.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -99,7 +99,7 @@ class _Prompts(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """`of_first`: the first token represents a text, else the mean of all. Prompts are prepended to texts."""
+    """`pools_first_token`: the first token represents a text, else the mean of all. Prompts are prepended to texts."""
 
     transformer: Transformer
     tokenizer: Tokenizer

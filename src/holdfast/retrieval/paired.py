@@ -5,6 +5,7 @@ from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.tuned import tuned_stage
 from holdfast.retrieval.vectors import VectorStage, by_words
 
+# Shares and floor are calibrated on published query sets (docs/decisions/0026).
 SENTENCES_SHARE = 0.65
 WORDS_SHARE = 0.5
 FLOOR = 0.12

@@ -51,4 +51,5 @@ def _read_tensor(stored: NDArray[np.uint8], info: _TensorInfo) -> Vectors:
         return (numbers if numbers.flags.aligned else numbers.copy()).reshape(info.shape)
     if info.dtype == "F16":
         return raw.view(np.float16).astype(np.float32).reshape(info.shape)
+    # bfloat16 is the upper half of a float32.
     return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(info.shape)

@@ -23,7 +23,7 @@ class Affine(msgspec.Struct, frozen=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One layer: `asked`, `offered` and `said` are query, key and value; `seen` is the attention output."""
+    """One layer: attention (query, key, value, output) and the feed-forward part, each followed by a normalization."""
 
     asked: Affine
     offered: Affine
@@ -36,7 +36,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Transformer(msgspec.Struct, frozen=True):
-    """`places` are position embeddings from the first token on; `distances` has a row per bucket, if there are any."""
+    """Position embeddings start with the first token; the distance bias, if there is one, has a row per bucket."""
 
     tokens: Vectors
     places: Vectors

@@ -77,7 +77,7 @@ class VectorStage:
             self._grow()
         rows = [self._free.pop() for _ in vectors]
         self._rows[rows] = vectors
-        # Index 0 of the tally in `near` collects the free rows.
+        # Index 0 of the tally in `compute_similarities` collects the free rows.
         self._owners[rows] = slot + 1
         self._rows_of[slot] = rows
 

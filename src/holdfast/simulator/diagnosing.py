@@ -15,6 +15,7 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 from holdfast.simulator.blocks import SentBlock
 
+# Both limits bound the memory of a long-running simulator.
 REPLIES_MAX = 4_000
 BLOCKS_MAX = 200_000
 
@@ -25,7 +26,7 @@ NO_WORD = ""
 class Fingerprint(msgspec.Struct, frozen=True):
     """What is compared besides the prompt: (reason, digest) pairs, in the order in which they are checked.
 
-    `prompt_reason` is reported for a prompt that does not extend the earlier one. With `hits_are_read`, a hit means
+    `prompt_reason` is reported for a prompt that does not extend the earlier one. With `hit_requires_read`, a hit means
     that something was read, not only that nothing differs.
     """
 
@@ -41,7 +42,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answered request; `kept_tokens` of its prompt are in the cache since."""
+    """An answered request; `cached_tokens` of its prompt are in the cache since."""
 
     fingerprint: Fingerprint
     prefixes: tuple[Prefix, ...]
@@ -76,7 +77,8 @@ class AnsweredRequests:
 
 
 def compare(earlier: Answered, current: Answered) -> Diagnosis:
-    """The first difference decides. `current.kept_tokens` are the tokens that it read."""
+    """The first difference decides. `current.cached_tokens` are the tokens that it read."""
+    # Missed tokens: what the earlier request had cached beyond the shared prefix.
     tokens = max(0, earlier.kept_tokens - _shared_tokens(earlier.prefixes, current.prefixes))
     for (reason, old_digest), (_, new_digest) in zip(
         earlier.fingerprint.digests, current.fingerprint.digests, strict=True

@@ -53,8 +53,8 @@ class Understood(msgspec.Struct, frozen=True):
     """A request that the provider accepts.
 
     `prefix` is what thinking in the reply is bound to. `dropped` are the blocks that the model does not see. A request
-    that only prewarms the cache gets no output; `prewarmed` is then the stop reason of its reply. A request with a
-    `fingerprint` can be compared with others; `wish` says which earlier reply to compare it with.
+    that only prewarms the cache gets no output; `prewarm_stop_reason` is then the stop reason of its reply. A request
+    with a `fingerprint` can be compared with others; `diagnosis_request` says which earlier reply to compare it with.
     """
 
     model: Model
@@ -119,12 +119,12 @@ class Dialect(Protocol):
 
 
 def spelled(adapter: Adapter, reply: Reply, *, stream: bool) -> bytes | Iterable[bytes]:
-    """Implements `Dialect.spell` for a provider whose adapter already writes the complete reply."""
+    """Implements `ProviderApi.encode_reply` for a provider whose adapter already writes the complete reply."""
     return adapter.write_stream(reply) if stream else adapter.write_reply(reply)
 
 
 def reported(adapter: Adapter, error: ProviderError) -> tuple[int, bytes]:
-    """Implements `Dialect.refusal`."""
+    """Implements `ProviderApi.encode_error`."""
     return adapter.write_error(error.kind, str(error), status=error.status)
 
 

@@ -37,8 +37,8 @@ Trouble = Literal["slow", "drip", "stall", "cut", "malformed", "content-type"]
 class DeliveryFault(msgspec.Struct, frozen=True):
     """The reply is generated and billed, but its delivery fails.
 
-    `slow` starts late, `drip` pauses before each chunk. After the first `after` chunks `stall` goes silent, `cut`
-    closes the connection and `malformed` sends an unreadable chunk. `content-type` sends an HTML page.
+    `slow` starts late, `drip` pauses before each chunk. After the first `after_chunks` chunks `stall` goes silent,
+    `cut` closes the connection and `malformed` sends an unreadable chunk. `content-type` sends an HTML page.
     """
 
     trouble: Trouble
@@ -52,8 +52,8 @@ Objection = Literal["window", "marks", "lifetimes", "thinking", "unpaired"]
 class RefusalFault(msgspec.Struct, frozen=True):
     """The request is refused, in the provider's words, as long as it contains what the provider objects to.
 
-    `window`: more than `most` tokens. `marks`: more than `most` cache breakpoints. `lifetimes`: a breakpoint with more
-    than the shortest TTL. `thinking`: thinking blocks in the history. `unpaired`: any request, once.
+    `window`: more than `limit` tokens. `marks`: more than `limit` cache breakpoints. `lifetimes`: a breakpoint with
+    more than the shortest TTL. `thinking`: thinking blocks in the history. `unpaired`: any request, once.
     """
 
     objection: Objection

@@ -16,7 +16,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.records import RecordedRequest
 
 SHUTDOWN_SECONDS_MAX = 1.0
-PAUSE_STEP_SECONDS = 0.05
+PAUSE_STEP_SECONDS = 0.05  # How often a pause checks whether the client has disconnected.
 _PROVIDER = web.AppKey("provider", SimulatedProvider)
 
 

@@ -8,6 +8,7 @@ from holdfast.clock import CountedIds
 from holdfast.errors import ProviderError
 from holdfast.providers.keeping import NamedCache
 
+# Both limits bound the memory of a long-running simulator.
 CACHES_MAX = 1_000
 CACHES_BYTES_MAX = 256 * 1024 * 1024
 

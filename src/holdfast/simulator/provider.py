@@ -40,7 +40,7 @@ from holdfast.simulator.wire import SimulatedWire
 
 FAULT_HEADER = "x-holdfast-fault"
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
-FAILING_TURNS_MAX = 10_000
+FAILING_TURNS_MAX = 10_000  # Bounds the memory of a long-running simulator.
 PATH_CHARS_MAX = 80
 _numbers = count(1)
 
@@ -145,6 +145,7 @@ class SimulatedProvider:
                 f"OpenRouter. There are {known_routes(self._dialects)}",
                 status=404,
             )
+        # Providers isolate caches by workspace; here each API key is one. Only a digest of the key is kept.
         workspace = digest(_read_api_key(http_request.headers, dialect.key_header).encode(errors="replace"))[:16]
         fault_header = header(http_request.headers, FAULT_HEADER)
         fault = None if fault_header is None else _parse_fault_header(fault_header)
@@ -234,6 +235,7 @@ class SimulatedProvider:
             repeats = isinstance(fault, RefusalFault) and fault.objection != "unpaired"
             if isinstance(fault, RefusalFault) and not objects(fault, request):
                 continue
+            # An unpaired tool call is refused once; other objections as long as their cause is in the request.
             self._failures[key] = index if repeats else index + 1
             if len(self._failures) > FAILING_TURNS_MAX:
                 self._failures.popitem(last=False)

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.canonical.reply import Reply
 
+# Both limits bound the memory of a long-running simulator.
 REQUESTS_MAX = 1_000
 REQUESTS_BYTES_MAX = 64 * 1024 * 1024
 

@@ -17,6 +17,7 @@ def reply_content(
     """The scripted blocks, or an echo; generated call ids depend only on the conversation so far."""
     if scripted.content is None:
         return (Text(_echo(messages)),)
+    # Ids are derived from the conversation, so that a replayed session gets the same bytes.
     return tuple(
         ToolUse(f"{call_id_prefix}{digest(f'{prefix}/{index}'.encode())[:_ID_CHARS]}", block.name, block.arguments_json)
         if isinstance(block, ToolUse) and not block.id

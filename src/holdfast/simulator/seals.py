@@ -9,7 +9,7 @@ from holdfast.canonical.encoding import canonical_json, chain, digest
 from holdfast.canonical.prompt import Ttl
 
 MAKER = "simulated"
-_DIGEST_CHARS = 24
+_DIGEST_CHARS = 24  # 96 bits: no accidental collisions, and signatures stay short.
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):

@@ -50,6 +50,7 @@ class SimulatedWire:
             response := self._simulator.answer(endpoint.method, address.path, headers=headers, body=body, query=query)
         ).status >= 400:
             failure = self._adapter.read_error(response.status, response.headers, response.body())
+            # The delay is not waited for; a fixed jitter keeps the transport deterministic.
             if retry_delay(attempt, failure, 0.5) is None:
                 raise failure
             if on_retry is not None:

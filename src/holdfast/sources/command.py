@@ -49,6 +49,7 @@ def run_bounded(
             stdin=subprocess.DEVNULL if fed is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # An own process group, so that children of the command can be killed with it.
             start_new_session=True,
         )
     except (OSError, ValueError):
@@ -83,6 +84,7 @@ def _read_until(pipe: int, deadline: float, bytes_max: int, monotonic: Clock) ->
     output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
+        # One byte beyond the limit is read, to tell a complete output from a cut one.
         while len(output) <= bytes_max:
             remaining = deadline - monotonic()
             if remaining <= 0 or not selector.select(remaining):

@@ -37,7 +37,7 @@ class PathError(Exception):
 class Roots(msgspec.Struct, frozen=True):
     """The folder that may be read and written, and folders that may only be read, all with symlinks resolved.
 
-    `spellings` maps absolute paths as the user wrote them, symlinks included, to the root that they mean.
+    `aliases` maps absolute paths as the user wrote them, symlinks included, to the root that they mean.
     """
 
     workspace: Path
@@ -48,7 +48,7 @@ class Roots(msgspec.Struct, frozen=True):
 class Located(msgspec.Struct, frozen=True):
     """A path as components below one of the roots; `shown` is its form in messages to users and models.
 
-    It must not lead through any of the folders in `closed`.
+    It must not lead through any of the folders in `forbidden`.
     """
 
     root: Path
@@ -127,6 +127,7 @@ def read_regular(folder: int, name: str, bytes_max: int) -> bytes:
     _check_regular(mode)
     descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
     try:
+        # Again, because the file may have been replaced between stat and open.
         _check_regular(os.fstat(descriptor).st_mode)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(bytes_max)
@@ -148,6 +149,7 @@ def write_atomically(folder: int, name: str, content: bytes, *, still: Callable[
                 file.write(content)
             if mode is not None:
                 os.fchmod(descriptor, mode)
+            # Before the rename: after a crash the name must not point to an empty file.
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -237,6 +239,7 @@ class _Walk:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(step, dir_fd=self.folder)
         self._open_folders.append(os.open(step, _FOLDER_FLAGS, dir_fd=self.folder))
+        # By device and inode, because a read-only folder can be reached under another name.
         if any(_is_folder(self.folder, closed) for closed in self._located.closed):
             raise EscapeError(f"{self._located.shown!r} may be read but not written")
 

@@ -13,7 +13,7 @@ from holdfast.sources.text import one_line, path_text
 
 UNKNOWN = "unknown"
 OS_VERSION = f"{machine.system()} {machine.release()}".strip()
-VALUE_CHARS_MAX = 1_000
+VALUE_CHARS_MAX = 1_000  # Values enter the prompt, so each is bounded.
 
 
 class Environment(msgspec.Struct, frozen=True):

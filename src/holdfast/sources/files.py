@@ -5,6 +5,7 @@ import os
 import stat
 from typing import NamedTuple
 
+# O_NONBLOCK: opening a FIFO must not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 

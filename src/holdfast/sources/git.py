@@ -26,6 +26,7 @@ _OUTPUT_BYTES_MAX = 65_536
 
 DETACHED = "HEAD (detached)"
 
+# Nothing else is passed on: variables such as GIT_DIR or GIT_EXTERNAL_DIFF would redirect git.
 _PASSED_VARIABLES = (
     "HOME",
     "XDG_CONFIG_HOME",
@@ -37,13 +38,14 @@ _PASSED_VARIABLES = (
 
 _SETTINGS = (
     ("core.quotepath", "off"),
-    ("core.fsmonitor", "false"),
+    ("core.fsmonitor", "false"),  # Could name a program that git would run.
     ("core.hooksPath", os.devnull),
     ("diff.autoRefreshIndex", "false"),  # Otherwise git writes the index, even without optional locks.
     ("log.showSignature", "false"),  # Otherwise git runs the program that `gpg.program` names.
     ("safe.bareRepository", "explicit"),
 )
 
+# Fixed options, so that neither the user's configuration nor the repository's changes the output or runs a program.
 _DIFF_OPTIONS = (
     "--no-color",
     "--no-ext-diff",

@@ -11,7 +11,7 @@ PATTERN_CHARACTERS_MAX = 500
 
 
 class IgnoreRule(msgspec.Struct, frozen=True):
-    """`folder` is the folder of its ignore file, relative to the root; a `kept` rule (`!pattern`) un-ignores paths."""
+    """`folder` is that of the ignore file, relative to the root; an `is_negated` rule (`!pattern`) un-ignores paths."""
 
     folder: str
     shape: re.Pattern[str]

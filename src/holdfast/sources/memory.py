@@ -39,7 +39,7 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOE
 class MemoryFile(msgspec.Struct, frozen=True):
     """A memory file, its heading in the prompt, and its soft and hard size limits.
 
-    `makes_root`: its folder is created if it is missing.
+    `creates_folder`: its folder is created if it is missing.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Edit(msgspec.Struct, frozen=True):
 def workspace_memory(workspace: Path) -> MemoryFile:
     """A workspace is untrusted: a symlink in it that leads out is not followed."""
     located = Located(roots_of(workspace).workspace, (".holdfast", "MEMORY.md"), ".holdfast/MEMORY.md")
+    # Sizes are kept small because the whole file is sent with every prompt.
     return MemoryFile("MEMORY.md", "## Workspace memory (MEMORY.md)", located, 2048, 4096)
 
 

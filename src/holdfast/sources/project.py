@@ -12,6 +12,7 @@ from holdfast.sources.files import Stamp, stamp_of
 from holdfast.sources.ignoring import IGNORE_FILES, IgnoreRule, ignore_rules, is_ignored
 from holdfast.sources.text import read_text
 
+# Both limits bound the time of a walk through a huge folder.
 FILES_MAX = 20_000
 FOLDERS_MAX = 20_000
 IGNORE_BYTES_MAX = 200_000

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import sys
 
-_PR_SET_DUMPABLE = 4
+_PR_SET_DUMPABLE = 4  # From <linux/prctl.h>.
 
 
 def hide_from_other_processes() -> bool:

@@ -9,6 +9,7 @@ from holdfast.catalog.rows import Model
 from holdfast.providers.tier_parameters import anthropic_parameters, is_web_search
 from holdfast.simulator.blocks import SentBlock, TokenCounts, part_of
 
+# Anthropic hashes tools, then system, then messages, cumulatively (its page "Prompt caching").
 _PLACES: tuple[Place, ...] = ("tools", "system", "messages")
 
 
@@ -16,7 +17,7 @@ def cache_call(
     blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, scope: Scope, at: float, count: TokenCounts
 ) -> Call:
     """The request as the cache sees it."""
-    # The provider renders its web search tool after the other tools, so switching it keeps their cache tier.
+    # Switching web search keeps the tools tier and loses the later ones, so its definition counts as system text.
     ordered = sorted(blocks, key=lambda sent: _PLACES.index(_tier(sent)))
     seeds = seeds_of(model.cache, anthropic_parameters((sent.block for sent in blocks), parameters))
     parts = (part_of(sent, _tier(sent), model=model, count=count) for sent in ordered)

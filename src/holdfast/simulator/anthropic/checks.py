@@ -16,6 +16,7 @@ from holdfast.providers.fields import extra_field, field_of
 from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
 from holdfast.simulator.dialect import refuse
 
+# Allows `thinking.block_binding` in a request (Anthropic's page "Preserved thinking").
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 THINKING_BUDGET_TOKENS_MIN = 1_024
 
@@ -27,6 +28,7 @@ def check_transcript(passages: Sequence[Passage], rules: CacheRules) -> None:
         if not entry.content:
             raise refuse(f"messages.{index}: all messages must have non-empty content")
     messages = messages_of(passages)
+    # Opus 4.6 and later refuse a request that ends with an assistant message.
     if rules.refuses_prefill and messages[-1].role == "assistant":
         raise refuse(
             "This model does not support assistant message prefill. The conversation must end with a user message."
@@ -54,6 +56,7 @@ def check_tools(blocks: Sequence[SentBlock], parameters: Parameters, rules: Cach
         raise refuse("tool_choice: may only be specified while providing tools")
     if kind == "tool" and choice.get("name") not in names:
         raise refuse("tool_choice.name: no tool of that name is provided")
+    # Fable and Mythos 5.1 and Sonnet 5.5 answer forced tool use with 400.
     if kind in ("any", "tool") and rules.refuses_forced_tool_choice:
         raise refuse(f"tool_choice.type: this model does not support forced tool use ({kind}); use auto or none")
 
@@ -66,6 +69,7 @@ def check_output(parameters: Parameters, model: Model) -> None:
             f"allowed number of output tokens for {model.name}"
         )
     thinking = _parse_object(parameters.thinking_json, "thinking") or {}
+    # `max_tokens: 0` prewarms the cache; Anthropic refuses it with streaming, thinking, formats or forced tools.
     if parameters.output_tokens_max == 0:
         if conflict := conflict_with_empty(parameters):
             raise refuse(f"max_tokens: 0 cannot be combined with {conflict}")
@@ -113,6 +117,8 @@ def marked(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRule
 def _add_automatic_breakpoint(
     blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules
 ) -> tuple[SentBlock, ...]:
+    # Automatic caching: the breakpoint goes on the last block that can take one and uses one of the four slots.
+    # On a block with the same TTL it does nothing, with another TTL it is an error.
     ttl = _automatic_ttl(extra_field(parameters, "cache_control"), rules)
     last = next((index for index in reversed(range(len(blocks))) if _takes_breakpoint(blocks[index])), None)
     if ttl is None or last is None:
@@ -139,6 +145,7 @@ def _automatic_ttl(value: object, rules: CacheRules) -> Ttl | None:
 
 
 def _takes_breakpoint(sent: SentBlock) -> bool:
+    # Anthropic allows `cache_control` on all blocks but thinking and empty text.
     return sent.piece.markable if sent.kind == "text" else sent.kind not in THINKING_NAMES
 
 

@@ -19,9 +19,11 @@ def fingerprint_of(blocks: Sequence[SentBlock], parameters: Parameters, rules: C
     message_settings = ("thinking", "tool_choice", "images", "citations", "effort")
     return Fingerprint(
         digests=(
+            # Anthropic reports a changed `speed` as a changed model.
             ("model_changed", digest_of_settings(settings, ("model", "speed"), rules)),
             ("tools_changed", digest_of(blocks, "tools")),
             ("system_changed", digest_of(blocks, "system")),
+            # Differences in these parameters are reported as `unavailable`.
             (NO_WORD, digest_of_settings(settings, message_settings, rules)),
         ),
         prompt_reason="messages_changed",

@@ -15,6 +15,7 @@ from holdfast.simulator.anthropic.thinking import sealed
 from holdfast.simulator.anthropic.understand import understand
 from holdfast.simulator.dialect import Asked, Setting, Understood, model_asked_for, model_named, refuse, reported
 
+# The SDK sends the newer version from 2.0.0 on.
 API_VERSIONS = ("2023-06-01", "2026-10-21")
 
 _MESSAGES = "/v1/messages"

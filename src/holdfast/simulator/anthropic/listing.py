@@ -7,6 +7,7 @@ from holdfast.catalog.lookup import Models
 from holdfast.catalog.rows import Model
 from holdfast.simulator.dialect import refuse
 
+# Anthropic's default and maximum of the `limit` parameter.
 PAGE_DEFAULT = 20
 PAGE_MAX = 1_000
 _UNKNOWN_DATE = datetime.date(1970, 1, 1)

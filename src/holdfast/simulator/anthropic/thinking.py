@@ -32,15 +32,18 @@ def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_m
     for sent in blocks:
         if sent.kind in THINKING_NAMES:
             seal = _read_seal(sent)
+            # Anthropic drops the thinking of another model without an error.
             if seal.model != model:
                 dropped.append(DroppedBlock(sent.path, "model_binding_mismatch"))
                 continue
+            # Newer models bind thinking to its prefix: after an edit it is refused, or dropped if the request asks so.
             if rules.binds_thinking and seal.prefix != prefix:
                 if not drops_mismatches:
                     raise _binding_error(sent.path)
                 dropped.append(DroppedBlock(sent.path, "prefix_binding_mismatch"))
                 continue
         accepted.append(sent)
+        # Whether a moved `cache_control` counts as an edit is undocumented, so the catalog decides per model.
         bound_ttl = sent.ttl if rules.binding_sees_marks else None
         prefix = extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, bound_ttl)
     visible = _strip_old_thinking(accepted) if rules.strips_old_thinking else accepted

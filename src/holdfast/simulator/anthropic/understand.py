@@ -45,6 +45,7 @@ def understand(wire: WireRequest, setting: Setting, *, counting: bool = False) -
         conversations=conversations_of(setting.workspace, sent),
         prefix=admitted.prefix,
         dropped=admitted.dropped,
+        # A prewarming request gets no content and the stop reason `max_tokens`.
         prewarmed="max_tokens" if parameters.output_tokens_max == 0 else None,
         fingerprint=fingerprint_of(sent, parameters, model.cache),
         wish=None if counting else wish_of(parameters, model.cache),

@@ -20,7 +20,7 @@ from holdfast.simulator.gemini.listing import page_of
 from holdfast.simulator.named import KeptContent
 
 COLLECTION = "cachedContents"
-TTL_SECONDS_DEFAULT = 3_600.0
+TTL_SECONDS_DEFAULT = 3_600.0  # Gemini's default, one hour.
 DISPLAY_NAME_CHARS_MAX = 128
 EXPIRES_AT_MAX = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
 
@@ -53,6 +53,7 @@ def cache_named(name: str, setting: Setting) -> KeptContent:
     """A missing cache, an expired one and one of another workspace give the same error, as with the provider."""
     content = setting.named.find(setting.workspace, name, at=setting.at)
     if content is None:
+        # Gemini answers PERMISSION_DENIED here, not NOT_FOUND.
         raise ProviderError("auth", "CachedContent not found (or permission denied)", status=403)
     return content
 
@@ -91,6 +92,7 @@ def _list(query: Mapping[str, str], setting: Setting) -> bytes:
 
 def _update(body: bytes, content: KeptContent, setting: Setting) -> bytes:
     members = members_of(body, _KNOWN | {"name", "usageMetadata", "createTime", "updateTime"})
+    # Gemini allows no other change of an explicit cache than that of its expiry.
     if not members or not members.keys() <= {*_EXPIRY_FIELDS}:
         raise refuse("Only the expiration of a CachedContent can be updated: set ttl or expire_time and nothing else.")
     extended = replace(content, cache=replace(content.cache, expires_at=_expires_at(members, setting.at)))

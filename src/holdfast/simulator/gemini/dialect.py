@@ -17,6 +17,7 @@ from holdfast.simulator.gemini.listing import describe, list_models
 from holdfast.simulator.gemini.thinking import sealed_thoughts
 from holdfast.simulator.gemini.understand import AS_ARRAY, as_array, count, understand
 
+# google-genai 3.x calls /v1, earlier versions /v1beta.
 _ACTION = re.compile(r"/v1(?:beta)?/models/([^/:]+):(generateContent|streamGenerateContent|countTokens)")
 _MODELS = re.compile(r"/v1(beta)?/models(?:/([^/:]+))?")
 _CACHES = re.compile(rf"/v1(?:beta)?/{COLLECTION}(?:/([^/:]+))?")

@@ -99,6 +99,7 @@ def _referenced_cache(members: Mapping[str, bytes], model: Model, setting: Setti
     if name is None:
         return None
     cached = cache_named(name, setting)
+    # The cache is an immutable prefix, so a request cannot set what comes before its contents.
     if any(field in members for field in HEAD_NAMES):
         raise refuse(
             "CachedContent can not be used with GenerateContent request setting system_instruction, tools or "

@@ -17,6 +17,8 @@ def cache_call(
     blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, options: CacheOptions, setting: Setting
 ) -> Call:
     """The request as the cache sees it."""
+    # The implicit breakpoint may be at the end of a user message, of a group of tool results, or of the initial
+    # developer messages (OpenAI's prompt caching guide); those ends are marked here.
     seeds = seeds_of(model.cache, openai_parameters(parameters))
     start = _conversation_start(blocks)
     parts = (

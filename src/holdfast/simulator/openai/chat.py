@@ -61,6 +61,7 @@ class ChatDialect:
         encoded = spelled(openai_chat, reply, stream=request.parameters.stream)
         if isinstance(encoded, bytes) or extra_field(request.parameters, "stream_options") is None:
             return encoded
+        # OpenAI sends the usage of a stream only on request, in a last chunk without choices.
         return (chunk for chunk in encoded if not _is_usage_chunk(chunk))
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:

@@ -147,5 +147,6 @@ def check_window(tokens: int, model: Model) -> None:
 
 
 def check_marks(blocks: Sequence[SentBlock], model: Model) -> None:
+    # OpenAI accepts explicit breakpoints from GPT-5.6 on.
     if model.cache.kind != "breakpoints" and any(sent.ttl is not None for sent in blocks):
         raise refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")

@@ -23,6 +23,7 @@ def fingerprint_of(blocks: Sequence[SentBlock], parameters: Parameters, rules: C
             *digests_of(*_BEFORE_TOOLS),
             ("tools_changed", digest_of(blocks, "tools")),
             *digests_of(*_AFTER_TOOLS),
+            # It invalidates the cache, but OpenAI has no reason code for it.
             (NO_WORD, digest_of_settings(parameter_values, ("parallel_tool_calls",), rules)),
         ),
         prompt_reason="input_changed",

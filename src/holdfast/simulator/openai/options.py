@@ -16,9 +16,9 @@ _COMPARISON = "comparison_response_id"
 
 
 class CacheOptions(msgspec.Struct, frozen=True):
-    """`ttl` applies to the implicit breakpoint; `only_marks` turns the implicit breakpoint off.
+    """`ttl` applies to the implicit breakpoint; `explicit_only` turns the implicit breakpoint off.
 
-    `comparison` is the id of the response that cache diagnostics compare with.
+    `comparison_response_id` is the id of the response that cache diagnostics compare with.
     """
 
     ttl: str | None = None
@@ -34,6 +34,7 @@ def cache_options(parameters: Parameters, rules: CacheRules, *, known: frozenset
         raise refuse(f"Invalid '{_KEY}': expected a string of at most {CACHE_KEY_CHARS_MAX} characters.")
     field = extra_field(parameters, _OPTIONS)
     retention = extra_field(parameters, _RETENTION)
+    # GPT-5.6 and later take `prompt_cache_options`, earlier models `prompt_cache_retention`.
     if rules.kind == "breakpoints":
         if retention is not None:
             raise refuse(f"Unsupported parameter: '{_RETENTION}' is not supported with this model; use {_OPTIONS}.ttl.")

@@ -62,6 +62,7 @@ def understand(wire: WireRequest, setting: Setting, interface: Interface, *, cou
         call=call,
         conversations=conversations_of(setting.workspace, sent),
         prefix=conversation_so_far(sent),
+        # A prewarming request gets no output.
         prewarmed="end_turn" if options.prewarms else None,
         fingerprint=fingerprint_of(sent, parameters, model.cache),
         wish=None if options.comparison is None else Wish(options.comparison),

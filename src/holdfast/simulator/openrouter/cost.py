@@ -16,6 +16,7 @@ _USAGE = "usage"
 
 def cost_of(usage: Usage, request: Understood) -> Decimal | None:
     """None if the catalog has no price."""
+    # OpenRouter reports the price of a reply as `usage.cost`.
     if not request.model.prices:
         return None
     return cost_usd(usage, price_at(request.model, utc_date(request.call.at), usage.tokens_sent))

@@ -60,6 +60,7 @@ def model_named(name: str, models: Models) -> Model:
 
 def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
     """Breakpoints converted to those of the serving provider; dropped if it has none."""
+    # OpenRouter converts `cache_control` and `prompt_cache_breakpoint` into each other, as the provider needs it.
     ttls = model.cache.ttls_seconds if model.cache.kind == "breakpoints" else {}
     ttl = "30m" if "30m" in ttls else None
     return tuple(msgspec.structs.replace(sent, ttl=ttl) if sent.ttl is not None else sent for sent in blocks)

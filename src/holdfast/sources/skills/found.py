@@ -15,6 +15,7 @@ from holdfast.sources.skills.skill import SkillSource
 SKILL_FILE = "SKILL.md"
 OTHER_SKILL_FILE = "skill.md"
 
+# Limits against a huge root, such as a whole home folder.
 DEPTH_MAX = 4
 ENTRIES_MAX = 50_000
 SKILLS_MAX = 5_000
