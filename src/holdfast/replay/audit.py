@@ -240,9 +240,9 @@ class Audit:
         calls = transcript.recording.calls
         first, last = self._span or (calls[0].at, calls[-1].at)
         self._span = min(first, calls[0].at), max(last, calls[-1].at)
-        lanes: dict[str, list[_AuditedCall]] = {}
+        calls_by_model: dict[str, list[_AuditedCall]] = {}
         for audited in self._audit_calls(transcript):
-            lanes.setdefault(audited.model, []).append(audited)
+            calls_by_model.setdefault(audited.model, []).append(audited)
             session.models[audited.model] = session.models.get(audited.model, 0) + 1
             for total in (self._total, session.total, self._by_model.setdefault(audited.model, _Totals())):
                 total.count(audited)
@@ -251,8 +251,8 @@ class Audit:
             total.spent_usd += transcript.keeping_usd
             total.plan(_Plan.of(transcript.keeping_usd))
         # Every model has its own cache, so the calls of each model are planned separately.
-        for name, lane in lanes.items():
-            plan = self._plan(name, lane)
+        for name, model_calls in calls_by_model.items():
+            plan = self._plan(name, model_calls)
             for total in (self._total, session.total, self._by_model[name]):
                 total.plan(plan)
 
@@ -274,20 +274,20 @@ class Audit:
                 loss = loss_of(all_calls[index - 1], call, ttls[index - 1], rules=row.cache, price=price, around=around)
             yield _AuditedCall(call, usage, ttls[index], row, price, cost_usd(usage, price), loss)
 
-    def _plan(self, name: str, lane: Sequence[_AuditedCall]) -> _Plan:
+    def _plan(self, name: str, model_calls: Sequence[_AuditedCall]) -> _Plan:
         """What our plan and the best plan cost; what was really paid if the model takes no breakpoints."""
         row = self.row_of(name)
         if row is None or not takes_marks(row):
-            return _Plan.of(sum((audited.spent_usd for audited in lane), _ZERO))
+            return _Plan.of(sum((audited.spent_usd for audited in model_calls), _ZERO))
         rule_sets = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
         learned = self._learned.get(name, (NOTHING_LEARNED, NOTHING_LEARNED))
         policies = tuple(OurPolicy(parameters) for parameters in learned)
         prompts = sized(
-            (Paid(audited.call, audited.price, audited.ttl) for audited in lane if audited.price), row.cache
+            (Paid(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price), row.cache
         )
         costs = planned_usd(prompts, row, zip(rule_sets, policies, strict=True))
         self._learned[name] = policies[0].learned(), policies[1].learned()
-        replies = sum((audited.reply_usd for audited in lane), _ZERO)
+        replies = sum((audited.reply_usd for audited in model_calls), _ZERO)
         optimum = optimum_usd(prompts, row, rule_sets[0]) + float(replies)
         return _Plan(costs[0] + replies, costs[1] + replies, optimum)
 

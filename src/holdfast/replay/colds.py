@@ -197,5 +197,5 @@ def _iter_turnings(recording: Recording) -> Iterator[Turning | None]:
 
 
 def _starts_with(call: RecordedCall, prefix: str) -> bool:
-    blocks = (block for passage in call.added for block in passage.content)
+    blocks = (block for entry in call.added for block in entry.content)
     return any(isinstance(block, Text) and block.text.startswith(prefix) for block in blocks)

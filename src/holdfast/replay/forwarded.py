@@ -131,8 +131,8 @@ def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
             case LlmCallStarted() as payload:
                 if forwarded is not None and prepared is not None:
                     size = forwarded.priced.tokens if forwarded.priced else 0
-                    shared_blocks, links = prepared.shared_blocks, prepared.links
-                    call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, links, size)
+                    shared_blocks, digests = prepared.shared_blocks, prepared.links
+                    call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, digests, size)
                     in_progress[payload.request_id] = call
                     calls.append(call)
             case LlmCallCompleted() | LlmCallFailed() as payload:
@@ -243,21 +243,21 @@ class _Prompt:
         total_bytes = call.links[-1].end if call.links else 0
         # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
         tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
-        for link, letter in zip(call.links, call.forwarded.shape, strict=False):
-            self._sizes.append(round((link.end - link.start) * tokens_per_byte))
-            self.scroll.extend((_block_of(link, letter),))
+        for digest, letter in zip(call.links, call.forwarded.shape, strict=False):
+            self._sizes.append(round((digest.end - digest.start) * tokens_per_byte))
+            self.scroll.extend((_block_of(digest, letter),))
             total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
             place = self.scroll.pieces[-1].place
             self.prefixes.append(Prefix(place, self.scroll.links[-1].digest, total, _kind_of(letter)))
         return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
 
 
-def _block_of(link: Link, letter: str) -> Piece:
+def _block_of(digest: Link, letter: str) -> Piece:
     place = _PLACE_OF_LETTER.get(letter.lower(), "messages")
     role: Role | None = None if place != "messages" else "assistant" if letter.lower() in "ab" else "user"
     start = TEXT_STARTS if letter.lower() in "ua" else b'{"type":"other"'
     stability = Stability.GROWING if place == "messages" else Stability.FROZEN
-    data = start + b',"digest":"%s"}' % link.digest.encode()
+    data = start + b',"digest":"%s"}' % digest.digest.encode()
     return Piece(place, place, stability, data, markable=letter.isupper(), role=role)
 
 

@@ -101,8 +101,10 @@ class _Track:
         """How many blocks of the last request belong to the conversation; a ping may append a closing message."""
         self.body = b""
 
-    def send(self, prefixes: tuple[Prefix, ...], marks: tuple[Mark, ...], at: float, *, shared: int | None) -> Usage:
-        call = Call(self.scope, prefixes, marks, at)
+    def send(
+        self, prefixes: tuple[Prefix, ...], breakpoints: tuple[Mark, ...], at: float, *, shared: int | None
+    ) -> Usage:
+        call = Call(self.scope, prefixes, breakpoints, at)
         outcome, self.entries = step(self.setting.truth, self.entries, call)
         self.last = call
         price = newest_price(self.setting.model, call.tokens)
@@ -160,11 +162,11 @@ class Player:
         price = newest_price(setting.model, prefixes[-1].tokens)
         moment = Moment(prompt.scroll, setting.told, price, call.at, idle, call.waited_for)
         for track in tracks:
-            marks = track.policy.marks(moment)
+            breakpoints = track.policy.marks(moment)
             if self._on_request is not None:
-                track.body = prompt.scroll.render(b"", marks)
+                track.body = prompt.scroll.render(b"", breakpoints)
                 self._report_request(track, call.at, OUTPUT_TOKENS_MAX)
-            usage = track.send(prefixes, marks, call.at, shared=prompt.shared_tokens)
+            usage = track.send(prefixes, breakpoints, call.at, shared=prompt.shared_tokens)
             track.pieces = len(prefixes)
             track.policy.heard(moment, usage)
         # Pings after this call may contain its reply.
@@ -186,7 +188,7 @@ class Player:
         """Repeat the last request if its last breakpoint has that TTL; else add the reply with a breakpoint on it."""
         last = track.last
         assert last is not None
-        newest = max(last.marks, key=lambda mark: mark.piece) if last.marks else None
+        newest = max(last.marks, key=lambda breakpoint: breakpoint.piece) if last.marks else None
         if newest is not None and (newest.ttl == ttl or ttl == "5m"):
             self._report_request(track, at, 0)
             usage = track.send(last.prefixes, last.marks, at, shared=None)
@@ -198,20 +200,20 @@ class Player:
         if last_block is None:
             return
         # The newest breakpoint takes one of the provider's slots; the deepest of the earlier ones keep the rest.
-        earlier = sorted({mark.piece for mark in last.marks if mark.piece < last_block})
+        earlier = sorted({breakpoint.piece for breakpoint in last.marks if breakpoint.piece < last_block})
         earlier = earlier[-(self._setting.truth.marks_max - 1) :]
-        marks = tuple(Mark(piece, ttl, "kept warm") for piece in (*earlier, last_block))
+        breakpoints = tuple(Mark(block, ttl, "kept warm") for block in (*earlier, last_block))
         closing = Prefix("messages", "", prefixes[-1].tokens + self._prompt.closing_tokens())
         if self._on_request is not None:
-            track.body = self._prompt.closed(marks)
+            track.body = self._prompt.closed(breakpoints)
             self._report_request(track, at, 0)
-        usage = track.send((*prefixes, closing), marks, at, shared=None)
+        usage = track.send((*prefixes, closing), breakpoints, at, shared=None)
         track.pieces = len(prefixes)
         track.policy.pinged(Pinged(at, ttl, usage, last_block, len(prefixes), prefixes[-1].tokens))
 
     def _takes_breakpoint(self, index: int) -> bool:
-        piece = self._prompt.scroll.pieces[index]
-        return piece.markable and not piece.ephemeral
+        block = self._prompt.scroll.pieces[index]
+        return block.markable and not block.ephemeral
 
     def _report_request(self, track: _Track, at: float, output_tokens_max: int) -> None:
         if self._on_request is not None:

@@ -80,7 +80,7 @@ class _Prompt:
         self.scroll = Scroll(adapter_for(model.provider), lambda data: self._added)
         self.prefixes: list[Prefix] = []
         self._added = 0
-        self._pieces = 0
+        self._block_count = 0
 
     def enter(self, call: SizedCall) -> None:
         if call.found_tokens is None:
@@ -94,21 +94,21 @@ class _Prompt:
 
     def _add(self, tokens: int, *, head: bool = False) -> None:
         self._added = tokens
-        self._pieces += 1
-        data = b'{"piece":%d}' % self._pieces
+        self._block_count += 1
+        data = b'{"piece":%d}' % self._block_count
         if head:
-            piece = Piece("role", "system", Stability.FROZEN, data, markable=True)
+            block = Piece("role", "system", Stability.FROZEN, data, markable=True)
         else:
-            piece = Piece("history", "messages", Stability.GROWING, data, markable=True, role="user")
-        self.scroll.extend((piece,))
-        self.prefixes.append(Prefix(piece.place, self.scroll.links[-1].digest, self.scroll.tokens_total))
+            block = Piece("history", "messages", Stability.GROWING, data, markable=True, role="user")
+        self.scroll.extend((block,))
+        self.prefixes.append(Prefix(block.place, self.scroll.links[-1].digest, self.scroll.tokens_total))
 
 
 class _Track:
     """The cache as our plan has shaped it so far, under one set of provider rules."""
 
-    def __init__(self, truth: CacheRules, policy: OurPolicy) -> None:
-        self._truth, self._policy = truth, policy
+    def __init__(self, rules: CacheRules, policy: OurPolicy) -> None:
+        self._rules, self._policy = rules, policy
         self._entries = Entries()
         self.cost_usd = Decimal(0)
 
@@ -120,7 +120,7 @@ class _Track:
 
     def send(self, moment: Moment, scope: Scope, prefixes: tuple[Prefix, ...]) -> None:
         call = Call(scope, prefixes, self._policy.marks(moment), moment.at)
-        outcome, self._entries = step(self._truth, self._entries, call)
+        outcome, self._entries = step(self._rules, self._entries, call)
         self._policy.heard(moment, outcome.usage)
         self.cost_usd += cost_usd(outcome.usage, moment.price)
 
@@ -130,7 +130,7 @@ def planned_usd(
 ) -> tuple[Decimal, ...]:
     """What the prompts cost under our plan, for each set of rules; the policies learn from the replay."""
     prompt, scope = _Prompt(model), Scope("", model.name)
-    tracks = [_Track(truth, policy) for truth, policy in plans]
+    tracks = [_Track(rules, policy) for rules, policy in plans]
     previous: SizedCall | None = None
     for call in calls:
         prompt.enter(call)
@@ -145,13 +145,13 @@ def planned_usd(
     return tuple(track.cost_usd for track in tracks)
 
 
-def optimum_usd(calls: Sequence[SizedCall], model: Model, truth: CacheRules) -> float:
+def optimum_usd(calls: Sequence[SizedCall], model: Model, rules: CacheRules) -> float:
     """The lowest possible cost of the prompts; each stretch at the price of its first day and its longest prompt."""
     total = 0.0
     for stretch in _stretches(calls):
         first = stretch[0]
         price = price_at(model, utc_date(first.at), max(call.tokens for call in stretch))
-        rates = rates_of(price, truth)
+        rates = rates_of(price, rules)
         found_tokens = first.found_tokens or 0
         # The found tokens are free: modelled as a write just before, whose cost (rates.short * found) is subtracted.
         steps = [Step(found_tokens, 0, None)] if found_tokens else []
@@ -159,7 +159,7 @@ def optimum_usd(calls: Sequence[SizedCall], model: Model, truth: CacheRules) -> 
         for call in stretch:
             steps.append(Step(call.tokens, size, call.at - at if steps else None))
             size, at = call.tokens, call.at
-        total += optimum(steps, rates, upgrades=truth.ttl_upgrade) - rates.short * found_tokens
+        total += optimum(steps, rates, upgrades=rules.ttl_upgrade) - rates.short * found_tokens
     return total
 
 

@@ -136,7 +136,7 @@ class _Fold:
                 self._messages += 1
                 self._append(Passage(message.role, message.content, number=self._messages))
             case MessagesWithdrawn():
-                replies = [at for at, passage in enumerate(self._entries) if passage.role == "assistant"]
+                replies = [at for at, entry in enumerate(self._entries) if entry.role == "assistant"]
                 del self._entries[replies[-1] + 1 if replies else records_in_front(self._entries) :]
             case Mending() as payload:
                 self._entries[:] = mended(tuple(self._entries), 0, payload).passages
@@ -161,10 +161,10 @@ class _Fold:
         self.calls[started.request_id] = self._last
         self._by_person = self._new_epoch = False
 
-    def _append(self, passage: Passage) -> None:
-        self._entries.append(passage)
-        if passage.role == "assistant" and self._last is not None and self._last.reply is None:
-            self._last.reply = passage
+    def _append(self, entry: Passage) -> None:
+        self._entries.append(entry)
+        if entry.role == "assistant" and self._last is not None and self._last.reply is None:
+            self._last.reply = entry
 
     def _inject(self, injected: ContextInjected) -> None:
         if injected.place == "system":
@@ -182,11 +182,11 @@ class _Fold:
         )
 
     def _drop_ephemeral(self) -> None:
-        first = next((at for at, passage in enumerate(self._entries) if passage.ephemeral), None)
+        first = next((at for at, entry in enumerate(self._entries) if entry.ephemeral), None)
         if first is not None:
-            self._filter_entries(lambda passage: None if passage.ephemeral else without_thinking(passage), first)
+            self._filter_entries(lambda entry: None if entry.ephemeral else without_thinking(entry), first)
 
     def _filter_entries(self, transform: Callable[[Passage], Passage | None], first: int = 0) -> None:
         self._entries[first:] = [
-            entry for passage in self._entries[first:] if (entry := transform(passage)) is not None
+            entry for candidate in self._entries[first:] if (entry := transform(candidate)) is not None
         ]

@@ -90,7 +90,7 @@ def transcript_files(path: Path) -> tuple[Path, ...]:
 def read_transcript(file: Path, *, spelled: bool = False) -> Iterator[Transcript | BrokenLine]:
     """The conversations of one file, and its broken lines. With `spelled`, the text of the messages too."""
     name = mend_surrogates(file.name)
-    conversations = _ConversationFile(mend_surrogates(file.stem), mend_surrogates(file.parent.name), spelled=spelled)
+    conversations = _ConversationFile(mend_surrogates(file.stem), mend_surrogates(file.parent.name), with_text=spelled)
     try:
         with file.open("rb") as stream:
             for item in numbered_lines(name, stream):
@@ -136,8 +136,8 @@ class _Conversation:
     who goes back and edits an earlier message is recognised.
     """
 
-    def __init__(self, *, spelled: bool) -> None:
-        self._with_text = spelled
+    def __init__(self, *, with_text: bool) -> None:
+        self._with_text = with_text
         self.calls: dict[str, _Call] = {}
         self._last: _Call | None = None
         self._position_of_line: dict[str, int] = {}
@@ -161,10 +161,10 @@ class _Conversation:
         elif person and self._position_of_line.get(line.parent_uuid or "", self._entry_count) < self._sent_count:
             self._entry_count = self._kept = self._position_of_line[line.parent_uuid or ""]
             self._added = []
-        passage = passage_of("user", _decode_content(message.content)) if self._with_text else None
-        if passage is None or passage.content:
+        entry = passage_of("user", _decode_content(message.content)) if self._with_text else None
+        if entry is None or entry.content:
             self._entry_count += 1
-            self._added += [passage] if passage else []
+            self._added += [entry] if entry else []
         user_waited = person or self._waited_for == "person"
         self._waited_for = "start" if self._last is None else "person" if user_waited else "tool"
         timestamp = _timestamp_of(line)
@@ -206,11 +206,11 @@ class _Conversation:
 class _ConversationFile:
     """The conversations of one file: the session's own and those of its subagents."""
 
-    def __init__(self, stem: str, folder: str, *, spelled: bool) -> None:
+    def __init__(self, stem: str, folder: str, *, with_text: bool) -> None:
         self._file = f"{folder}/{stem}"
         self._session = stem
         self._project = folder
-        self._with_text = spelled
+        self._with_text = with_text
         self._conversations: dict[str, _Conversation] = {}
         self._agents: dict[str, str] = {}
         self._unnamed = 0
@@ -239,7 +239,7 @@ class _ConversationFile:
             if line.uuid is not None:
                 self._agents[line.uuid] = agent
         if agent not in self._conversations:
-            self._conversations[agent] = _Conversation(spelled=self._with_text)
+            self._conversations[agent] = _Conversation(with_text=self._with_text)
         return self._conversations[agent]
 
     def _call_id(self, line: _Line, message: _Message) -> str:

@@ -42,9 +42,9 @@ class Unrolled:
     def _add_head(self, recording: Recording) -> None:
         first_entries = recording.calls[0].added if recording.calls else ()
         head = head_of(View(tools=recording.tools, pinned=(LayerText("preset", recording.system),)))
-        pieces = [piece for segment in head for piece in self._adapter.spell(segment)]
-        encoded = [*pieces, *(piece for entry in first_entries for piece in self._encode_entry(entry))]
-        estimated = sum(self._count(piece.opens + piece.data) for piece in encoded)
+        blocks = [block for segment in head for block in self._adapter.spell(segment)]
+        encoded = [*blocks, *(block for entry in first_entries for block in self._encode_entry(entry))]
+        estimated = sum(self._count(block.opens + block.data) for block in encoded)
         missing = (recording.first_prompt_tokens or estimated) - estimated
         # The reported size is exact: if the estimate is too high, scale it down; if it is too low, the recording lacks
         # part of the system prompt, and a placeholder takes its tokens.
@@ -55,9 +55,9 @@ class Unrolled:
             text = f"[{missing} tokens of the system prompt were not recorded]"
             placeholder = self._adapter.spell(Segment("role", Stability.FROZEN, "system", system=(Text(text),)))
             self._counts[placeholder[0].data] = missing
-            tools = sum(piece.place == "tools" for piece in pieces)
-            pieces[tools:tools] = placeholder
-        self._extend(pieces)
+            tools = sum(block.place == "tools" for block in blocks)
+            blocks[tools:tools] = placeholder
+        self._extend(blocks)
 
     def calls(self, recording: Recording) -> Iterator[RecordedCall]:
         """Each call, with the buffer in the state in which its request was sent."""
@@ -88,8 +88,8 @@ class Unrolled:
         """The index of the block at which each history entry starts."""
         return tuple(self._starts)
 
-    def _tokens_at(self, pieces: int) -> int:
-        return self.prefixes[pieces - 1].tokens if pieces else 0
+    def _tokens_at(self, block_count: int) -> int:
+        return self.prefixes[block_count - 1].tokens if block_count else 0
 
     def enter_reply(self) -> None:
         """Append the reply to the last call, unless that was already done."""
@@ -101,7 +101,7 @@ class Unrolled:
         entries = list(self.passages)
         self._system_tail = text
         self._cut(0)
-        self._cut_pieces(self._head_blocks)
+        self._cut_blocks(self._head_blocks)
         if text:
             self._extend(self._adapter.spell(Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),))))
         for entry in entries:
@@ -109,26 +109,26 @@ class Unrolled:
 
     def _cut(self, entry_count: int) -> None:
         if entry_count < len(self._starts):
-            self._cut_pieces(self._starts[entry_count])
+            self._cut_blocks(self._starts[entry_count])
         del self.passages[entry_count:], self._starts[entry_count:]
 
-    def _cut_pieces(self, keep: int) -> None:
-        self.scroll.cut(keep)
-        del self.prefixes[keep:]
+    def _cut_blocks(self, block_count: int) -> None:
+        self.scroll.cut(block_count)
+        del self.prefixes[block_count:]
 
     def _add(self, entry: Passage) -> None:
         self.passages.append(entry)
         self._starts.append(len(self.scroll.pieces))
         self._extend(self._encode_entry(entry), tuple(_kind_of(block) for block in entry.content))
 
-    def _extend(self, pieces: Sequence[Piece], kinds: tuple[BlockKind, ...] = ()) -> None:
+    def _extend(self, blocks: Sequence[Piece], kinds: tuple[BlockKind, ...] = ()) -> None:
         before = len(self.scroll.pieces)
-        self.scroll.extend(pieces)
+        self.scroll.extend(blocks)
         tokens = self.prefixes[-1].tokens if self.prefixes else 0
-        for index, piece in enumerate(pieces):
+        for index, block in enumerate(blocks):
             tokens += self.scroll.tokens[before + index]
             kind: BlockKind = kinds[index] if index < len(kinds) else "plain"
-            self.prefixes.append(Prefix(piece.place, self.scroll.links[before + index].digest, tokens, kind))
+            self.prefixes.append(Prefix(block.place, self.scroll.links[before + index].digest, tokens, kind))
 
     def _encode_entry(self, entry: Passage) -> tuple[Piece, ...]:
         if entry not in self._encoded:
@@ -145,16 +145,16 @@ class Unrolled:
         """The message that must follow the reply in a request: a short text, or a result for every open tool call."""
         return closing_behind(self.passages[-1] if self.passages else None)
 
-    def closed(self, marks: Sequence[Mark]) -> bytes:
+    def closed(self, breakpoints: Sequence[Mark]) -> bytes:
         """The body of a ping request after its head: the prompt with the closing message at its end."""
         keep = len(self.scroll.pieces)
         self.scroll.extend(self._encode_entry(self.closing()))
-        body = self.scroll.render(b"", marks)
+        body = self.scroll.render(b"", breakpoints)
         self.scroll.cut(keep)
         return body
 
     def closing_tokens(self) -> int:
-        return sum(self._count(piece.opens + piece.data) for piece in self._encode_entry(self.closing()))
+        return sum(self._count(block.opens + block.data) for block in self._encode_entry(self.closing()))
 
 
 def _kind_of(block: object) -> BlockKind:

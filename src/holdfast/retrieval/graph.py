@@ -24,8 +24,12 @@ class GraphStage:
         self._keys: dict[int, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {}
 
     def add(self, slot: int, unit: Unit) -> None:
-        own = frozenset(name for name in (unit.id, unit.name) if name)
-        keys = (trigger_keys(unit.triggers), own, references(f"{unit.description}\n{unit.content}") - own)
+        names_of_unit = frozenset(name for name in (unit.id, unit.name) if name)
+        keys = (
+            trigger_keys(unit.triggers),
+            names_of_unit,
+            references(f"{unit.description}\n{unit.content}") - names_of_unit,
+        )
         self._keys[slot] = keys
         for table, names in zip(self._tables(), keys, strict=True):
             for name in names:

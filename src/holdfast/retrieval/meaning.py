@@ -74,8 +74,8 @@ def encoder_named(name: str) -> str:
         check_installed(encoder)
     if folder is None:
         return name
-    own = _own_model_module()
-    own.check_folder(folder)
+    own_model = _own_model_module()
+    own_model.check_folder(folder)
     return f"{encoder}{BESIDE}{folder}" if encoder else str(folder)
 
 

@@ -131,14 +131,14 @@ def _digest(folder: Path) -> str:
 @cache
 def encoders(folder: Path) -> tuple[Remembering, Remembering, float]:
     """The encoders for queries and for documents, and the zero point."""
-    own = OwnEncoder(folder)
-    return Remembering(own.asked), Remembering(own.told), own.zero
+    encoder = OwnEncoder(folder)
+    return Remembering(encoder.asked), Remembering(encoder.told), encoder.zero
 
 
 def stage(folder: Path, beside: tuple[str, SideBySide] | None) -> SideBySide:
     """The model alone, or combined with another encoder."""
     queries, documents, zero = encoders(folder)
-    own_stage = VectorStage(documents, by_sentences, asked=queries, zero=zero)
+    own_stage = VectorStage(documents, by_sentences, query_encoder=queries, zero=zero)
     if beside is None:
         return SideBySide([(1.0, own_stage)], floor=FLOOR, words_share=WORDS_SHARE)
     name, other = beside

@@ -51,23 +51,23 @@ class Turned:
 def tuned_stage(encoder: Encoder, name: str) -> VectorStage:
     """A stage for a sentence encoder with the matrices that were fitted for it."""
     tuning = tuning_named(name)
-    asked, found = (Turned(encoder, added, tuning.version) for added in (tuning.asked, tuning.found))
-    return VectorStage(found, by_sentences, asked=asked)
+    query_encoder, document_encoder = (Turned(encoder, added, tuning.version) for added in (tuning.asked, tuning.found))
+    return VectorStage(document_encoder, by_sentences, query_encoder=query_encoder)
 
 
-def written(path: Path, asked: Vectors, found: Vectors) -> Path:
+def written(path: Path, query_matrix: Vectors, document_matrix: Vectors) -> Path:
     """Write the matrices in the format of `read_tuning`."""
-    np.save(path, np.clip(np.rint(np.stack([asked, found]) / UNIT), -127, 127).astype(np.int8))
+    np.save(path, np.clip(np.rint(np.stack([query_matrix, document_matrix]) / UNIT), -127, 127).astype(np.int8))
     return path
 
 
 def read_tuning(path: Path) -> Tuning:
     try:
         stored = path.read_bytes()
-        asked, found = np.load(io.BytesIO(stored)).astype(np.float32) * np.float32(UNIT)
+        query_matrix, document_matrix = np.load(io.BytesIO(stored)).astype(np.float32) * np.float32(UNIT)
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path.name} of this package cannot be read; reinstall holdfast") from error
-    return Tuning(asked, found, hashlib.sha256(stored).hexdigest()[:8])
+    return Tuning(query_matrix, document_matrix, hashlib.sha256(stored).hexdigest()[:8])
 
 
 @cache

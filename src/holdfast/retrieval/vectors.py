@@ -53,13 +53,15 @@ Reading = Callable[[Encoder, Unit], Sums]
 class VectorStage:
     """The vectors of all units from one encoder, in one matrix; a unit's similarity is that of its most similar row.
 
-    `asked` encodes queries if they need another encoder than units. Some encoders give unrelated texts a similarity far
-    from 0; that value is their `zero`.
+    `query_encoder` encodes queries if they need another encoder than units. Some encoders give unrelated texts a
+    similarity far from 0; that value is their `zero`.
     """
 
-    def __init__(self, encoder: Encoder, reading: Reading, *, asked: Encoder | None = None, zero: float = 0.0) -> None:
+    def __init__(
+        self, encoder: Encoder, reading: Reading, *, query_encoder: Encoder | None = None, zero: float = 0.0
+    ) -> None:
         self._encoder = encoder
-        self._asked = asked or encoder
+        self._query_encoder = query_encoder or encoder
         self._reading = reading
         self._zero = zero
         self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
@@ -87,7 +89,7 @@ class VectorStage:
         self._free += freed
 
     def near(self, query: str, *, slots: int) -> Sums:
-        query_vector = whole_numbers(self._asked.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
+        query_vector = whole_numbers(self._query_encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
         products = self._rows @ query_vector
         best_by_slot = np.zeros(slots + 1, np.float32)
         np.maximum.at(best_by_slot, self._owners, products)

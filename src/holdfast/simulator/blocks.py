@@ -35,12 +35,12 @@ class SentBlock(msgspec.Struct, frozen=True):
 
 
 def sent_blocks(adapter: Adapter, request: WireRequest) -> tuple[SentBlock, ...]:
-    ttls = {mark.piece: mark.ttl for mark in request.plan.marks}
-    pieces = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
+    ttls = {breakpoint.piece: breakpoint.ttl for breakpoint in request.plan.marks}
+    encoded_blocks = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
     paths = chained.from_iterable(_iter_paths(segment) for segment in request.prompt.segments)
     return tuple(
-        SentBlock(path, block, piece, ttls.get(index))
-        for index, ((path, block), piece) in enumerate(zip(paths, pieces, strict=True))
+        SentBlock(path, block, encoded, ttls.get(index))
+        for index, ((path, block), encoded) in enumerate(zip(paths, encoded_blocks, strict=True))
     )
 
 

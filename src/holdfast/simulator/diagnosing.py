@@ -58,10 +58,10 @@ class AnsweredRequests:
         self._blocks = 0
         self._by_reply: OrderedDict[tuple[str, str], Answered] = OrderedDict()
 
-    def diagnose(self, wish: Wish, fingerprint: Fingerprint, call: Call, usage: Usage) -> Diagnosis:
-        if wish.reply_id is None:
+    def diagnose(self, comparison: Wish, fingerprint: Fingerprint, call: Call, usage: Usage) -> Diagnosis:
+        if comparison.reply_id is None:
             return Diagnosis("hit")
-        earlier = self._by_reply.get((call.scope.workspace, wish.reply_id))
+        earlier = self._by_reply.get((call.scope.workspace, comparison.reply_id))
         # A reply of another API is reported as not found too.
         if earlier is None or earlier.fingerprint.prompt_reason != fingerprint.prompt_reason:
             return Diagnosis("not_found")

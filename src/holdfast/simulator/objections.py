@@ -40,7 +40,7 @@ def objects(fault: RefusalFault, request: Understood) -> bool:
         case "lifetimes":
             ttls = request.model.cache.ttls_seconds
             shortest = min(ttls.values(), default=0)
-            return any(ttls.get(mark.ttl, 0) > shortest for mark in request.call.marks)
+            return any(ttls.get(breakpoint.ttl, 0) > shortest for breakpoint in request.call.marks)
         case "thinking":
             return any(is_thinking(block) for message in request.messages for block in message.content)
         case "unpaired":

@@ -38,8 +38,8 @@ def thought_in(text: str) -> str:
     return digest(text.encode())[:_DIGEST_CHARS]
 
 
-def extend(prefix: str, speaker: str, data: bytes, mark: Ttl | None) -> str:
+def extend(prefix: str, speaker: str, data: bytes, ttl: Ttl | None) -> str:
     """Chain a block to the prefix, ignoring member order: clients parse and re-encode what they received."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         data = canonical_json(msgspec.json.decode(data))
-    return chain(prefix, canonical_json([speaker, mark]) + data)[:_DIGEST_CHARS]
+    return chain(prefix, canonical_json([speaker, ttl]) + data)[:_DIGEST_CHARS]

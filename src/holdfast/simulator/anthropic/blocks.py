@@ -21,8 +21,8 @@ def cache_call(
     ordered = sorted(blocks, key=lambda sent: _PLACES.index(_tier(sent)))
     seeds = seeds_of(model.cache, anthropic_parameters((sent.block for sent in blocks), parameters))
     parts = (part_of(sent, _tier(sent), model=model, count=count) for sent in ordered)
-    marks = tuple(Mark(index, sent.ttl) for index, sent in enumerate(ordered) if sent.ttl is not None)
-    return Call(scope, prefixes_of(seeds, parts), marks, at)
+    breakpoints = tuple(Mark(index, sent.ttl) for index, sent in enumerate(ordered) if sent.ttl is not None)
+    return Call(scope, prefixes_of(seeds, parts), breakpoints, at)
 
 
 def _tier(sent: SentBlock) -> Place:

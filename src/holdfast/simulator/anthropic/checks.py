@@ -21,13 +21,13 @@ BINDING_BETA = "thinking-binding-controls-2026-08-01"
 THINKING_BUDGET_TOKENS_MIN = 1_024
 
 
-def check_transcript(passages: Sequence[Passage], rules: CacheRules) -> None:
-    if not passages:
+def check_transcript(entries: Sequence[Passage], rules: CacheRules) -> None:
+    if not entries:
         raise refuse("messages: at least one message is required")
-    for index, entry in enumerate(passages):
+    for index, entry in enumerate(entries):
         if not entry.content:
             raise refuse(f"messages.{index}: all messages must have non-empty content")
-    messages = messages_of(passages)
+    messages = messages_of(entries)
     # Opus 4.6 and later refuse a request that ends with an assistant message.
     if rules.refuses_prefill and messages[-1].role == "assistant":
         raise refuse(
@@ -106,9 +106,9 @@ def marked(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRule
             block_name = "empty text" if sent.kind == "text" else "thinking"
             raise refuse(f"{sent.path}: cache_control cannot be set for {block_name} blocks")
     placed = _add_automatic_breakpoint(blocks, parameters, rules)
-    marks = [Mark(index, sent.ttl) for index, sent in enumerate(placed) if sent.ttl is not None]
+    breakpoints = [Mark(index, sent.ttl) for index, sent in enumerate(placed) if sent.ttl is not None]
     try:
-        check_marks(rules, marks, blocks=len(placed))
+        check_marks(rules, breakpoints, blocks=len(placed))
     except UserError as error:
         raise refuse(str(error)) from error
     return placed

@@ -51,9 +51,9 @@ def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_m
 
 
 def sealed(
-    content: Sequence[Block], *, model: str, prefix: str, spell: Callable[[Block], bytes] = spell_block
+    content: Sequence[Block], *, model: str, prefix: str, encode_block: Callable[[Block], bytes] = spell_block
 ) -> tuple[Block, ...]:
-    """The blocks of a reply with signed thinking; `spell` encodes a block as the client will send it back."""
+    """The blocks of a reply with signed thinking; `encode_block` encodes a block as the client will send it back."""
     blocks: list[Block] = []
     for block in content:
         if isinstance(block, Thinking):
@@ -61,7 +61,7 @@ def sealed(
         elif isinstance(block, RedactedThinking):
             block = RedactedThinking(write_seal(model, prefix, ""))
         blocks.append(block)
-        prefix = extend(prefix, "assistant", spell(block), None)
+        prefix = extend(prefix, "assistant", encode_block(block), None)
     return tuple(blocks)
 
 

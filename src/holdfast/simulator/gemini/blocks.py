@@ -22,18 +22,20 @@ def sent_parts(request: WireRequest) -> tuple[SentBlock, ...]:
     """A thought, and the signature on the part after it, count as separate parts, as on the wire."""
     blocks: list[SentBlock] = []
     for segment in request.prompt.segments:
-        pieces = gemini.spell(segment)
+        encoded_parts = gemini.spell(segment)
         head: tuple[Text | ToolSpec, ...] = (*segment.tools, *segment.system)
-        blocks += (SentBlock(piece.place, block, piece) for block, piece in zip(head, pieces, strict=False))
-        blocks += _sent_contents(pieces[len(head) :])
+        blocks += (
+            SentBlock(encoded.place, block, encoded) for block, encoded in zip(head, encoded_parts, strict=False)
+        )
+        blocks += _sent_contents(encoded_parts[len(head) :])
     return tuple(blocks)
 
 
-def _sent_contents(pieces: Sequence[Piece]) -> Iterator[SentBlock]:
+def _sent_contents(encoded_parts: Sequence[Piece]) -> Iterator[SentBlock]:
     content = part = -1
-    for piece in pieces:
-        content, part = (content + 1, 0) if piece.opens else (content, part + 1)
-        yield SentBlock(f"contents[{content}].parts[{part}]", read_part(piece.data)[0], piece)
+    for encoded in encoded_parts:
+        content, part = (content + 1, 0) if encoded.opens else (content, part + 1)
+        yield SentBlock(f"contents[{content}].parts[{part}]", read_part(encoded.data)[0], encoded)
 
 
 def cache_call(

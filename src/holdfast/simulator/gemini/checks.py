@@ -34,10 +34,10 @@ def unsupported(name: str, method: str) -> ProviderError:
     )
 
 
-def check_contents(passages: Sequence[Passage]) -> None:
-    if not passages:
+def check_contents(entries: Sequence[Passage]) -> None:
+    if not entries:
         raise refuse("GenerateContentRequest.contents: contents is not specified")
-    for index, entry in enumerate(passages):
+    for index, entry in enumerate(entries):
         if not entry.content:
             raise refuse(f"GenerateContentRequest.contents[{index}].parts: contents.parts must not be empty.")
         for part, block in enumerate(entry.content):

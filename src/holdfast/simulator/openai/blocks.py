@@ -31,9 +31,9 @@ def cache_call(
         )
         for index, (sent, following) in enumerate(zip_longest(blocks, blocks[1:]))
     )
-    marks = tuple(Mark(index, sent.ttl) for index, sent in enumerate(blocks) if sent.ttl is not None)
+    breakpoints = tuple(Mark(index, sent.ttl) for index, sent in enumerate(blocks) if sent.ttl is not None)
     scope = Scope(setting.workspace, parameters.model)
-    return Call(scope, prefixes_of(seeds, parts), marks, setting.at, options.ttl, options.only_marks)
+    return Call(scope, prefixes_of(seeds, parts), breakpoints, setting.at, options.ttl, options.only_marks)
 
 
 def _conversation_start(blocks: Sequence[SentBlock]) -> int:

@@ -38,7 +38,7 @@ class OpenRouterDialect:
         """Thinking is moved before all other blocks, because clients send it back there."""
         ordered = openrouter.lower(Passage("assistant", tuple(content)))
         blocks = ordered.content if ordered else ()
-        return sealed(blocks, model=request.parameters.model, prefix=request.prefix, spell=_encode_block)
+        return sealed(blocks, model=request.parameters.model, prefix=request.prefix, encode_block=_encode_block)
 
     def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
         encoded = spelled(openrouter, reply, stream=request.parameters.stream)
@@ -53,4 +53,4 @@ class OpenRouterDialect:
 
 def _encode_block(block: Block) -> bytes:
     segment = Segment("reply", Stability.GROWING, "messages", passages=(Passage("assistant", (block,)),))
-    return b"".join(piece.data for piece in openrouter.spell(segment))
+    return b"".join(encoded.data for encoded in openrouter.spell(segment))

@@ -190,11 +190,11 @@ class _Builder:
             return
         if len(self._open) >= NESTING_MAX:
             raise _RefusedError(Fault("nesting", f"it is nested over {NESTING_MAX} deep", "make it flatter", line))
-        opened: list[Value] | dict[str, Value] = {} if isinstance(event, yaml.MappingStartEvent) else []
+        container: list[Value] | dict[str, Value] = {} if isinstance(event, yaml.MappingStartEvent) else []
         if getattr(event, "flow_style", False):
             self._add_fault(Fault("flow-style", "a value is written in brackets or braces", "write it as lines", line))
-        self._put(opened, line)
-        self._open.append((opened, []))
+        self._put(container, line)
+        self._open.append((container, []))
 
     def _put_scalar(self, event: yaml.ScalarEvent, line: int) -> None:
         if self._open:
@@ -242,8 +242,8 @@ def shown(text: str, chars_max: int = 80) -> str:
 def _yaml_fault(error: yaml.YAMLError | ValueError, text: str) -> Fault:
     line, problem = 1, "it cannot be read"
     if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + FIRST_LINE if mark else 1
+        position = error.problem_mark or error.context_mark
+        line = position.line + FIRST_LINE if position else 1
         problem = error.problem or problem
     elif isinstance(error, yaml.reader.ReaderError):
         line = text.encode("utf-8", "replace").count(b"\n", 0, error.position) + FIRST_LINE

@@ -134,7 +134,7 @@ def read_library(
     limits = SkillLimits() if limits is None else limits
     roots = tuple(roots)
     cached = before.seen if before is not None and before.mode == mode and before.limits == limits else {}
-    seen: dict[SkillRoot, dict[str, _CachedReport]] = {root: {} for root in roots}
+    cached_by_root: dict[SkillRoot, dict[str, _CachedReport]] = {root: {} for root in roots}
     reports: list[SkillReport] = []
     merged: dict[str, Skill] = {}
     for root in roots:
@@ -147,16 +147,16 @@ def read_library(
                 result = _build_report(skill_file, root.source, mode)
                 _log_findings(result)
             if skill_file.stamp is not None:
-                seen[root][skill_file.file] = _CachedReport(skill_file.stamp, result)
+                cached_by_root[root][skill_file.file] = _CachedReport(skill_file.stamp, result)
             root_reports.append(result)
         root_reports = _resolve_duplicates(root_reports, mode)
         reports += root_reports
         _merge_skills(merged, root_reports)
     if before is not None and before.roots == roots and before.reports == tuple(reports):
         # Keep the same store object, because it holds prepared search indexes.
-        return msgspec.structs.replace(before, seen=seen)
+        return msgspec.structs.replace(before, seen=cached_by_root)
     findings = (finding for skill_report in reports for finding in skill_report.findings)
-    return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, seen)
+    return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, cached_by_root)
 
 
 def _build_report(skill_file: FoundFile, source: SkillSource, mode: SkillMode) -> SkillReport:
@@ -197,11 +197,11 @@ def _resolve_duplicates(reports: list[SkillReport], mode: SkillMode) -> list[Ski
     return reports
 
 
-def _free_name(skill: Skill, taken: Mapping[str, str]) -> str:
+def _free_name(skill: Skill, used_names: Mapping[str, str]) -> str:
     folder = skill.skill_dir.name
-    if usable_name(folder) and folder not in taken:
+    if usable_name(folder) and folder not in used_names:
         return folder
-    return next(name for number in count(2) if (name := f"{skill.name}-{number}") not in taken)
+    return next(name for number in count(2) if (name := f"{skill.name}-{number}") not in used_names)
 
 
 def _merge_skills(merged: dict[str, Skill], reports: Iterable[SkillReport]) -> None:
