@@ -14,7 +14,7 @@ from holdfast.catalog.lookup import find_model
 from holdfast.planning.ours import OurPolicy
 from holdfast.planning.rivals import compared
 from holdfast.replay.compare import compare
-from holdfast.replay.play import setting_for
+from holdfast.replay.play import Played, setting_for
 from holdfast.replay.recording import RecordedCall, Recording
 
 MODEL = find_model("anthropic:claude-sonnet-4-6")
@@ -38,6 +38,12 @@ def fan(turns: int, tools_at_once: int) -> Recording:
     return Recording("fan", "You keep the harbour's books. " * 300, (look,), tuple(calls))
 
 
+def short_reads(played: Played, tokens_min: int) -> int:
+    """Calls that did not read all that they share with the previous one, though it was long enough to be cached."""
+    shared = ((call, call.shared_tokens) for call in played.calls if not call.ping)
+    return sum(call.usage.cache_read < tokens for call, tokens in shared if tokens >= tokens_min)
+
+
 def run() -> Iterator[tuple[str, str]]:
     recording = fan(TURNS, TOOLS_AT_ONCE)
     for lookback in ("blocks", "positions"):
@@ -48,7 +54,7 @@ def run() -> Iterator[tuple[str, str]]:
             f"calls of {len(recording.calls) - 1} that read less than was sent before; their cost over ours",
         )
         ours = found.played[0].cost_usd
-        for played in sorted(found.played, key=lambda one: (one.short_reads(setting.told.tokens_min), one.cost_usd)):
+        for played in sorted(found.played, key=lambda one: (short_reads(one, setting.told.tokens_min), one.cost_usd)):
             bar = " (bar: none)" if played.policy == OurPolicy.name else ""
-            short, cold = played.short_reads(setting.told.tokens_min), sum(call.cold for call in played.calls)
+            short, cold = short_reads(played, setting.told.tokens_min), sum(call.cold for call in played.calls)
             yield f"  {played.policy}", f"{short}{bar}, {cold} of them cold; {played.cost_usd / ours:.2f}"

@@ -135,7 +135,8 @@ def _likeness(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     setting = setting_for(find_model("anthropic:claude-opus-4-6"))
     total = sum((near for one in sessions if (near := likeness(one, setting)) is not None), Likeness())
     yield from told(total)
-    yield "modelled read share less the reported one", f"{100 * total.read_share_off:+.2f} points (bar: within 1)"
+    read_share_off = total.modelled.read_share - total.recorded.read_share
+    yield "modelled read share less the reported one", f"{100 * read_share_off:+.2f} points (bar: within 1)"
     alone = total.named_alone / total.cold_calls
     yield "cold calls with a reason", f"{total.named / total.cold_calls:.1%}, {alone:.1%} by the call alone (bar: 95%)"
     by_hash = sorted(sessions, key=_by_hash)

@@ -8,14 +8,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
+from holdfast.canonical.prompt import Mark, Plan, Ttl
+from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
-from holdfast.replay.colds import cold_causes, recorded_lifetimes
-from holdfast.replay.habits import Habits, habits
-from holdfast.replay.recording import Recording
-from holdfast.replay.verdicts import recorded_verdicts
+from holdfast.catalog.rows import Model
+from holdfast.ledger.verdicts import Left, Request, Verdict, judge, left_by
+from holdfast.replay.colds import Cold, changed_model, cold_causes, recorded_lifetimes
+from holdfast.replay.habits import Habits, habits, in_time
+from holdfast.replay.recording import RecordedCall, Recording
 
 ROW = find_model("anthropic:claude-opus-4-6")
+UNSEEN = ("edited", "head changed")
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -46,6 +52,61 @@ def _count(session: Recording, known: Habits, *, cold: Counter[str], late: Count
         idle = session.calls[index].at - session.calls[index - 1].at
         if idle > ROW.cache.ttls_seconds[lifetimes[index - 1]]:
             late[verdict.kind] += 1
+
+
+def recorded_verdicts(recording: Recording, row: Model, known: Habits) -> tuple[Verdict | None, ...]:
+    """The ledger's verdict on each call; None without usage. `known` are the counts of the client's other recordings.
+
+    A recording has neither the exact bytes nor the stable prefix. Where the ledger would therefore blame the provider,
+    the evidence of the recording is considered first: a shorter prompt, a stable prefix that was read less far, a
+    switch of settings, and where the client's losses usually happen.
+    """
+    ttls = recorded_lifetimes(recording)
+    if not ttls:
+        return (None,) * len(recording.calls)
+    causes = cold_causes(recording, row.cache)
+    verdicts: list[Verdict | None] = []
+    before: RecordedCall | None = None
+    left: Left | None = None
+    for call, ttl, cold in zip(recording.calls, ttls, causes, strict=True):
+        if call.usage is None:
+            verdicts.append(None)
+            continue
+        request = _request(before, call, ttl, left)
+        verdict = judge(left, request, call.usage, row)
+        if verdict.kind == "provider_side" and before is not None:
+            verdict = _corrected(verdict, before, call, row, cold=cold, known=known)
+        verdicts.append(verdict)
+        before, left = call, left_by(request, call.usage, row)
+    return tuple(verdicts)
+
+
+def _request(before: RecordedCall | None, call: RecordedCall, ttl: Ttl, left: Left | None) -> Request:
+    planned = None
+    if before is not None and changed_model(before, call):
+        planned = ("model", f"the model was switched to {call.model}")
+    elif call.kept is not None:
+        planned = ("compaction", "the recording contains a compaction")
+    plan = Plan((Mark(0, ttl),), expected_read_tokens=left.tokens if left is not None else 0)
+    return Request(call.at, plan, planned=planned)
+
+
+def _corrected(
+    verdict: Verdict, before: RecordedCall, call: RecordedCall, row: Model, *, cold: Cold | None, known: Habits
+) -> Verdict:
+    """The verdict corrected by the evidence of the recording."""
+    replace = msgspec.structs.replace
+    sent = (before.usage or Usage()).tokens_sent
+    if cold is not None and cold.reason in UNSEEN:
+        component = "history" if cold.reason == "edited" else "head"
+        return replace(verdict, kind="prefix_changed", component=component, detail=cold.evidence)
+    if call.usage is not None and call.usage.tokens_sent < sent:
+        shorter = f"the prompt shrank from {sent} to {call.usage.tokens_sent} tokens"
+        return replace(verdict, kind="prefix_changed", component="history", detail=shorter)
+    if known.tell and call.waited_for == "person" and in_time(before, call, min(row.cache.ttls_seconds.values())):
+        often = f"lost {known.times:.0f} times as often after user messages as after tool results"
+        return replace(verdict, kind="prefix_changed", component="head", detail=often)
+    return verdict
 
 
 def _told(name: str, *, cold: Counter[str], late: Counter[str], warm: Counter[str]) -> Iterator[tuple[str, str]]:

@@ -73,7 +73,7 @@ def test_the_worst_session_is_first_with_its_main_cause(folder: Path) -> None:
 def test_json_tells_causes_models_sessions_and_broken_lines(folder: Path) -> None:
     read = report(folder)
     assert (read.calls, read.conversations, read.cold_calls, read.broken_lines) == (7, 3, 1, 1)
-    assert read.broken == (BrokenLine(f"{OTHER}.jsonl", 7, "it is no line of a transcript"),)
+    assert read.broken == (BrokenLine(f"{OTHER}.jsonl", 7, "not a transcript line"),)
     (cause,) = read.causes
     assert (cause.cause, cause.calls, cause.tokens) == ("expired", 1, 22_000)
     assert cause.lost_usd == pytest.approx(22_000 * (3.75 - 0.30) / 1e6, rel=1e-3)

@@ -120,11 +120,11 @@ def test_a_file_that_is_something_else_is_refused_by_name(tmp_path: Path) -> Non
     wrong = tmp_path / "pieces"
     for content in (b"", b"\x0a", b"\x0a\x05\x0a\xff", b"\x0b\x00", b"PK\x03\x04 and more", b"\x0a\x02\x10\x01"):
         wrong.write_bytes(content)
-        with pytest.raises(UserError, match=r"pieces is no SentencePiece model; reinstall holdfast\[semantic\]"):
+        with pytest.raises(UserError, match=r"pieces is not a SentencePiece model; reinstall holdfast\[semantic\]"):
             read_pieces(wrong)
     for content in (b"", b"HMSEMB01", b"HMSEMB01" + bytes(8) + b"{}", b"HMSEMB01\x02" + bytes(7) + b"{}"):
         wrong.write_bytes(content)
-        with pytest.raises(UserError, match=r"pieces is no pack of this model; reinstall holdfast\[minilm\]"):
+        with pytest.raises(UserError, match=r"pieces is not a pack of this model; reinstall holdfast\[minilm\]"):
             granite.GraniteEncoder(wrong, "wrong")
     np.savez(tmp_path / "weights.npz", scale=np.zeros(17))
     with pytest.raises(UserError, match=r"weights\.npz lacks cnn_W; reinstall"):
@@ -136,7 +136,7 @@ def test_a_pack_that_was_cut_is_refused(tmp_path: Path) -> None:
     shutil.copy(carried_file(granite.PACKAGE, granite.PACK), pack)
     with pack.open("r+b") as file:
         file.truncate(30_000_000)
-    with pytest.raises(UserError, match="pack is no pack of this model"):
+    with pytest.raises(UserError, match="pack is not a pack of this model"):
         granite.GraniteEncoder(pack, "cut")
 
 

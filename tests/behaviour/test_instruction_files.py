@@ -126,7 +126,7 @@ def test_only_the_first_rules_are_read_and_the_rest_counted(project: Path) -> No
     assert read_instructions(project, rules_max=5).omitted == 0
     found = read_instructions(project, rules_max=3)
     assert (len(found.files), found.omitted) == (3, 2)
-    assert found.findings == (Finding(".holdfast/rules", "2 files behind the first 3 were not read"),)
+    assert found.findings == (Finding(".holdfast/rules", "2 files after the first 3 were not read"),)
 
 
 def test_nothing_there_is_nothing_said(project: Path, tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_what_is_behind_the_total_cap_is_counted_and_named(project: Path) -> Non
     found = read_instructions(project)
     assert (len(found.files), found.omitted) == (3, 2)
     assert found.findings == (
-        Finding(".claude/CLAUDE.md", "left out: all 12000 characters are used up"),
-        Finding(".holdfast/instructions.md", "left out: all 12000 characters are used up"),
+        Finding(".claude/CLAUDE.md", "left out: the limit of 12000 characters is used up"),
+        Finding(".holdfast/instructions.md", "left out: the limit of 12000 characters is used up"),
     )
 
 
@@ -235,7 +235,7 @@ def test_a_file_that_is_only_blank_as_far_as_it_is_read_says_so(project: Path) -
     write(project / "AGENTS.md", b" " * 200_000 + b"late")
     found = read_instructions(project)
     assert found.files == ()
-    assert reason(found, "AGENTS.md") == "begins with too much blank space"
+    assert reason(found, "AGENTS.md") == "starts with too much blank space"
 
 
 def test_a_character_that_the_reading_cuts_in_two_is_left_out(project: Path) -> None:
@@ -254,7 +254,7 @@ def test_the_same_text_is_said_once_and_the_first_place_wins(project: Path) -> N
     write(project / "a" / "CLAUDE.md", "\n\none  \n\n\n \ntwo\n\n")
     found = read_instructions(project / "a")
     assert found.files == (InstructionFile("AGENTS.md", "one\n\ntwo"),)
-    assert reason(found, "a/CLAUDE.md") == "says the same as AGENTS.md"
+    assert reason(found, "a/CLAUDE.md") == "has the same text as AGENTS.md"
 
 
 @pytest.mark.parametrize("other", ["one\ntwo", "one\n\n  two", "one two", "One\n\ntwo"])

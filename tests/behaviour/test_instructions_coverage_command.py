@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_computed_is_never_called_in_use(tmp_path: Path) 
     for words in (("encoder",), ("encoder", "--accept")):
         ended = shop.run(*words)
         assert isinstance(ended.exception, UserError)
-        assert "is no model that can be computed here: config.json: Input data was truncated" in str(ended.exception)
+        assert "is not a supported model: config.json: Input data was truncated" in str(ended.exception)
 
 
 def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) -> None:

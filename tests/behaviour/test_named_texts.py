@@ -59,7 +59,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(home: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["", "../secret", "a/b", ".hidden", "a\0b", "x" * 65])
 def test_a_name_is_never_a_path(home: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no name of a file"):
+    with pytest.raises(UserError, match="is not a valid name"):
         named_text("presets", name, workspace=None, home=home)
 
 

@@ -89,8 +89,8 @@ def test_recorded_usage_is_held_against_the_model(tmp_path: Path) -> None:
     (tmp_path / "used.jsonl").write_bytes(line_of(line))
     shown = replay(tmp_path, *MODEL, "--policy", "tail-5m").output
     assert "read share of 2 recorded calls: 0.00% reported" in shown
-    assert "foreseen from times and bytes: 1 of 2 (50.0%)" in shown
-    assert "lost: 1, foreseen 0" in shown
+    assert "predicted from times and bytes: 1 of 2 (50.0%)" in shown
+    assert "lost: 1, predicted 0" in shown
 
 
 @pytest.mark.parametrize(

@@ -94,17 +94,20 @@ def test_nothing_is_said_of_calls_without_usage() -> None:
 @pytest.mark.parametrize(
     ("around", "cold"),
     [
-        (Around(FIRST, HEAD), Cold("lost", "1000 tokens were read, and nothing behind the first prompt")),
-        (Around(HEAD), Cold("lost", "1000 tokens were read, and nothing behind the first prompt")),
-        (Around(HEAD - 1), Cold("unnamed", "1000 tokens were read, which ends within the conversation")),
-        (Around(FIRST, HEAD + 1), Cold("head changed", "1000 tokens of the head were read, 1001 once before")),
+        (Around(FIRST, HEAD), Cold("lost", "1000 tokens were read, none of them after the first prompt")),
+        (Around(HEAD), Cold("lost", "1000 tokens were read, none of them after the first prompt")),
+        (Around(HEAD - 1), Cold("unnamed", "1000 tokens were read, up to somewhere within the conversation")),
+        (
+            Around(FIRST, HEAD + 1),
+            Cold("head changed", "1000 tokens of the stable prefix were read, 1001 by an earlier call"),
+        ),
         (
             Around(FIRST, HEAD, read_next=9_000),
-            Cold("head changed", "the 9000 tokens of the call before were still there for the next one"),
+            Cold("head changed", "the next call still read the 9000 tokens of the previous one"),
         ),
         (
             Around(FIRST, HEAD, read_next=9_500),
-            Cold("lost", "1000 tokens were read, and nothing behind the first prompt"),
+            Cold("lost", "1000 tokens were read, none of them after the first prompt"),
         ),
         (Around(FIRST, HEAD, turning="a plan is over"), Cold("head changed", "a plan is over")),
     ],
@@ -257,13 +260,16 @@ def test_what_is_told_keeps_foreseen_named_and_lost_apart() -> None:
     found = likeness(recording, UPGRADE)
     assert found is not None
     lines = dict(told(found))
-    assert lines["recorded cold calls"] == "3 of 3 (100.0%)"
-    assert lines["  foreseen from times and bytes"] == "1 of 3 (33.3%); 0 more were not cold"
-    assert lines["  named, with what was reported as evidence"] == "2 of 3 (66.7%)"
-    assert lines["  lost in time, by the provider or by a change that nobody sees"] == "1 of 3 (33.3%)"
-    assert lines["  unnamed"] == "0 of 3 (0.0%)"
-    assert lines["  edited"] == "1, foreseen 0"
-    assert lines["  cold though in time and no shorter"] == "0 of 0 turnings, 1 of 1 (100.0%) elsewhere"
+    assert lines["recorded cache misses"] == "3 of 3 (100.0%)"
+    assert lines["  predicted from times and bytes"] == "1 of 3 (33.3%); 0 predicted misses were hits"
+    assert lines["  explained by the reported usage"] == "2 of 3 (66.7%)"
+    assert lines["  lost within the TTL, by the provider or an unrecorded change"] == "1 of 3 (33.3%)"
+    assert lines["  unexplained"] == "0 of 3 (0.0%)"
+    assert lines["  edited"] == "1, predicted 0"
+    assert (
+        lines["  missed within the TTL with a prompt that was not shorter"]
+        == "0 of 0 turnings, 1 of 1 (100.0%) elsewhere"
+    )
     assert "  compacted" not in lines
 
 
@@ -289,11 +295,11 @@ def test_what_is_lost_behind_a_person_far_more_often_than_behind_a_tool_is_likel
     assert found.habits == Habits(100, 10, 100, 0)
     assert (found.cold["lost"], found.named_alone, found.named) == (10, 0, 10)
     lines = dict(told(found))
-    assert lines["  likely the client's, by when they come"] == (
-        "lost behind 10 of 100 messages of a person, 0 of 100 results of a tool: 10 times as often"
+    assert lines["  likely caused by the client, by when they happen"] == (
+        "lost after 10 of 100 user messages, 0 of 100 tool results: 10 times as often"
     )
-    assert lines["  named in all"] == "10 of 10 (100.0%)"
-    assert lines["  lost in time, by the provider or by a change that nobody sees"] == "0 of 10 (0.0%)"
+    assert lines["  explained in total"] == "10 of 10 (100.0%)"
+    assert lines["  lost within the TTL, by the provider or an unrecorded change"] == "0 of 10 (0.0%)"
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_prompts_that_we_count_longer_than_they_were_are_counted_shorter() -> No
 
 
 def test_a_model_that_takes_no_marks_is_refused() -> None:
-    with pytest.raises(UserError, match="takes no marks"):
+    with pytest.raises(UserError, match="takes no cache breakpoints"):
         setting_for(find_model("openai:gpt-5.1"))
 
 

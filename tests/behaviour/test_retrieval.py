@@ -183,7 +183,7 @@ def test_weights_decide_which_stage_wins() -> None:
 
 
 def test_an_unknown_encoder_names_those_there_are() -> None:
-    with pytest.raises(UserError, match="unknown encoder 'glove'; known are wordllama, paired, minilm, joined"):
+    with pytest.raises(UserError, match="unknown encoder 'glove'; use one of wordllama, paired, minilm, joined"):
         meaning_stage("glove")
 
 

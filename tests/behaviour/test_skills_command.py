@@ -50,19 +50,19 @@ def test_validate_tells_every_finding_in_json(root: Path) -> None:
                     {
                         "rule": "name-characters",
                         "line": 2,
-                        "message": "the name 'Other' is more than lower-case letters, digits and hyphens; "
-                        "call it other",
+                        "message": "the name 'Other' has characters other than lower-case letters, digits and hyphens; "
+                        "rename it to other",
                     },
                     {
                         "rule": "name-folder",
                         "line": 2,
-                        "message": "the name 'Other' is not that of the folder, 'odd'; rename one of them",
+                        "message": "the name 'Other' differs from the folder name 'odd'; rename one of them",
                     },
                     {
                         "rule": "unknown-field",
                         "line": 4,
                         "message": "unknown fields: 'version'; known are name, description, license, compatibility, "
-                        "metadata, allowed-tools; the rest belongs into metadata",
+                        "metadata, allowed-tools; put others into metadata",
                     },
                 ],
             },
@@ -126,7 +126,7 @@ def test_list_shows_what_loads_and_says_what_does_not(root: Path) -> None:
         ["name", "source", "tokens", "description"],
         ["good", "workspace", "4", *DESCRIPTION.split()],
     ]
-    assert f"left out: {root}/odd/SKILL.md:2: the name 'Other' is not that of the folder" in result.stderr
+    assert f"left out: {root}/odd/SKILL.md:2: the name 'Other' differs from the folder name" in result.stderr
     assert run("list", root, "--mode", "lenient").exit_code == 0
 
 

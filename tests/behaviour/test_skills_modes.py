@@ -258,18 +258,18 @@ def test_a_lenient_reader_numbers_skills_with_nothing_to_tell_them_apart(tmp_pat
         ("pdf-3", "second"),
         ("pdf-4", "third"),
     ]
-    assert "until then this one is called 'pdf-3'" in str(library.reports[1].findings[-1])
+    assert "until then this one is named 'pdf-3'" in str(library.reports[1].findings[-1])
 
 
 def test_a_finding_says_where_what_by_which_rule_and_how_to_mend_it(tmp_path: Path) -> None:
     folder = write_skill(tmp_path, "a", "name: a\nlicense: MIT\ndescription:\nColour: red\n")
     [first, second] = check_skill(folder).findings
     assert str(first) == (
-        f"{folder}/SKILL.md:4: there is no description; say in a line what the skill does and when to use it"
+        f"{folder}/SKILL.md:4: there is no description; describe in one line what the skill does and when to use it"
         " (description-missing)"
     )
     assert (second.line, second.message) == (5, "unknown fields: 'Colour'")
-    assert "belongs into metadata" in second.mend
+    assert "put others into metadata" in second.mend
 
 
 def test_many_unknown_fields_are_counted(tmp_path: Path) -> None:

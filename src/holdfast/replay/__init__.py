@@ -1,1 +1,1 @@
-"""What recorded conversations would have cost under another plan."""
+"""Replays recorded conversations to compute what they would have cost under other plans."""

@@ -1,4 +1,4 @@
-"""What recorded sessions spent, what of it went to cold calls and why, and what a better plan would have cost."""
+"""Audit of recorded sessions: what they spent, what cache misses cost and why, and what a better plan would cost."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -20,13 +20,16 @@ from holdfast.replay.sized import Paid, optimum_usd, planned_usd, sized
 from holdfast.replay.totals import PolicyRow
 from holdfast.replay.traces import BrokenLine
 
-BROKEN_TOLD_MAX = 100
+BROKEN_TOLD_MAX = 100  # The report counts all broken lines and lists this many.
 
-_NOTHING = Decimal(0)
+_ZERO = Decimal(0)
 
 
 class CauseRow(msgspec.Struct, frozen=True):
-    """Calls that read less than half of what the call before had sent, and what sending it anew cost above reading."""
+    """Cache misses with one cause, and what sending their tokens again cost above reading them.
+
+    A call is a miss if it read less than half of the tokens that it shares with the previous call.
+    """
 
     cause: str
     calls: int
@@ -35,7 +38,7 @@ class CauseRow(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """`spent_usd` is None where the catalog has no price, and `judged` false where its cache takes no marks."""
+    """`spent_usd` is None if the catalog has no price; without `takes_breakpoints` there is nothing to plan."""
 
     model: str
     calls: int
@@ -45,7 +48,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True):
-    """`planned_usd`, from and to, and `optimum_usd` are estimates for the same prompts and replies."""
+    """`planned_usd` (low, high) and `optimum_usd` are estimates for the same prompts and replies."""
 
     session: str
     project: str
@@ -68,7 +71,7 @@ class SessionRow(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """All amounts are dollars, replies included; sessions are sorted by what they lost, causes too."""
+    """All amounts are dollars, replies included; sessions and causes are sorted by what they lost."""
 
     sessions: tuple[SessionRow, ...]
     conversations: int
@@ -89,15 +92,15 @@ class AuditReport(msgspec.Struct, frozen=True):
     rivals: tuple[PolicyRow, ...] = ()
 
 
-class _Judged(msgspec.Struct, frozen=True):
-    """A call as it was paid for. `row` and `price` are None where the catalog has none; such a call costs nothing."""
+class _AuditedCall(msgspec.Struct, frozen=True):
+    """A call as it was paid for. A call without a catalog row or price counts as free."""
 
     call: RecordedCall
     usage: Usage
     ttl: Ttl
     row: Model | None = None
     price: Price | None = None
-    spent_usd: Decimal = _NOTHING
+    spent_usd: Decimal = _ZERO
     loss: Loss | None = None
 
     @property
@@ -106,17 +109,17 @@ class _Judged(msgspec.Struct, frozen=True):
 
     @property
     def reply_usd(self) -> Decimal:
-        return cost_usd(Usage(output=self.usage.output), self.price) if self.price else _NOTHING
+        return cost_usd(Usage(output=self.usage.output), self.price) if self.price else _ZERO
 
 
 class _Causes:
-    """Cold calls, counted by their cause."""
+    """Cache misses, counted by their cause."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[int, int, Decimal]] = {}
 
     def add(self, loss: Loss) -> None:
-        calls, tokens, usd = self._rows.get(loss.cause, (0, 0, _NOTHING))
+        calls, tokens, usd = self._rows.get(loss.cause, (0, 0, _ZERO))
         self._rows[loss.cause] = calls + 1, tokens + loss.tokens, usd + loss.usd
 
     def rows(self) -> tuple[CauseRow, ...]:
@@ -125,7 +128,7 @@ class _Causes:
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Replies included: no plan changes what they cost."""
+    """Costs under a plan. Replies are included, because no plan changes what they cost."""
 
     upgraded_usd: Decimal
     plain_usd: Decimal
@@ -133,29 +136,29 @@ class _Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spent_usd: Decimal) -> "_Plan":
-        """Nothing that a plan could change."""
+        """The plan for costs that no plan can change."""
         return cls(spent_usd, spent_usd, float(spent_usd))
 
 
-class _Sum:
-    """What some calls took together."""
+class _Totals:
+    """Totals over a set of calls."""
 
     def __init__(self) -> None:
         self.calls = self.cold_calls = self.compactions = 0
         self.usage = Usage()
-        self.spent_usd = self.lost_usd = self.upgraded_usd = self.plain_usd = _NOTHING
+        self.spent_usd = self.lost_usd = self.upgraded_usd = self.plain_usd = _ZERO
         self.optimum_usd = 0.0
         self.causes = _Causes()
 
-    def count(self, one: _Judged) -> None:
+    def count(self, call: _AuditedCall) -> None:
         self.calls += 1
-        self.compactions += one.call.kept == 0
-        self.usage += one.usage
-        self.spent_usd += one.spent_usd
-        if one.loss is not None:
+        self.compactions += call.call.kept == 0
+        self.usage += call.usage
+        self.spent_usd += call.spent_usd
+        if call.loss is not None:
             self.cold_calls += 1
-            self.lost_usd += one.loss.usd
-            self.causes.add(one.loss)
+            self.lost_usd += call.loss.usd
+            self.causes.add(call.loss)
 
     def plan(self, plan: _Plan) -> None:
         self.upgraded_usd += plan.upgraded_usd
@@ -164,6 +167,7 @@ class _Sum:
 
     @property
     def planned_usd(self) -> tuple[float, float]:
+        # Which of the two rules is cheaper depends on the idle times of the session.
         low, high = sorted((float(self.upgraded_usd), float(self.plain_usd)))
         return low, high
 
@@ -172,7 +176,7 @@ class _Session:
     def __init__(self, transcript: Transcript) -> None:
         self.project, self.started_at = transcript.project, transcript.recording.started_at
         self.subagents = 0
-        self.total = _Sum()
+        self.total = _Totals()
         self.models: dict[str, int] = {}
 
     def row(self, id: str) -> SessionRow:
@@ -196,10 +200,10 @@ class _Session:
 
 
 class Audit:
-    """Grows by one transcript after the other, oldest first: our plan learns from each for the next.
+    """Takes transcripts oldest first, because the plan learns from each of them for the next.
 
-    Nobody says whether a longer lifetime keeps the shorter-lived prefix in front of it, so the plan is played against
-    either rule, and what it would have cost is told as a range.
+    The provider does not document whether a write with a longer TTL also extends the shorter-lived prefix before it,
+    so the plan is replayed under both rules and its cost is reported as a range.
     """
 
     def __init__(self, models: Models) -> None:
@@ -207,19 +211,19 @@ class Audit:
         self._rows: dict[str, Model | None] = {}
         self._learned: dict[str, tuple[Learned, Learned]] = {}
         self._sessions: dict[str, _Session] = {}
-        self._by_model: dict[str, _Sum] = {}
-        self._total = _Sum()
+        self._by_model: dict[str, _Totals] = {}
+        self._total = _Totals()
         self._conversations = 0
         self._broken: list[BrokenLine] = []
         self._broken_count = 0
         self._span: tuple[float, float] | None = None
 
     def row_of(self, name: str) -> Model | None:
-        """The catalog's row of a model, if it has a price there."""
+        """The catalog row of a model, or None if the catalog does not know or price it."""
         if name not in self._rows:
             try:
-                found = find_model(name, self._models)
-                self._rows[name] = found if found.prices else None
+                row = find_model(name, self._models)
+                self._rows[name] = row if row.prices else None
             except UserError:
                 self._rows[name] = None
         return self._rows[name]
@@ -236,55 +240,56 @@ class Audit:
         calls = transcript.recording.calls
         first, last = self._span or (calls[0].at, calls[-1].at)
         self._span = min(first, calls[0].at), max(last, calls[-1].at)
-        lanes: dict[str, list[_Judged]] = {}
-        for one in self._judged(transcript):
-            lanes.setdefault(one.model, []).append(one)
-            session.models[one.model] = session.models.get(one.model, 0) + 1
-            for total in (self._total, session.total, self._by_model.setdefault(one.model, _Sum())):
-                total.count(one)
+        calls_by_model: dict[str, list[_AuditedCall]] = {}
+        for audited in self._audit_calls(transcript):
+            calls_by_model.setdefault(audited.model, []).append(audited)
+            session.models[audited.model] = session.models.get(audited.model, 0) + 1
+            for total in (self._total, session.total, self._by_model.setdefault(audited.model, _Totals())):
+                total.count(audited)
+        # Storage of explicit caches is paid under any plan.
         for total in (self._total, session.total):
             total.spent_usd += transcript.keeping_usd
             total.plan(_Plan.of(transcript.keeping_usd))
-        # Every model has a cache of its own, so that its calls are planned by themselves.
-        for name, lane in lanes.items():
-            plan = self._plan(name, lane)
+        # Every model has its own cache, so the calls of each model are planned separately.
+        for name, model_calls in calls_by_model.items():
+            plan = self._plan(name, model_calls)
             for total in (self._total, session.total, self._by_model[name]):
                 total.plan(plan)
 
-    def _judged(self, transcript: Transcript) -> Iterator[_Judged]:
+    def _audit_calls(self, transcript: Transcript) -> Iterator[_AuditedCall]:
         calls, before = transcript.recording.calls, transcript.before
-        known = calls if before is None else (before, *calls)
-        lifetimes = lifetimes_of(known)
-        for index, call in enumerate(known):
+        all_calls = calls if before is None else (before, *calls)
+        ttls = lifetimes_of(all_calls)
+        for index, call in enumerate(all_calls):
             if call is before:
                 continue
             row, usage = self.row_of(call.model or ""), call.usage or Usage()
             if row is None:
-                yield _Judged(call, usage, lifetimes[index])
+                yield _AuditedCall(call, usage, ttls[index])
                 continue
             price = price_at(row, utc_date(call.at), usage.tokens_sent)
             loss = None
             if index and takes_marks(row):
-                around = _around(known, index)
-                loss = loss_of(
-                    known[index - 1], call, lifetimes[index - 1], rules=row.cache, price=price, around=around
-                )
-            yield _Judged(call, usage, lifetimes[index], row, price, cost_usd(usage, price), loss)
+                around = _around(all_calls, index)
+                loss = loss_of(all_calls[index - 1], call, ttls[index - 1], rules=row.cache, price=price, around=around)
+            yield _AuditedCall(call, usage, ttls[index], row, price, cost_usd(usage, price), loss)
 
-    def _plan(self, name: str, lane: Sequence[_Judged]) -> _Plan:
-        """What our plan and the best one cost; what was paid, where there are no marks to plan."""
+    def _plan(self, name: str, model_calls: Sequence[_AuditedCall]) -> _Plan:
+        """What our plan and the best plan cost; what was really paid if the model takes no breakpoints."""
         row = self.row_of(name)
         if row is None or not takes_marks(row):
-            return _Plan.of(sum((one.spent_usd for one in lane), _NOTHING))
-        truths = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
+            return _Plan.of(sum((audited.spent_usd for audited in model_calls), _ZERO))
+        rule_sets = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
         learned = self._learned.get(name, (NOTHING_LEARNED, NOTHING_LEARNED))
-        policies = tuple(OurPolicy(known) for known in learned)
-        prompts = sized((Paid(one.call, one.price, one.ttl) for one in lane if one.price), row.cache)
-        costs = planned_usd(prompts, row, zip(truths, policies, strict=True))
+        policies = tuple(OurPolicy(parameters) for parameters in learned)
+        prompts = sized(
+            (Paid(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price), row.cache
+        )
+        costs = planned_usd(prompts, row, zip(rule_sets, policies, strict=True))
         self._learned[name] = policies[0].learned(), policies[1].learned()
-        replies = sum((one.reply_usd for one in lane), _NOTHING)
-        least = optimum_usd(prompts, row, truths[0]) + float(replies)
-        return _Plan(costs[0] + replies, costs[1] + replies, least)
+        replies = sum((audited.reply_usd for audited in model_calls), _ZERO)
+        optimum = optimum_usd(prompts, row, rule_sets[0]) + float(replies)
+        return _Plan(costs[0] + replies, costs[1] + replies, optimum)
 
     def report(self) -> AuditReport:
         total = self._total
@@ -303,24 +308,24 @@ class Audit:
             planned_usd=total.planned_usd,
             optimum_usd=total.optimum_usd,
             causes=total.causes.rows(),
-            models=tuple(self._model_row(name, one) for name, one in sorted(self._by_model.items())),
+            models=tuple(self._model_row(name, model_total) for name, model_total in sorted(self._by_model.items())),
             broken_lines=self._broken_count,
             broken=tuple(self._broken),
         )
 
-    def _model_row(self, name: str, total: _Sum) -> ModelRow:
+    def _model_row(self, name: str, total: _Totals) -> ModelRow:
         row = self.row_of(name)
         spent = float(total.spent_usd) if row is not None else None
         return ModelRow(name, total.calls, total.usage, spent, judged=row is not None and takes_marks(row))
 
 
 def takes_marks(row: Model) -> bool:
-    """Whether there is something to plan: two lifetimes that a request can ask for."""
+    """Whether there is something to plan: the model takes breakpoints and offers both TTLs."""
     return row.cache.kind == "marks" and {"5m", "1h"} <= row.cache.ttls_seconds.keys()
 
 
 def _around(calls: Sequence[RecordedCall], index: int) -> Around:
-    """What the sizes of the other calls tell of this one."""
+    """The sizes of the other calls that help to explain this one."""
     first = calls[0].usage
     following = calls[index + 1].usage if index + 1 < len(calls) else None
     return Around(first.tokens_sent if first else None, read_next=following.cache_read if following else None)

@@ -1,7 +1,7 @@
-"""What a forwarded session would have cost: improved, under the plans of others, and at the least.
+"""What a forwarded session would have cost with `--improve`, under other policies, and at the optimum.
 
-The log has no text of it, but of every block a digest, its size, and what kind it is. Prompts only, by the model of the
-cache, and tokens as the provider counted them: figures to be compared with one another.
+The log holds no text of such a session, but the digest, size and kind of every block. All estimates are of prompts
+only, computed with the cache model and the provider's own token counts; they are meant to be compared with one another.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,11 +33,13 @@ from holdfast.planning.rivals import compared
 from holdfast.providers.registry import adapter_for
 from holdfast.replay.layouts import LAYOUTS
 
-_PLACES: dict[str, Place] = {"t": "tools", "s": "system"}
+# Letters of `GatewayForwarded.shape`: t tool definition, s system, u and a text of user and assistant, b tool use,
+# r tool result; upper case if the block can take a breakpoint.
+_PLACE_OF_LETTER: dict[str, Place] = {"t": "tools", "s": "system"}
 
 
 class HabitPrice(msgspec.Struct, frozen=True):
-    """What leaving one habit as it is costs, where all others are mended; in how many calls it was met."""
+    """What keeping one anti-pattern costs if all others are fixed, and in how many calls it occurred."""
 
     habit: str
     calls: int
@@ -51,10 +53,11 @@ class PolicyPrice(msgspec.Struct, frozen=True):
 
 
 class Counterfactual(msgspec.Struct, frozen=True):
-    """`cost_usd` is what was paid, replies and pings included. All others are of prompts alone, by the model.
+    """`cost_usd` is what was paid, replies and pings included. All other amounts are modelled, for prompts only.
 
-    `optimum_usd` is the least that the prompts cost as they were sent, whoever had placed the marks; that of improved
-    ones is `improved_optimum_usd`. Where nothing can be planned there are no policies, and no optimum.
+    `optimum_usd` is the lowest possible cost of the prompts as sent, under any placement of breakpoints;
+    `improved_optimum_usd` is the same for the improved prompts. If nothing can be planned there are no policies and no
+    optimum.
     """
 
     calls: int
@@ -67,145 +70,148 @@ class Counterfactual(msgspec.Struct, frozen=True):
     policies: tuple[PolicyPrice, ...]
 
 
-class _Asked(msgspec.Struct):
-    """A request as the log tells it; `tokens` is the provider's count, once it is known.
+class _ForwardedCall(msgspec.Struct):
+    """A logged request; `tokens` is the provider's count once the call has completed.
 
-    One that came to nothing was not paid for, and has left nothing in a cache.
+    A request that failed without usage was not paid for and left nothing in the cache.
     """
 
     at: float
     model: str
     forwarded: GatewayForwarded
-    kept: int
+    shared_blocks: int
     links: tuple[Link, ...]
     tokens: int
     cost_usd: Decimal = Decimal(0)
-    came_to_nothing: bool = False
+    failed: bool = False
 
 
 def paid_for(events: Iterable[Event]) -> tuple[GatewayForwarded, ...]:
-    """What is known of each forwarded call that was answered, or is under way."""
-    return tuple(one.forwarded for one in _asked(events) if not one.came_to_nothing)
+    """The forwarding record of each call that was answered or is in progress."""
+    return tuple(call.forwarded for call in _forwarded_calls(events) if not call.failed)
 
 
 def counterfactual(events: Iterable[Event], models: Models) -> Counterfactual | None:
-    """None where no call of the session went through a gateway, was answered and was priced."""
-    known = list(events)
-    asked = [one for one in _asked(known) if one.forwarded.priced is not None]
-    answered = [one for one in asked if not one.came_to_nothing]
+    """None if no call of the session went through a gateway, was answered and was priced."""
+    logged = list(events)
+    calls = [call for call in _forwarded_calls(logged) if call.forwarded.priced is not None]
+    answered = [call for call in calls if not call.failed]
     if not answered:
         return None
-    spent = sum((one.cost_usd for one in answered), pinging_cost_usd(known))
-    least, least_improved, policies = _planned(asked, models)
-    priced = [one.forwarded.priced for one in answered if one.forwarded.priced is not None]
-    as_sent = sum(one.as_sent_usd for one in priced)
-    improved = sum(one.improved_usd for one in priced)
+    spent = sum((call.cost_usd for call in answered), pinging_cost_usd(logged))
+    lowest, lowest_improved, policies = _price_policies(calls, models)
+    priced = [call.forwarded.priced for call in answered if call.forwarded.priced is not None]
+    as_sent = sum(estimate.as_sent_usd for estimate in priced)
+    improved = sum(estimate.improved_usd for estimate in priced)
     paid = (as_sent, *(row.usd for row in policies))
     return Counterfactual(
         calls=len(answered),
         cost_usd=float(spent),
         as_sent_usd=as_sent,
         improved_usd=improved,
-        # Counts are rounded a little differently; what somebody reached is never below the least.
-        optimum_usd=None if least is None else min(least, *paid),
-        improved_optimum_usd=None if least_improved is None else min(least_improved, improved),
-        habits=_habits(answered),
+        # Token counts are rounded slightly differently in the two models; no reached cost may be below the optimum.
+        optimum_usd=None if lowest is None else min(lowest, *paid),
+        improved_optimum_usd=None if lowest_improved is None else min(lowest_improved, improved),
+        habits=_price_habits(answered),
         policies=policies,
     )
 
 
-def _asked(events: Iterable[Event]) -> Iterator[_Asked]:
+def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
     forwarded: GatewayForwarded | None = None
     prepared: RequestPrepared | None = None
-    under_way: dict[str, _Asked] = {}
-    begun: list[_Asked] = []
+    in_progress: dict[str, _ForwardedCall] = {}
+    calls: list[_ForwardedCall] = []
     for event in events:
         match event.payload:
-            case GatewayForwarded() as it:
-                forwarded = it
-            case RequestPrepared() as it:
-                prepared = it
-            case LlmCallStarted() as it:
+            case GatewayForwarded() as payload:
+                forwarded = payload
+            case RequestPrepared() as payload:
+                prepared = payload
+            case LlmCallStarted() as payload:
                 if forwarded is not None and prepared is not None:
                     size = forwarded.priced.tokens if forwarded.priced else 0
-                    kept, links = prepared.shared_blocks, prepared.links
-                    one = _Asked(event.at, it.model, forwarded, kept, links, size)
-                    under_way[it.request_id] = one
-                    begun.append(one)
-            case LlmCallCompleted() | LlmCallFailed() as it:
-                ended = under_way.pop(it.request_id, None)
-                if ended is not None:
-                    ended.tokens = it.usage.tokens_sent or ended.tokens
-                    ended.cost_usd = it.cost_usd
-                    ended.came_to_nothing = isinstance(it, LlmCallFailed) and it.usage == Usage()
+                    shared_blocks, digests = prepared.shared_blocks, prepared.links
+                    call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, digests, size)
+                    in_progress[payload.request_id] = call
+                    calls.append(call)
+            case LlmCallCompleted() | LlmCallFailed() as payload:
+                completed = in_progress.pop(payload.request_id, None)
+                if completed is not None:
+                    completed.tokens = payload.usage.tokens_sent or completed.tokens
+                    completed.cost_usd = payload.cost_usd
+                    completed.failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
             case _:
                 pass
-    return iter(begun)
+    return iter(calls)
 
 
-def _habits(asked: Iterable[_Asked]) -> tuple[HabitPrice, ...]:
-    found: dict[tuple[str, bool], tuple[int, float]] = {}
-    for one in asked:
-        for change in one.forwarded.changes:
-            calls, usd = found.get((change.habit, change.done), (0, 0.0))
-            found[change.habit, change.done] = calls + 1, usd + (change.usd or 0.0)
-    rows = (HabitPrice(habit, calls, done, usd) for (habit, done), (calls, usd) in found.items())
+def _price_habits(forwarded_calls: Iterable[_ForwardedCall]) -> tuple[HabitPrice, ...]:
+    totals: dict[tuple[str, bool], tuple[int, float]] = {}
+    for call in forwarded_calls:
+        for change in call.forwarded.changes:
+            calls, usd = totals.get((change.habit, change.done), (0, 0.0))
+            totals[change.habit, change.done] = calls + 1, usd + (change.usd or 0.0)
+    rows = (HabitPrice(habit, calls, done, usd) for (habit, done), (calls, usd) in totals.items())
     return tuple(sorted(rows, key=lambda row: (-row.usd, row.habit)))
 
 
-def _planned(asked: list[_Asked], models: Models) -> tuple[float | None, float | None, tuple[PolicyPrice, ...]]:
-    """The least the prompts cost as sent and improved, and what each policy makes of them."""
+def _price_policies(
+    calls: list[_ForwardedCall], models: Models
+) -> tuple[float | None, float | None, tuple[PolicyPrice, ...]]:
+    """The lowest cost of the prompts as sent and as improved, and the cost under each policy."""
     try:
-        row = find_model(asked[-1].model, models)
+        row = find_model(calls[-1].model, models)
     except UserError:
         return None, None, ()
     if row.cache.kind != "marks" or not {"5m", "1h"} <= row.cache.ttls_seconds.keys() or not row.prices:
         return None, None, ()
-    # What lays prompts out anew needs their text.
-    rivals = [policy for name, policy in compared().items() if name not in LAYOUTS]
-    tracks = [_Track(policy, row) for policy in (OurPolicy(Learned()), *rivals)]
+    # A policy that changes the layout of prompts needs their text, which the log does not have.
+    baselines = [policy for name, policy in compared().items() if name not in LAYOUTS]
+    tracks = [_Track(policy, row) for policy in (OurPolicy(Learned()), *baselines)]
     prompt, as_sent, improved = _Prompt(row), list[Step](), list[Step]()
-    before: _Asked | None = None
-    held: int | None = None
-    for one in asked:
-        shared = prompt.enter(one)
-        # What a request shares with the last one that was answered, it shares with all that came to nothing between.
-        shared = shared if held is None else min(held, shared)
-        held = shared if one.came_to_nothing else None
-        if one.came_to_nothing:
+    previous: _ForwardedCall | None = None
+    shared_since: int | None = None
+    for call in calls:
+        shared = prompt.enter(call)
+        # A prefix shared with the last answered request must be shared with every failed request in between as well.
+        shared = shared if shared_since is None else min(shared_since, shared)
+        shared_since = shared if call.failed else None
+        if call.failed:
             continue
-        gap = one.at - before.at if before else None
-        price = price_at(row, utc_date(one.at), one.tokens)
-        moment = Moment(prompt.scroll, row.cache, price, one.at, gap, "person" if before else "start")
+        gap = call.at - previous.at if previous else None
+        price = price_at(row, utc_date(call.at), call.tokens)
+        moment = Moment(prompt.scroll, row.cache, price, call.at, gap, "person" if previous else "start")
         for track in tracks:
             track.send(moment, tuple(prompt.prefixes))
         as_sent.append(Step(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, gap))
-        if one.forwarded.priced is not None:
-            size = one.forwarded.priced
+        if call.forwarded.priced is not None:
+            size = call.forwarded.priced
             improved.append(Step(size.improved_tokens, size.improved_shared_tokens, gap))
-        before = one
-    newest = price_at(row, utc_date(asked[-1].at), max(step.prompt_tokens for step in as_sent))
+        previous = call
+    newest = price_at(row, utc_date(calls[-1].at), max(step.prompt_tokens for step in as_sent))
     rows = (PolicyPrice(track.policy.name, float(track.cost_usd)) for track in tracks)
     return (
-        _least(as_sent, newest, row),
-        _least(improved, newest, row),
+        _lowest_cost(as_sent, newest, row),
+        _lowest_cost(improved, newest, row),
         tuple(sorted(rows, key=lambda row: (row.usd, row.policy))),
     )
 
 
-def _least(steps: list[Step], price: Price, row: Model) -> float:
-    """What no later call begins with is never read again, and sent plainly; the rest as a plan with hindsight would."""
+def _lowest_cost(steps: list[Step], price: Price, row: Model) -> float:
+    """The optimum with hindsight: tokens that no later call shares are sent uncached, the rest is planned optimally."""
     rates = rates_of(price, row.cache)
-    plain_tokens, held = 0, list[Step]()
-    for one, following in zip(steps, (*steps[1:], None), strict=True):
-        again = max(one.shared_tokens, following.shared_tokens if following else 0)
-        plain_tokens += one.prompt_tokens - again
-        held.append(Step(again, one.shared_tokens, one.gap_seconds))
-    return optimum(held, rates, upgrades=row.cache.ttl_upgrade) + rates.plain * plain_tokens
+    plain_tokens, cacheable = 0, list[Step]()
+    # Step(prompt, shared, idle): what neither this call shares with the last one nor the next with this is plain input.
+    for current, following in zip(steps, (*steps[1:], None), strict=True):
+        reusable = max(current.shared_tokens, following.shared_tokens if following else 0)
+        plain_tokens += current.prompt_tokens - reusable
+        cacheable.append(Step(reusable, current.shared_tokens, current.gap_seconds))
+    return optimum(cacheable, rates, upgrades=row.cache.ttl_upgrade) + rates.plain * plain_tokens
 
 
 class _Track:
-    """What one policy has made of the cache so far."""
+    """The cache as one policy has shaped it so far, and what that cost."""
 
     def __init__(self, policy: Policy, row: Model) -> None:
         self.policy = policy
@@ -221,7 +227,7 @@ class _Track:
 
 
 class _Prompt:
-    """The prompt of the call that was last entered, one piece for each block, with its digest for its text."""
+    """The prompt of the newest call: one encoded block for each logged block, with its digest in place of its text."""
 
     def __init__(self, row: Model) -> None:
         self._sizes: list[int] = []
@@ -229,32 +235,33 @@ class _Prompt:
         self.prefixes: list[Prefix] = []
         self._bytes = 0
 
-    def enter(self, asked: _Asked) -> int:
-        """How many tokens it begins with that the one before began with too."""
-        kept = min(asked.kept, len(self.prefixes))
-        self.scroll.cut(kept)
-        del self.prefixes[kept:]
-        ends = asked.links[-1].end if asked.links else 0
-        tokens_a_byte = asked.tokens / ends if ends else 0.0
-        for link, letter in zip(asked.links, asked.forwarded.shape, strict=False):
-            self._sizes.append(round((link.end - link.start) * tokens_a_byte))
-            self.scroll.extend((_piece(link, letter),))
+    def enter(self, call: _ForwardedCall) -> int:
+        """Switch to the prompt of a call; returns how many leading tokens it shares with the previous prompt."""
+        shared_blocks = min(call.shared_blocks, len(self.prefixes))
+        self.scroll.cut(shared_blocks)
+        del self.prefixes[shared_blocks:]
+        total_bytes = call.links[-1].end if call.links else 0
+        # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
+        tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
+        for digest, letter in zip(call.links, call.forwarded.shape, strict=False):
+            self._sizes.append(round((digest.end - digest.start) * tokens_per_byte))
+            self.scroll.extend((_block_of(digest, letter),))
             total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
             place = self.scroll.pieces[-1].place
-            self.prefixes.append(Prefix(place, self.scroll.links[-1].digest, total, _kind(letter)))
-        return self.prefixes[kept - 1].tokens if kept else 0
+            self.prefixes.append(Prefix(place, self.scroll.links[-1].digest, total, _kind_of(letter)))
+        return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
 
 
-def _piece(link: Link, letter: str) -> Piece:
-    place = _PLACES.get(letter.lower(), "messages")
+def _block_of(digest: Link, letter: str) -> Piece:
+    place = _PLACE_OF_LETTER.get(letter.lower(), "messages")
     role: Role | None = None if place != "messages" else "assistant" if letter.lower() in "ab" else "user"
-    said = TEXT_STARTS if letter.lower() in "ua" else b'{"type":"other"'
+    start = TEXT_STARTS if letter.lower() in "ua" else b'{"type":"other"'
     stability = Stability.GROWING if place == "messages" else Stability.FROZEN
-    data = said + b',"digest":"%s"}' % link.digest.encode()
+    data = start + b',"digest":"%s"}' % digest.digest.encode()
     return Piece(place, place, stability, data, markable=letter.isupper(), role=role)
 
 
-def _kind(letter: str) -> BlockKind:
+def _kind_of(letter: str) -> BlockKind:
     match letter.lower():
         case "b":
             return "tool_use"

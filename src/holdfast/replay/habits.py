@@ -1,9 +1,9 @@
-"""What a client is in the habit of changing, as its losses tell: a provider does not know who has spoken.
+"""Whether cache losses are likely caused by the client, judged by when they happen.
 
-While a tool loop goes on, a client sends what it sent and a tool's result. When a person has spoken it may send other
-settings, other tools, another reminder, and no recording shows that. What a provider loses by itself it loses in both
-places alike. So where a conversation is lost far more often behind a person's message than behind a tool's result,
-those losses are likely the client's.
+Within a tool loop a client resends its prompt plus a tool result. After a user message it may send other settings,
+other tools or another reminder, and the recording does not contain those. A provider does not know who wrote the newest
+message, so losses on its side are equally frequent in both places. If conversations are lost far more often after user
+messages than after tool results, those losses are likely caused by the client.
 """
 
 import msgspec
@@ -14,13 +14,13 @@ from holdfast.replay.recording import RecordedCall, Recording
 
 LOST_MIN = 3
 TIMES_MIN = 5.0
-"""Below, too many of them would be the provider's: at five times its own rate, one of five still is."""
+"""At five times the provider's own rate, one loss in five is still the provider's; below that, too many would be."""
 
 
 class Habits(msgspec.Struct, frozen=True):
-    """Calls so soon behind the one before that every lifetime would have held, and those that lost the conversation.
+    """Calls within the shortest TTL of the previous call, and how many of them lost the conversation.
 
-    Where the client is known to turn to other settings they are not counted, nor where something else tells why.
+    Calls at which the client is known to switch settings are not counted, nor are losses with another known reason.
     """
 
     person: int = 0
@@ -30,14 +30,15 @@ class Habits(msgspec.Struct, frozen=True):
 
     @property
     def times(self) -> float:
-        """How many times as often it is lost behind a person's message; one more loss behind a tool's is assumed."""
+        """The loss rate after user messages divided by the loss rate after tool results."""
         if not self.person:
             return 0.0
+        # One more lost call after a tool result is assumed: no division by zero, and few calls prove little.
         return (self.person_lost / self.person) / ((self.tool_lost + 1) / (self.tool + 1))
 
     @property
     def tell(self) -> bool:
-        """Whether what is lost behind a person's message is likely the client's doing."""
+        """Whether the losses after user messages are likely caused by the client."""
         return self.person_lost >= LOST_MIN and self.times >= TIMES_MIN
 
     def __add__(self, other: "Habits") -> "Habits":
@@ -50,20 +51,20 @@ class Habits(msgspec.Struct, frozen=True):
 
 
 def habits(recording: Recording, rules: CacheRules) -> Habits:
-    """What one recording adds to what is known of its client."""
-    causes, turns = cold_causes(recording, rules), turnings(recording)
+    """The counts of one recording."""
+    causes, switches = cold_causes(recording, rules), turnings(recording)
     total = Habits()
     if not recorded_lifetimes(recording):
         return total
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
-        if turns[index] is None and in_time(before, call, min(rules.ttls_seconds.values())):
-            total += _counted(call, causes[index])
+        if switches[index] is None and in_time(before, call, min(rules.ttls_seconds.values())):
+            total += _count_call(call, causes[index])
     return total
 
 
 def in_time(before: RecordedCall, call: RecordedCall, seconds: float) -> bool:
-    """Whether the call should have found the one before: soon enough, the same model, nothing replaced or shorter."""
+    """Whether the call should have hit: soon enough, same model, not compacted, prompt not shorter."""
     return (
         before.usage is not None
         and call.usage is not None
@@ -74,7 +75,7 @@ def in_time(before: RecordedCall, call: RecordedCall, seconds: float) -> bool:
     )
 
 
-def _counted(call: RecordedCall, cold: Cold | None) -> Habits:
+def _count_call(call: RecordedCall, cold: Cold | None) -> Habits:
     if cold is not None and cold.reason != "lost":
         return Habits()
     lost = int(cold is not None)

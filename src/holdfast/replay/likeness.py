@@ -1,4 +1,4 @@
-"""How near the model of a cache comes to what a provider reported for the same calls."""
+"""How closely the cache model reproduces the usage that a provider reported for the same calls."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeVar
@@ -30,43 +30,39 @@ __all__ = ["Likeness", "likeness", "recorded_lifetimes", "told", "why_cold"]
 Name = TypeVar("Name", bound=str)
 
 Where = Literal["turnings", "elsewhere"]
-"""Whether the client changed the way it asks at a call."""
+"""Whether the client switched its settings at a call."""
 
 _PLACES: tuple[Where, ...] = ("turnings", "elsewhere")
 
 
-def _one(reason: ColdReason | None = None) -> dict[ColdReason, int]:
+def _count_reason(reason: ColdReason | None = None) -> dict[ColdReason, int]:
     return {name: int(name == reason) for name in REASONS}
 
 
-def _at(place: Where | None = None) -> dict[Where, int]:
+def _count_place(place: Where | None = None) -> dict[Where, int]:
     return {name: int(name == place) for name in _PLACES}
 
 
 class Likeness(msgspec.Struct, frozen=True):
-    """Counted over calls with usage, the first of each recording left out: what that reads, other sessions wrote.
+    """Counts over calls with usage, without the first call of each recording, which reads what other sessions wrote.
 
-    A cold call is *foreseen* where the model takes it for cold without looking at how much was read: from times, bytes,
-    models, compactions, and the lifetimes that the client asked for. It is *named* where the reason is known once what
-    was reported is looked at too. It is *lost* where all that can be said of it alone is that the conversation was not
-    found though it should have been; what `habits` tell of all of them together names some of these. `in_time` are the
-    calls that should have found it, `in_time_cold` those that did not: what a turning of the client tells shows there.
+    A miss is *foreseen* if the model predicts it without looking at the reported read: from times, bytes, models,
+    compactions and the TTLs that the client requested. It is *named* if its reason is known once the reported usage is
+    considered too. It is *lost* if all that can be said of it alone is that the conversation should have been read and
+    was not; `loss_counts`, counted over all calls, explain some of these. `hits_expected` are the calls that should
+    have hit, `hits_missed` those of them that missed, split by whether the client switched its settings there.
     """
 
     recorded: Usage = Usage()
     modelled: Usage = Usage()
     calls: int = 0
-    cold: Mapping[ColdReason, int] = msgspec.field(default_factory=_one)
-    cold_foreseen: Mapping[ColdReason, int] = msgspec.field(default_factory=_one)
+    cold: Mapping[ColdReason, int] = msgspec.field(default_factory=_count_reason)
+    cold_foreseen: Mapping[ColdReason, int] = msgspec.field(default_factory=_count_reason)
     cold_imagined: int = 0
-    """Calls that the model took for cold and that were not; behind a compaction it takes none for warm or cold."""
-    in_time: Mapping[Where, int] = msgspec.field(default_factory=_at)
-    in_time_cold: Mapping[Where, int] = msgspec.field(default_factory=_at)
+    """Predicted misses that were hits; for the call after a compaction nothing is predicted."""
+    in_time: Mapping[Where, int] = msgspec.field(default_factory=_count_place)
+    in_time_cold: Mapping[Where, int] = msgspec.field(default_factory=_count_place)
     habits: Habits = Habits()
-
-    @property
-    def read_share_off(self) -> float:
-        return self.modelled.read_share - self.recorded.read_share
 
     @property
     def cold_calls(self) -> int:
@@ -78,7 +74,7 @@ class Likeness(msgspec.Struct, frozen=True):
 
     @property
     def named_alone(self) -> int:
-        """With a reason that something around the call itself speaks for; the foreseen are among them."""
+        """Misses whose reason has evidence near the call itself, the foreseen ones included."""
         return sum(self.cold[reason] for reason in NAMED)
 
     @property
@@ -90,83 +86,89 @@ class Likeness(msgspec.Struct, frozen=True):
             self.recorded + other.recorded,
             self.modelled + other.modelled,
             self.calls + other.calls,
-            _sums(self.cold, other.cold),
-            _sums(self.cold_foreseen, other.cold_foreseen),
+            _add_counts(self.cold, other.cold),
+            _add_counts(self.cold_foreseen, other.cold_foreseen),
             self.cold_imagined + other.cold_imagined,
-            _sums(self.in_time, other.in_time),
-            _sums(self.in_time_cold, other.in_time_cold),
+            _add_counts(self.in_time, other.in_time),
+            _add_counts(self.in_time_cold, other.in_time_cold),
             self.habits + other.habits,
         )
 
 
-def _sums(one: Mapping[Name, int], two: Mapping[Name, int]) -> dict[Name, int]:
-    return {name: one[name] + two[name] for name in one}
+def _add_counts(left: Mapping[Name, int], right: Mapping[Name, int]) -> dict[Name, int]:
+    return {name: left[name] + right[name] for name in left}
 
 
 def likeness(recording: Recording, setting: Setting) -> Likeness | None:
-    """The recorded client's own marks and lifetimes in the model, against what was reported; None without usage."""
-    lifetimes = recorded_lifetimes(recording)
-    if not lifetimes:
+    """Replay with the recorded client's own breakpoints and TTLs, compared with its usage; None without usage."""
+    ttls = recorded_lifetimes(recording)
+    if not ttls:
         return None
 
     def as_recorded(moment: Moment, calls: int) -> Placed:
-        return claude_code(lifetimes[calls])(moment, calls)
+        return claude_code(ttls[calls])(moment, calls)
 
-    quiet = msgspec.structs.replace(setting, keep_alive=False)
-    (played,) = Player(recording, quiet).play((FixedPolicy("recorded", as_recorded),))
-    causes, turns = cold_causes(recording, setting.told), turnings(recording)
+    # Simulated pings would change the cache that the recorded client had.
+    without_pings = msgspec.structs.replace(setting, keep_alive=False)
+    (played,) = Player(recording, without_pings).play((FixedPolicy("recorded", as_recorded),))
+    causes, switches = cold_causes(recording, setting.told), turnings(recording)
     total = Likeness(habits=habits(recording, setting.told))
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
         if call.usage is not None and before.usage is not None:
-            there = in_time(before, call, setting.told.ttls_seconds[lifetimes[index - 1]])
-            foreseen = played.calls[index].cold or changed_model(before, call) or turns[index] in FORESEEN
-            place: Where = "turnings" if turns[index] is not None else "elsewhere"
-            found = _counted(call, played.calls[index], causes[index], foreseen=foreseen)
-            cold_place = place if there and causes[index] is not None else None
-            total += msgspec.structs.replace(found, in_time=_at(place if there else None), in_time_cold=_at(cold_place))
+            should_hit = in_time(before, call, setting.told.ttls_seconds[ttls[index - 1]])
+            foreseen = played.calls[index].cold or changed_model(before, call) or switches[index] in FORESEEN
+            place: Where = "turnings" if switches[index] is not None else "elsewhere"
+            counts = _compare_call(call, played.calls[index], causes[index], foreseen=foreseen)
+            cold_place = place if should_hit and causes[index] is not None else None
+            total += msgspec.structs.replace(
+                counts, in_time=_count_place(place if should_hit else None), in_time_cold=_count_place(cold_place)
+            )
     return total
 
 
-def _counted(call: RecordedCall, modelled: PlayedCall, cold: Cold | None, *, foreseen: bool) -> Likeness:
+def _compare_call(call: RecordedCall, modelled: PlayedCall, cold: Cold | None, *, foreseen: bool) -> Likeness:
     reason = cold.reason if cold is not None else None
     compacted = call.kept is not None
     return Likeness(
         call.usage or Usage(),
         modelled.usage,
         1,
-        _one(reason),
-        _one(reason if foreseen or compacted else None),
+        _count_reason(reason),
+        _count_reason(reason if foreseen or compacted else None),
         int(foreseen and reason is None and not compacted),
     )
 
 
 def told(near: Likeness) -> Iterator[tuple[str, str]]:
-    """What people are shown of it: a question, and the figures that answer it."""
+    """Lines for the terminal: a label, and its figures."""
     yield (
         f"read share of {near.calls} recorded calls",
         f"{near.recorded.read_share:.2%} reported, {near.modelled.read_share:.2%} modelled",
     )
     cold = near.cold_calls
-    yield "recorded cold calls", _share(cold, near.calls)
-    yield "  foreseen from times and bytes", f"{_share(near.foreseen, cold)}; {near.cold_imagined} more were not cold"
-    yield "  named, with what was reported as evidence", _share(near.named_alone, cold)
+    yield "recorded cache misses", _share(cold, near.calls)
+    yield (
+        "  predicted from times and bytes",
+        f"{_share(near.foreseen, cold)}; {near.cold_imagined} predicted misses were hits",
+    )
+    yield "  explained by the reported usage", _share(near.named_alone, cold)
     if near.habits.tell:
-        yield "  likely the client's, by when they come", _told_by_habit(near.habits)
-        yield "  named in all", _share(near.named, cold)
+        yield "  likely caused by the client, by when they happen", _format_habits(near.habits)
+        yield "  explained in total", _share(near.named, cold)
     lost = near.cold["lost"] - (near.named - near.named_alone)
-    yield "  lost in time, by the provider or by a change that nobody sees", _share(lost, cold)
-    yield "  unnamed", _share(near.cold["unnamed"], cold)
+    yield "  lost within the TTL, by the provider or an unrecorded change", _share(lost, cold)
+    yield "  unexplained", _share(near.cold["unnamed"], cold)
     for reason in REASONS:
         if near.cold[reason]:
-            yield f"  {reason}", f"{near.cold[reason]}, foreseen {near.cold_foreseen[reason]}"
-    missed = [f"{_share(near.in_time_cold[place], near.in_time[place])} {place}" for place in _PLACES]
-    yield "  cold though in time and no shorter", ", ".join(missed)
+            yield f"  {reason}", f"{near.cold[reason]}, predicted {near.cold_foreseen[reason]}"
+    missed_in = [f"{_share(near.in_time_cold[place], near.in_time[place])} {place}" for place in _PLACES]
+    yield "  missed within the TTL with a prompt that was not shorter", ", ".join(missed_in)
 
 
-def _told_by_habit(found: Habits) -> str:
-    where = f"lost behind {found.person_lost} of {found.person} messages of a person"
-    return f"{where}, {found.tool_lost} of {found.tool} results of a tool: {found.times:.0f} times as often"
+def _format_habits(counts: Habits) -> str:
+    after_user = f"lost after {counts.person_lost} of {counts.person} user messages"
+    return f"{after_user}, {counts.tool_lost} of {counts.tool} tool results: {counts.times:.0f} times as often"
 
 
 def _share(part: int, whole: int) -> str:

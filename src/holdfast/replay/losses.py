@@ -1,4 +1,4 @@
-"""Why a recorded call was cold, and what that cost above reading what the call before had sent."""
+"""What a recorded cache miss cost above reading what the previous call had sent."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -15,11 +15,11 @@ from holdfast.replay.recording import RecordedCall, Recording
 
 MODEL_CHANGED = "model changed"
 UNCACHED = "uncached"
-"""The call before had nothing kept, so that there was nothing to read."""
+"""The previous call cached nothing, so there was nothing to read."""
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """So many tokens were sent anew that could have been read, for so much more than reading costs."""
+    """Tokens that were sent again instead of read from the cache, and what that cost above reading them."""
 
     cause: str
     tokens: int
@@ -29,9 +29,9 @@ class Loss(msgspec.Struct, frozen=True):
 def loss_of(
     before: RecordedCall, call: RecordedCall, ttl: Ttl, *, rules: CacheRules, price: Price, around: Around = ALONE
 ) -> Loss | None:
-    """None where the call was warm, or was cold because the conversation had been summed up.
+    """None if the call was a hit, or missed because the conversation had been compacted.
 
-    `ttl` is how long the call before had its prefix kept.
+    `ttl` is the TTL that the previous call wrote its prefix with.
     """
     cause = cause_of(before, call, ttl, rules, around=around)
     if cause is None or call.usage is None or before.usage is None:
@@ -39,6 +39,8 @@ def loss_of(
     usage = call.usage
     tokens = min(before.usage.tokens_sent, usage.tokens_sent) - usage.cache_read
     unread = usage.tokens_sent - usage.cache_read
+    # Usage does not tell which of the unread tokens were written and which were plain input, so the missed ones are
+    # charged the average price of all unread tokens of the call.
     paid = cost_usd(msgspec.structs.replace(usage, cache_read=0, output=0), price) * tokens / unread
     return Loss(cause, tokens, max(Decimal(0), paid - cost_usd(Usage(cache_read=tokens), price)))
 
@@ -46,14 +48,16 @@ def loss_of(
 def cause_of(
     before: RecordedCall, call: RecordedCall, ttl: Ttl, rules: CacheRules, *, around: Around = ALONE
 ) -> str | None:
-    """A cold call has one; one that was meant to begin anew, by a compaction or by going back, has none."""
+    """The cause of a miss; None for a hit and for an intended restart (a compaction, or a user who went back)."""
     if call.usage is None or before.usage is None:
         return None
     shared = min(before.usage.tokens_sent, call.usage.tokens_sent)
+    # A prefix below the model's minimum is never cached, so missing it is no loss.
     if shared < rules.tokens_min or not is_cold(call.usage, shared):
         return None
     if before.model != call.model and call.kept != 0:
         return MODEL_CHANGED
+    # The client replaced or cut the history on purpose.
     if call.kept is not None:
         return None
     if not before.usage.cache_read + before.usage.cache_write:
@@ -62,6 +66,6 @@ def cause_of(
 
 
 def lifetimes_of(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:
-    """For how long each call had its prefix kept; where nothing was ever written, as if for five minutes."""
+    """The TTL of each call; five minutes, the default of the API, if no call wrote anything."""
     short: Ttl = "5m"
     return recorded_lifetimes(Recording("", "", (), tuple(calls))) or (short,) * len(calls)

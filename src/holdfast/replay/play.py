@@ -1,4 +1,4 @@
-"""What a recorded conversation would have cost, call by call, had somebody else placed the marks and sent the pings."""
+"""Replays a recorded conversation under other policies: what each call would cost with their breakpoints and pings."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ from holdfast.replay.recording import RecordedCall, Recording
 from holdfast.replay.unrolled import Unrolled
 
 PINGS_MAX = 1_000
-"""After so many pings in one pause nobody is waited for any longer."""
+"""A limit on the pings of one pause, against a policy that never stops."""
 
-OUTPUT_TOKENS_MAX = 4_096
+OUTPUT_TOKENS_MAX = 4_096  # For the request bodies handed to `on_request` only; output is not priced here.
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """How the provider behaves: `truth` are its rules, `told` what the policies are told of them.
+    """How the provider behaves (`provider_rules`), and what the policies assume (`assumed_rules`).
 
-    Pings are sent only where `keep_alive` allows it. `open_after_seconds` is how long a session is still kept warm
-    behind its last call: nobody who sends pings knows that it was the last.
+    Pings are sent only if `keep_alive` is set. `open_after_seconds` is how long pings continue after the last call of a
+    session: a client that sends pings does not know that it was the last.
     """
 
     model: Model
@@ -42,7 +42,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class PlayedCall(msgspec.Struct, frozen=True):
-    """`cold` says that less than half was read of what the call before had sent too."""
+    """`is_miss`: the call read less than half of the tokens that it shares with the previous call."""
 
     at: float
     usage: Usage
@@ -53,7 +53,7 @@ class PlayedCall(msgspec.Struct, frozen=True):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """One recording under one policy; prompts only, for nothing here changes what a reply costs."""
+    """One recording under one policy; prompts only, because no policy changes what a reply costs."""
 
     recording: str
     policy: str
@@ -67,26 +67,20 @@ class Played(msgspec.Struct, frozen=True):
     def usage(self) -> Usage:
         return sum((call.usage for call in self.calls), Usage())
 
-    def short_reads(self, tokens_min: int) -> int:
-        """Calls that did not read all that the one before had sent too, though it was long enough to be kept.
-
-        Where nothing expires, each of them looked in the wrong place.
-        """
-        shared = ((call, call.shared_tokens) for call in self.calls if not call.ping)
-        return sum(call.usage.cache_read < tokens for call, tokens in shared if tokens >= tokens_min)
-
 
 Sent = Callable[[str, float, bytes], None]
-"""Told of every request: the policy's name, when it was begun, and its body."""
+"""Called with every request: the name of the policy, when the request started, and its body."""
 
 
 def setting_for(model: Model, *, ttl_upgrade: bool = True, lookback: str | None = None) -> Setting:
     if model.cache.kind != "marks":
-        raise UserError(f"model {model.id!r} takes no marks, so there is no plan to compare; name one of Anthropic's")
-    told = model.cache
+        raise UserError(
+            f"model {model.id!r} takes no cache breakpoints, so there is no plan to compare; choose an Anthropic model"
+        )
+    rules = model.cache
     if lookback == "blocks" or lookback == "positions":
-        told = msgspec.structs.replace(told, lookback_counting=lookback)
-    return Setting(model, msgspec.structs.replace(told, ttl_upgrade=ttl_upgrade), told)
+        rules = msgspec.structs.replace(rules, lookback_counting=lookback)
+    return Setting(model, msgspec.structs.replace(rules, ttl_upgrade=ttl_upgrade), rules)
 
 
 def is_cold(usage: Usage, shared_tokens: int) -> bool:
@@ -94,7 +88,7 @@ def is_cold(usage: Usage, shared_tokens: int) -> bool:
 
 
 class _Track:
-    """What one policy has made of the cache so far."""
+    """The cache as one policy has shaped it so far."""
 
     def __init__(self, policy: Policy, setting: Setting, scope: Scope) -> None:
         self.policy = policy
@@ -104,11 +98,13 @@ class _Track:
         self.calls: list[PlayedCall] = []
         self.last: Call | None = None
         self.pieces = 0
-        """How many pieces of the last request are of the conversation; a ping may say a word behind them."""
+        """How many blocks of the last request belong to the conversation; a ping may append a closing message."""
         self.body = b""
 
-    def send(self, prefixes: tuple[Prefix, ...], marks: tuple[Mark, ...], at: float, *, shared: int | None) -> Usage:
-        call = Call(self.scope, prefixes, marks, at)
+    def send(
+        self, prefixes: tuple[Prefix, ...], breakpoints: tuple[Mark, ...], at: float, *, shared: int | None
+    ) -> Usage:
+        call = Call(self.scope, prefixes, breakpoints, at)
         outcome, self.entries = step(self.setting.truth, self.entries, call)
         self.last = call
         price = newest_price(self.setting.model, call.tokens)
@@ -126,31 +122,31 @@ class _Track:
 
 
 class Player:
-    """Plays one recording under several policies side by side: one prompt grows, and all of them look at it."""
+    """Replays one recording under several policies side by side; they share one growing prompt."""
 
-    def __init__(self, recording: Recording, setting: Setting, sent: Sent | None = None) -> None:
+    def __init__(self, recording: Recording, setting: Setting, on_request: Sent | None = None) -> None:
         self._recording = recording
         self._setting = setting
-        self._sent = sent
+        self._on_request = on_request
         self._adapter: Adapter = adapter_for(setting.model.provider)
         self._prompt = Unrolled(recording, self._adapter, setting.model.tokens_factor)
         self.steps: list[Step] = []
-        """The sizes and gaps that the bound and the optimum are made of; whole once the recording was played."""
+        """Sizes and idle times, the input of the bound and the optimum; complete once the recording was replayed."""
 
     def play(self, policies: Sequence[Policy]) -> tuple[Played, ...]:
         recording = self._recording
         tracks = [_Track(policy, self._setting, Scope(recording.id, self._setting.model.name)) for policy in policies]
-        before: RecordedCall | None = None
+        previous: RecordedCall | None = None
         for index, call in enumerate(self._prompt.calls(recording)):
-            idle = call.at - before.at if before else None
-            self._note(idle)
-            following = recording.calls[index + 1].at if index + 1 < len(recording.calls) else None
-            until = following if following is not None else call.at + self._setting.open_after_seconds
+            idle = call.at - previous.at if previous else None
+            self._add_step(idle)
+            next_at = recording.calls[index + 1].at if index + 1 < len(recording.calls) else None
+            until = next_at if next_at is not None else call.at + self._setting.open_after_seconds
             self._call(tracks, call, idle, until)
-            before = call
+            previous = call
         return tuple(Played(recording.id, track.policy.name, tuple(track.calls)) for track in tracks)
 
-    def _note(self, idle_seconds: float | None) -> None:
+    def _add_step(self, idle_seconds: float | None) -> None:
         self.steps.append(
             Step(
                 prompt_tokens=self._prompt.prefixes[-1].tokens,
@@ -166,19 +162,20 @@ class Player:
         price = newest_price(setting.model, prefixes[-1].tokens)
         moment = Moment(prompt.scroll, setting.told, price, call.at, idle, call.waited_for)
         for track in tracks:
-            marks = track.policy.marks(moment)
-            if self._sent is not None:
-                track.body = prompt.scroll.render(b"", marks)
-                self._tell(track, call.at, OUTPUT_TOKENS_MAX)
-            usage = track.send(prefixes, marks, call.at, shared=prompt.shared_tokens)
+            breakpoints = track.policy.marks(moment)
+            if self._on_request is not None:
+                track.body = prompt.scroll.render(b"", breakpoints)
+                self._report_request(track, call.at, OUTPUT_TOKENS_MAX)
+            usage = track.send(prefixes, breakpoints, call.at, shared=prompt.shared_tokens)
             track.pieces = len(prefixes)
             track.policy.heard(moment, usage)
+        # Pings after this call may contain its reply.
         prompt.enter_reply()
         for track in tracks if setting.keep_alive else ():
             self._keep_warm(track, moment, call, until=until)
 
     def _keep_warm(self, track: _Track, moment: Moment, call: RecordedCall, *, until: float) -> None:
-        """A ping goes out while nothing else does: neither before the reply is there nor once the next call began."""
+        """Pings are sent only while the session is idle: after the reply has arrived and before the next call."""
         waits_for = call.waits_for
         for count in range(PINGS_MAX):
             ping = track.policy.ping(moment, count, waits_for)
@@ -188,41 +185,43 @@ class Player:
             self._ping(track, ping.ttl, due)
 
     def _ping(self, track: _Track, ttl: Ttl, at: float) -> None:
-        """What was sent last once more, if its last mark lives as long; else with the reply and a longer mark on it."""
+        """Repeat the last request if its last breakpoint has that TTL; else add the reply with a breakpoint on it."""
         last = track.last
         assert last is not None
-        newest = max(last.marks, key=lambda mark: mark.piece) if last.marks else None
+        newest = max(last.marks, key=lambda breakpoint: breakpoint.piece) if last.marks else None
         if newest is not None and (newest.ttl == ttl or ttl == "5m"):
-            self._tell(track, at, 0)
+            self._report_request(track, at, 0)
             usage = track.send(last.prefixes, last.marks, at, shared=None)
             tokens = last.prefixes[track.pieces - 1].tokens
             track.policy.pinged(Pinged(at, newest.ttl, usage, newest.piece, track.pieces, tokens))
             return
         prefixes = self._prompt.prefixes
-        place = next((index for index in range(len(prefixes) - 1, -1, -1) if self._may_mark(index)), None)
-        if place is None:
+        last_block = next((index for index in range(len(prefixes) - 1, -1, -1) if self._takes_breakpoint(index)), None)
+        if last_block is None:
             return
-        held = sorted({mark.piece for mark in last.marks if mark.piece < place})[-(self._setting.truth.marks_max - 1) :]
-        marks = tuple(Mark(piece, ttl, "kept warm") for piece in (*held, place))
+        # The newest breakpoint takes one of the provider's slots; the deepest of the earlier ones keep the rest.
+        earlier = sorted({breakpoint.piece for breakpoint in last.marks if breakpoint.piece < last_block})
+        earlier = earlier[-(self._setting.truth.marks_max - 1) :]
+        breakpoints = tuple(Mark(block, ttl, "kept warm") for block in (*earlier, last_block))
         closing = Prefix("messages", "", prefixes[-1].tokens + self._prompt.closing_tokens())
-        if self._sent is not None:
-            track.body = self._prompt.closed(marks)
-            self._tell(track, at, 0)
-        usage = track.send((*prefixes, closing), marks, at, shared=None)
+        if self._on_request is not None:
+            track.body = self._prompt.closed(breakpoints)
+            self._report_request(track, at, 0)
+        usage = track.send((*prefixes, closing), breakpoints, at, shared=None)
         track.pieces = len(prefixes)
-        track.policy.pinged(Pinged(at, ttl, usage, place, len(prefixes), prefixes[-1].tokens))
+        track.policy.pinged(Pinged(at, ttl, usage, last_block, len(prefixes), prefixes[-1].tokens))
 
-    def _may_mark(self, index: int) -> bool:
-        piece = self._prompt.scroll.pieces[index]
-        return piece.markable and not piece.ephemeral
+    def _takes_breakpoint(self, index: int) -> bool:
+        block = self._prompt.scroll.pieces[index]
+        return block.markable and not block.ephemeral
 
-    def _tell(self, track: _Track, at: float, output_tokens_max: int) -> None:
-        if self._sent is not None:
-            opening = self._adapter.opening(Parameters(self._setting.model.name, output_tokens_max))
-            self._sent(track.policy.name, at, opening + track.body)
+    def _report_request(self, track: _Track, at: float, output_tokens_max: int) -> None:
+        if self._on_request is not None:
+            request_head = self._adapter.opening(Parameters(self._setting.model.name, output_tokens_max))
+            self._on_request(track.policy.name, at, request_head + track.body)
 
 
 def newest_price(model: Model, prompt_tokens: int) -> Price:
-    """Recordings are priced as if they were made today: what is compared are plans, not days."""
+    """Recordings are priced as if they were made today, because plans are compared, not days."""
     newest = max((price.valid_from for price in model.prices), default=datetime.date.min)
     return price_at(model, newest, prompt_tokens)

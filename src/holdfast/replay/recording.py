@@ -1,4 +1,4 @@
-"""A conversation as it was recorded: what each call added to the prompt, when, and what the provider reported."""
+"""A recorded conversation: what each call added to the prompt, when it was made, and its reported usage."""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -16,9 +16,9 @@ from holdfast.planning.policy import WaitedFor
 class RecordedCall(msgspec.Struct, frozen=True):
     """One request and its reply.
 
-    `kept` says how many passages of the conversation before it stand in front of `added`: all of them where it is
-    None, none of them after a compaction. The reply to the call before counts as one of them. `system_tail` is text
-    that stands behind the stable system prompt in this request alone.
+    `kept_entries` is how many history entries of the earlier conversation come before `added`: all of them if it is
+    None, none after a compaction. The reply to the previous call counts as one entry. `system_suffix` is text after
+    the stable system prompt, in this request only.
     """
 
     at: float
@@ -33,13 +33,13 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
     @property
     def waits_for(self) -> Awaited:
-        """What the next call will have waited for: the tools that the reply asks for, or the person who reads it."""
-        asked = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
-        return "tool" if asked else "person"
+        """What the next call waits for: the tools that the reply calls, or the user who reads it."""
+        calls_tools = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
+        return "tool" if calls_tools else "person"
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """`first_prompt_tokens` is how long the first prompt really was, the parts included that were not recorded."""
+    """`first_prompt_tokens` is the real size of the first prompt, unrecorded parts included."""
 
     id: str
     system: str
@@ -53,11 +53,11 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """A recording as somebody keeps it: whose session it belongs to, and which calls others may have a copy of.
+    """A recording with its session and the ids of its calls, so that copies of a call can be recognised.
 
-    `call_ids` has one name a call. `before` is the call in front of the first, where that is counted elsewhere. In a
-    recording that is not `spelled` the calls have their sizes and times, and none of their text. `keeping_usd` was
-    paid for caches under a name.
+    `call_ids` has one id per call. `previous_call` is the call before the first one, if that is counted in another
+    transcript. If not `has_text`, calls have sizes and times but no text. `cache_storage_usd` was paid for the storage
+    of explicit caches.
     """
 
     recording: Recording
@@ -71,28 +71,28 @@ class Transcript(msgspec.Struct, frozen=True):
 
 
 def counted_once(transcripts: Iterable[Transcript], *, since: float = 0.0) -> list[Transcript]:
-    """Without the calls that another transcript has too, and without those from before `since`; oldest first.
+    """Remove calls that another transcript has too, and calls before `since`; oldest transcript first.
 
-    A conversation that was resumed or forked repeats what it goes on from: whichever ended first keeps a call, with
-    the most that any of the copies tells of it.
+    A resumed or forked conversation repeats the calls it continues from. The transcript that ended first keeps such a
+    call, with the largest usage that any copy reports (a copy may have been written before the reply was complete).
     """
-    known = sorted(transcripts, key=lambda one: (one.recording.calls[-1].at, one.recording.id))
-    told: dict[str, Usage] = {}
-    for one in known:
-        for id, call in zip(one.call_ids, one.recording.calls, strict=True):
+    by_end = sorted(transcripts, key=lambda transcript: (transcript.recording.calls[-1].at, transcript.recording.id))
+    usage_by_id: dict[str, Usage] = {}
+    for transcript in by_end:
+        for id, call in zip(transcript.call_ids, transcript.recording.calls, strict=True):
             usage = call.usage or Usage()
-            told[id] = larger_of(told[id], usage) if id in told else usage
-    found, seen = [], set[str]()
-    for one in known:
+            usage_by_id[id] = larger_of(usage_by_id[id], usage) if id in usage_by_id else usage
+    unique, seen = [], set[str]()
+    for transcript in by_end:
         calls = [
-            (id, call if call.usage == told[id] else msgspec.structs.replace(call, usage=told[id]))
-            for id, call in zip(one.call_ids, one.recording.calls, strict=True)
+            (id, call if call.usage == usage_by_id[id] else msgspec.structs.replace(call, usage=usage_by_id[id]))
+            for id, call in zip(transcript.call_ids, transcript.recording.calls, strict=True)
         ]
         fresh = [at for at, (id, call) in enumerate(calls) if id not in seen and call.at >= since]
-        seen.update(one.call_ids)
+        seen.update(transcript.call_ids)
         if fresh:
-            before = calls[fresh[0] - 1][1] if fresh[0] else one.before
-            ids, kept = zip(*(calls[at] for at in fresh), strict=True)
-            recording = msgspec.structs.replace(one.recording, calls=kept)
-            found.append(msgspec.structs.replace(one, recording=recording, call_ids=ids, before=before))
-    return sorted(found, key=lambda one: (one.recording.started_at, one.recording.id))
+            before = calls[fresh[0] - 1][1] if fresh[0] else transcript.before
+            ids, kept_calls = zip(*(calls[at] for at in fresh), strict=True)
+            recording = msgspec.structs.replace(transcript.recording, calls=kept_calls)
+            unique.append(msgspec.structs.replace(transcript, recording=recording, call_ids=ids, before=before))
+    return sorted(unique, key=lambda transcript: (transcript.recording.started_at, transcript.recording.id))

@@ -1,8 +1,8 @@
-"""What a plan would have cost, by nothing but the sizes of prompts and the times between them.
+"""What a plan would have cost, computed from prompt sizes and the times between calls alone.
 
-A provider's own count of a prompt is exact, so that no text has to be spelled or counted. What usage cannot tell is
-held against every plan: where less was read than a lapsed lifetime explains, the prompt is taken for another one, and a
-plan finds there what the recorded client found.
+The provider's own token counts are exact, so no text has to be encoded or counted. Uncertainty counts against every
+plan: if a call read less than an expired TTL explains, the prompt is assumed to have changed, and a plan finds in the
+cache only what the recorded client found.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,9 +28,9 @@ from holdfast.replay.recording import RecordedCall
 
 
 class SizedCall(msgspec.Struct, frozen=True):
-    """`found_tokens` were in the cache whatever had been planned; None where the prompt grew out of the one before.
+    """`cached_tokens` were in the cache under any plan; None if the prompt extends the previous one.
 
-    `ttl` is the lifetime that the recorded client used, and so what is taken to be that of what was found.
+    `ttl` is the TTL that the recorded client used, and therefore the assumed TTL of the tokens that were found.
     """
 
     at: float
@@ -42,7 +42,7 @@ class SizedCall(msgspec.Struct, frozen=True):
 
 
 class Paid(msgspec.Struct, frozen=True):
-    """A call with the price of its day, and the lifetime that it had its prefix kept for."""
+    """A call with the price of its day and the TTL of its prefix."""
 
     call: RecordedCall
     price: Price
@@ -50,37 +50,37 @@ class Paid(msgspec.Struct, frozen=True):
 
 
 def sized(calls: Iterable[Paid], rules: CacheRules) -> tuple[SizedCall, ...]:
-    """Calls to one model, by their sizes."""
-    found: list[SizedCall] = []
-    before: Paid | None = None
+    """Reduce calls to one model to their sizes."""
+    sized_calls: list[SizedCall] = []
+    previous: Paid | None = None
     for paid in calls:
         call, usage = paid.call, paid.call.usage or Usage()
-        grew = before is not None and _grew(before.call, call, rules.ttls_seconds[before.ttl])
-        given = None if grew else usage.cache_read
-        found.append(SizedCall(call.at, usage.tokens_sent, paid.price, call.waited_for, given, paid.ttl))
-        before = paid
-    return tuple(found)
+        grew = previous is not None and _extends_previous(previous.call, call, rules.ttls_seconds[previous.ttl])
+        found_tokens = None if grew else usage.cache_read
+        sized_calls.append(SizedCall(call.at, usage.tokens_sent, paid.price, call.waited_for, found_tokens, paid.ttl))
+        previous = paid
+    return tuple(sized_calls)
 
 
-def _grew(before: RecordedCall, call: RecordedCall, lifetime_seconds: float) -> bool:
-    """Whether the prompt began with the one before, as far as anyone can tell."""
+def _extends_previous(before: RecordedCall, call: RecordedCall, ttl_seconds: float) -> bool:
+    """Whether the prompt starts with the previous one, as far as usage can tell."""
     if call.kept is not None or call.system_tail != before.system_tail or call.usage is None or before.usage is None:
         return False
     sent = before.usage.tokens_sent
-    read = call.usage.cache_read >= sent * READ_SHARE_MIN
-    # Where nothing was kept, or not for long enough, that nothing was read says nothing of the prompt.
-    untold = not before.usage.cache_read + before.usage.cache_write or call.at - before.at >= lifetime_seconds
-    return call.usage.tokens_sent >= sent and (read or untold)
+    was_read = call.usage.cache_read >= sent * READ_SHARE_MIN
+    # If nothing was cached, or the entry had expired, a missing read says nothing about the prompt.
+    unknown = not before.usage.cache_read + before.usage.cache_write or call.at - before.at >= ttl_seconds
+    return call.usage.tokens_sent >= sent and (was_read or unknown)
 
 
 class _Prompt:
-    """The prompt of the call that was last entered: one piece for what was found, one for what each call added."""
+    """The prompt of the newest call: one block for the tokens that were found, one for what each call added."""
 
     def __init__(self, model: Model) -> None:
         self.scroll = Scroll(adapter_for(model.provider), lambda data: self._added)
         self.prefixes: list[Prefix] = []
         self._added = 0
-        self._pieces = 0
+        self._block_count = 0
 
     def enter(self, call: SizedCall) -> None:
         if call.found_tokens is None:
@@ -94,33 +94,33 @@ class _Prompt:
 
     def _add(self, tokens: int, *, head: bool = False) -> None:
         self._added = tokens
-        self._pieces += 1
-        data = b'{"piece":%d}' % self._pieces
+        self._block_count += 1
+        data = b'{"piece":%d}' % self._block_count
         if head:
-            piece = Piece("role", "system", Stability.FROZEN, data, markable=True)
+            block = Piece("role", "system", Stability.FROZEN, data, markable=True)
         else:
-            piece = Piece("history", "messages", Stability.GROWING, data, markable=True, role="user")
-        self.scroll.extend((piece,))
-        self.prefixes.append(Prefix(piece.place, self.scroll.links[-1].digest, self.scroll.tokens_total))
+            block = Piece("history", "messages", Stability.GROWING, data, markable=True, role="user")
+        self.scroll.extend((block,))
+        self.prefixes.append(Prefix(block.place, self.scroll.links[-1].digest, self.scroll.tokens_total))
 
 
 class _Track:
-    """What our plan made of the cache so far, if the provider keeps to these rules."""
+    """The cache as our plan has shaped it so far, under one set of provider rules."""
 
-    def __init__(self, truth: CacheRules, policy: OurPolicy) -> None:
-        self._truth, self._policy = truth, policy
+    def __init__(self, rules: CacheRules, policy: OurPolicy) -> None:
+        self._rules, self._policy = rules, policy
         self._entries = Entries()
         self.cost_usd = Decimal(0)
 
     def start_anew(self, scope: Scope, head: Prefix, call: SizedCall) -> None:
-        """Nothing of ours is of use to this prompt; what others left is."""
+        """Start a changed prompt: our cache entries no longer match it, those that the recorded client found do."""
         self._policy.forget_prefix()
         entry = Entry(scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
         self._entries = Entries({(scope, head.digest): entry} if call.found_tokens else {})
 
     def send(self, moment: Moment, scope: Scope, prefixes: tuple[Prefix, ...]) -> None:
         call = Call(scope, prefixes, self._policy.marks(moment), moment.at)
-        outcome, self._entries = step(self._truth, self._entries, call)
+        outcome, self._entries = step(self._rules, self._entries, call)
         self._policy.heard(moment, outcome.usage)
         self.cost_usd += cost_usd(outcome.usage, moment.price)
 
@@ -128,45 +128,45 @@ class _Track:
 def planned_usd(
     calls: Sequence[SizedCall], model: Model, plans: Iterable[tuple[CacheRules, OurPolicy]]
 ) -> tuple[Decimal, ...]:
-    """What the prompts cost under our plan, for each set of rules; the policies learn by it."""
+    """What the prompts cost under our plan, for each set of rules; the policies learn from the replay."""
     prompt, scope = _Prompt(model), Scope("", model.name)
-    tracks = [_Track(truth, policy) for truth, policy in plans]
-    before: SizedCall | None = None
+    tracks = [_Track(rules, policy) for rules, policy in plans]
+    previous: SizedCall | None = None
     for call in calls:
         prompt.enter(call)
         prefixes = tuple(prompt.prefixes)
-        idle = call.at - before.at if before else None
+        idle = call.at - previous.at if previous else None
         moment = Moment(prompt.scroll, model.cache, call.price, call.at, idle, call.waited_for)
         for track in tracks:
             if call.found_tokens is not None:
                 track.start_anew(scope, prefixes[0], call)
             track.send(moment, scope, prefixes)
-        before = call
+        previous = call
     return tuple(track.cost_usd for track in tracks)
 
 
-def optimum_usd(calls: Sequence[SizedCall], model: Model, truth: CacheRules) -> float:
-    """The least that the prompts cost; each stretch at the price of its first day and its longest prompt."""
+def optimum_usd(calls: Sequence[SizedCall], model: Model, rules: CacheRules) -> float:
+    """The lowest possible cost of the prompts; each stretch at the price of its first day and its longest prompt."""
     total = 0.0
     for stretch in _stretches(calls):
         first = stretch[0]
         price = price_at(model, utc_date(first.at), max(call.tokens for call in stretch))
-        rates = rates_of(price, truth)
-        found = first.found_tokens or 0
-        # What was found is there for nothing: as if it had been written just before, at no cost.
-        steps = [Step(found, 0, None)] if found else []
-        size, at = found, first.at
+        rates = rates_of(price, rules)
+        found_tokens = first.found_tokens or 0
+        # The found tokens are free: modelled as a write just before, whose cost (rates.short * found) is subtracted.
+        steps = [Step(found_tokens, 0, None)] if found_tokens else []
+        size, at = found_tokens, first.at
         for call in stretch:
             steps.append(Step(call.tokens, size, call.at - at if steps else None))
             size, at = call.tokens, call.at
-        total += optimum(steps, rates, upgrades=truth.ttl_upgrade) - rates.short * found
+        total += optimum(steps, rates, upgrades=rules.ttl_upgrade) - rates.short * found_tokens
     return total
 
 
 def _stretches(calls: Sequence[SizedCall]) -> list[list[SizedCall]]:
-    found: list[list[SizedCall]] = []
+    stretches: list[list[SizedCall]] = []
     for call in calls:
-        if call.found_tokens is not None or not found:
-            found.append([])
-        found[-1].append(call)
-    return found
+        if call.found_tokens is not None or not stretches:
+            stretches.append([])
+        stretches[-1].append(call)
+    return stretches

@@ -1,4 +1,4 @@
-"""A session of our own store as a recording: what each call added, sent and was reported to have taken."""
+"""Converts the event log of a stored session into a recording: what each call added to the prompt, and its usage."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -33,18 +33,18 @@ from holdfast.replay.recording import RecordedCall, Recording, Transcript
 
 
 def stored_transcript(events: Iterable[Event], session_id: str) -> Transcript | None:
-    """None where no call was paid for. Calls are in the order in which they were begun.
+    """None if no call was paid for. Calls are in the order in which they started.
 
-    A session of a wrapped client has no text on the log: its calls have their sizes alone.
+    The log of a wrapped client's session has no text, so its calls have only sizes.
     """
-    known = list(events)
+    logged = list(events)
     fold = _Fold()
-    for event in known:
+    for event in logged:
         fold.enter(event)
-    paid = {id: asked for id, asked in fold.asked.items() if asked.usage is not None}
+    paid = {id: call for id, call in fold.calls.items() if call.usage is not None}
     if not paid:
         return None
-    calls = _recorded(tuple(paid.values()))
+    calls = _build_calls(tuple(paid.values()))
     first = calls[0].usage.tokens_sent if calls[0].usage else 0
     return Transcript(
         Recording(session_id, fold.system, fold.tools, calls, first or None),
@@ -52,17 +52,17 @@ def stored_transcript(events: Iterable[Event], session_id: str) -> Transcript | 
         fold.project,
         tuple(paid),
         spelled=any(call.added for call in calls),
-        keeping_usd=keeping_cost_usd(known),
+        keeping_usd=keeping_cost_usd(logged),
     )
 
 
-class _Asked(msgspec.Struct):
-    """A call under way, and once it is over."""
+class _StoredCall(msgspec.Struct):
+    """A call in progress or completed; `usage` is None until it has completed."""
 
     at: float
     model: str
     by_person: bool
-    said: tuple[Passage, ...]
+    entries: tuple[Passage, ...]
     system_tail: str
     new_epoch: bool
     replied_at: float
@@ -70,49 +70,49 @@ class _Asked(msgspec.Struct):
     reply: Passage | None = None
 
 
-def _recorded(asked: Sequence[_Asked]) -> tuple[RecordedCall, ...]:
+def _build_calls(stored_calls: Sequence[_StoredCall]) -> tuple[RecordedCall, ...]:
     calls: list[RecordedCall] = []
     sent: tuple[Passage, ...] = ()
-    for one in asked:
-        shared = _shared(sent, one.said) if not one.new_epoch else 0
-        waited: WaitedFor = "start" if not calls else "person" if one.by_person else "tool"
+    for call in stored_calls:
+        shared = _count_shared(sent, call.entries) if not call.new_epoch else 0
+        waited: WaitedFor = "start" if not calls else "person" if call.by_person else "tool"
         calls.append(
             RecordedCall(
-                one.at,
-                one.replied_at,
+                call.at,
+                call.replied_at,
                 waited,
-                one.said[shared:],
-                one.reply,
-                one.usage,
-                one.model,
+                call.entries[shared:],
+                call.reply,
+                call.usage,
+                call.model,
                 shared if shared < len(sent) else None,
-                one.system_tail,
+                call.system_tail,
             )
         )
-        sent = one.said + ((one.reply,) if one.reply is not None else ())
+        sent = call.entries + ((call.reply,) if call.reply is not None else ())
     return tuple(calls)
 
 
-def _shared(sent: Sequence[Passage], said: Sequence[Passage]) -> int:
-    """How many passages are the very same; each is made once, so that nothing is compared but who it is."""
-    pairs = enumerate(zip(sent, said, strict=False))
-    return next((at for at, (old, new) in pairs if old is not new), min(len(sent), len(said)))
+def _count_shared(previous: Sequence[Passage], current: Sequence[Passage]) -> int:
+    """How many leading entries are identical; each entry is created once, so comparing object identity is enough."""
+    pairs = enumerate(zip(previous, current, strict=False))
+    return next((at for at, (old, new) in pairs if old is not new), min(len(previous), len(current)))
 
 
 class _Fold:
-    """The conversation as the next request will send it."""
+    """Fold over the events: the conversation as the next request will send it."""
 
     def __init__(self) -> None:
         self._texts = self._nonce = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.project = ""
-        self.asked: dict[str, _Asked] = {}
-        self._said: list[Passage] = []
+        self.calls: dict[str, _StoredCall] = {}
+        self._entries: list[Passage] = []
         self._messages = 0
         self._tail = ""
         self._by_person = False
         self._new_epoch = False
-        self._last: _Asked | None = None
+        self._last: _StoredCall | None = None
 
     @property
     def system(self) -> str:
@@ -120,15 +120,15 @@ class _Fold:
 
     def enter(self, event: Event) -> None:
         match event.payload:
-            case SessionStarted() as it:
-                self.project = it.workspace_path or it.name or ""
-            case EpochOpened() as it:
-                # A recording has one head; a later one shows in that nothing of the conversation before it is kept.
-                self._new_epoch = bool(self.asked)
-                self._texts, self.tools = "\n\n".join(text.text for text in it.system), it.tools
+            case SessionStarted() as payload:
+                self.project = payload.workspace_path or payload.name or ""
+            case EpochOpened() as payload:
+                # A recording has one stable prefix; a later epoch shows as a call that keeps no earlier entry.
+                self._new_epoch = bool(self.calls)
+                self._texts, self.tools = "\n\n".join(text.text for text in payload.system), payload.tools
             case CacheControlled(new_prefix=True, nonce=nonce):
-                # Another text in front of the head is another head.
-                self._new_epoch, self._nonce = bool(self.asked), nonce
+                # A nonce before the stable prefix makes it a different prefix.
+                self._new_epoch, self._nonce = bool(self.calls), nonce
             case TurnStarted():
                 self._by_person = True
                 self._drop_ephemeral()
@@ -136,55 +136,57 @@ class _Fold:
                 self._messages += 1
                 self._append(Passage(message.role, message.content, number=self._messages))
             case MessagesWithdrawn():
-                spoken = [at for at, passage in enumerate(self._said) if passage.role == "assistant"]
-                del self._said[spoken[-1] + 1 if spoken else records_in_front(self._said) :]
-            case Mending() as it:
-                self._said[:] = mended(tuple(self._said), 0, it).passages
-            case ContextCompacted() as it:
-                self._said = list(compacted(self._said, it))
-            case ContextInjected() as it:
-                self._inject(it)
+                replies = [at for at, entry in enumerate(self._entries) if entry.role == "assistant"]
+                del self._entries[replies[-1] + 1 if replies else records_in_front(self._entries) :]
+            case Mending() as payload:
+                self._entries[:] = mended(tuple(self._entries), 0, payload).passages
+            case ContextCompacted() as payload:
+                self._entries = list(compacted(self._entries, payload))
+            case ContextInjected() as payload:
+                self._inject(payload)
             case ModelSwitched():
-                self._keep(without_thinking)
-            case LlmCallStarted() as it:
-                self._begin(it, event.at)
-            case LlmCallCompleted() | LlmCallFailed() as it:
-                asked = self.asked.get(it.request_id)
-                if asked is not None and (it.usage != Usage() or isinstance(it, LlmCallCompleted)):
-                    asked.replied_at, asked.usage = event.at, it.usage
+                self._filter_entries(without_thinking)
+            case LlmCallStarted() as payload:
+                self._begin(payload, event.at)
+            case LlmCallCompleted() | LlmCallFailed() as payload:
+                call = self.calls.get(payload.request_id)
+                if call is not None and (payload.usage != Usage() or isinstance(payload, LlmCallCompleted)):
+                    call.replied_at, call.usage = event.at, payload.usage
             case _:
                 pass
 
     def _begin(self, started: LlmCallStarted, at: float) -> None:
-        said = tuple(self._said)
-        self._last = _Asked(at, started.model, self._by_person, said, self._tail, self._new_epoch, at)
-        self.asked[started.request_id] = self._last
+        entries = tuple(self._entries)
+        self._last = _StoredCall(at, started.model, self._by_person, entries, self._tail, self._new_epoch, at)
+        self.calls[started.request_id] = self._last
         self._by_person = self._new_epoch = False
 
-    def _append(self, passage: Passage) -> None:
-        self._said.append(passage)
-        if passage.role == "assistant" and self._last is not None and self._last.reply is None:
-            self._last.reply = passage
+    def _append(self, entry: Passage) -> None:
+        self._entries.append(entry)
+        if entry.role == "assistant" and self._last is not None and self._last.reply is None:
+            self._last.reply = entry
 
     def _inject(self, injected: ContextInjected) -> None:
         if injected.place == "system":
-            # Thinking is bound to the text in front of it, and leaves with it.
+            # Thinking blocks are signed over the text before them, so a changed text drops them.
             if injected.text != self._tail:
-                self._keep(without_thinking)
+                self._filter_entries(without_thinking)
             self._tail = injected.text
             return
-        said = (Text(injected.text),)
+        content = (Text(injected.text),)
         self._messages += 1
-        self._said.append(
+        self._entries.append(
             Passage(
-                "user", said, injected.layer, Stability.VOLATILE, ephemeral=injected.ephemeral, number=self._messages
+                "user", content, injected.layer, Stability.VOLATILE, ephemeral=injected.ephemeral, number=self._messages
             )
         )
 
     def _drop_ephemeral(self) -> None:
-        first = next((at for at, passage in enumerate(self._said) if passage.ephemeral), None)
+        first = next((at for at, entry in enumerate(self._entries) if entry.ephemeral), None)
         if first is not None:
-            self._keep(lambda passage: None if passage.ephemeral else without_thinking(passage), first)
+            self._filter_entries(lambda entry: None if entry.ephemeral else without_thinking(entry), first)
 
-    def _keep(self, choose: Callable[[Passage], Passage | None], first: int = 0) -> None:
-        self._said[first:] = [kept for passage in self._said[first:] if (kept := choose(passage)) is not None]
+    def _filter_entries(self, transform: Callable[[Passage], Passage | None], first: int = 0) -> None:
+        self._entries[first:] = [
+            entry for candidate in self._entries[first:] if (entry := transform(candidate)) is not None
+        ]

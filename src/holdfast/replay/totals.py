@@ -1,4 +1,4 @@
-"""What many recordings cost together, policy by policy."""
+"""Sums of the replay costs of many recordings, per policy."""
 
 from decimal import Decimal
 
@@ -32,7 +32,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Totals:
-    """Grows by one comparison after the other."""
+    """Accumulates comparisons."""
 
     def __init__(self) -> None:
         self.recordings = 0
@@ -47,13 +47,13 @@ class Totals:
         self._pings: dict[str, int] = {}
         self._cold: dict[str, int] = {}
 
-    def add(self, comparison: Comparison, near: Likeness | None, calls: int) -> None:
+    def add(self, comparison: Comparison, likeness: Likeness | None, calls: int) -> None:
         self.recordings += 1
         self.calls += calls
         self.bound_usd += comparison.bound_usd
         self.optimum_usd += comparison.optimum_usd
-        if near is not None:
-            self.likeness = near if self.likeness is None else self.likeness + near
+        if likeness is not None:
+            self.likeness = likeness if self.likeness is None else self.likeness + likeness
         for played in comparison.played:
             name = played.policy
             self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd
@@ -88,6 +88,6 @@ class Totals:
         )
 
 
-def _ratio(cost: float, least: float) -> float:
-    """1 where everything is free."""
-    return cost / least if least else 1.0
+def _ratio(cost: float, reference: float) -> float:
+    """1 if the reference is free."""
+    return cost / reference if reference else 1.0

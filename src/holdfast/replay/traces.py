@@ -1,4 +1,4 @@
-"""Which conversations a file or a folder holds: one JSON object a line, packed or not, good or broken."""
+"""Reads recorded conversations from JSON Lines files, gzipped or not; broken lines are reported, not raised."""
 
 import datetime
 import gzip
@@ -18,18 +18,19 @@ from holdfast.planning.policy import WaitedFor
 from holdfast.providers.anthropic.blocks import is_blank, read_block
 from holdfast.replay.recording import RecordedCall, Recording
 
-LINE_BYTES_MAX = 256 * 1024 * 1024
+LINE_BYTES_MAX = 256 * 1024 * 1024  # One line is one whole conversation, and must fit into memory.
+# Assumed idle times where a trace has no timestamps.
 TOOL_SECONDS = 8.0
 PERSON_SECONDS = 60.0
 SUFFIXES = (".jsonl", ".jsonl.gz")
 OPENING = "(The assistant speaks first.)"
-"""Stands in front of a conversation that the assistant opened: a request starts with a user."""
+"""Placed before a conversation that starts with an assistant message, because a request must start with the user."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class BrokenLine(msgspec.Struct, frozen=True):
-    """A line that is no conversation; `reason` quotes none of it."""
+    """A line that could not be read; `reason` never quotes its content."""
 
     file: str
     line: int
@@ -81,58 +82,58 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def trace_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """The files named, and those of the folders named, in order of their names."""
-    found: list[Path] = []
+    """The given files, and the traces in the given folders sorted by name."""
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+            files += sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
-            raise UserError(f"there are no traces at {str(path)!r}; name a .jsonl or .jsonl.gz file or a folder")
-    return tuple(found)
+            raise UserError(f"there are no traces at {str(path)!r}; pass a .jsonl or .jsonl.gz file or a folder")
+    return tuple(files)
 
 
 def read_traces(files: Sequence[Path], *, compactions: bool = True) -> Iterator[Recording | BrokenLine]:
-    """Line by line; what cannot be read is told and passed over.
+    """Line by line; a line that cannot be read is reported and skipped.
 
-    Without `compactions` the conversation goes on growing where the recorded client had summed it up.
+    Without `compactions`, conversations keep growing where the recorded client compacted them.
     """
     for file in files:
         try:
-            with _opened(file) as lines:
+            with _open_lines(file) as lines:
                 yield from _read_lines(file.name, lines, compactions)
         except OSError as error:
-            raise UserError(f"traces {str(file)!r} cannot be read: {error.strerror}; name another file") from error
+            raise UserError(f"traces {str(file)!r} cannot be read: {error.strerror}; choose another file") from error
 
 
-def _opened(file: Path) -> BinaryIO:
+def _open_lines(file: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(file, "rb")) if file.name.endswith(".gz") else file.open("rb")
 
 
 def _read_lines(name: str, lines: BinaryIO, compactions: bool) -> Iterator[Recording | BrokenLine]:
-    for found in numbered_lines(name, lines):
-        if isinstance(found, BrokenLine):
-            yield found
+    for item in numbered_lines(name, lines):
+        if isinstance(item, BrokenLine):
+            yield item
         else:
-            number, line = found
+            number, line = item
             yield read_line(line, file=name, number=number, compactions=compactions)
 
 
 def numbered_lines(name: str, lines: BinaryIO) -> Iterator[tuple[int, bytes] | BrokenLine]:
-    """Every line that says something, with its number; what cannot be read to its end is told."""
+    """Every non-blank line with its number; reading stops with a `BrokenLine` at damage or an overlong line."""
     number = 0
     while True:
         number += 1
         try:
             line = lines.readline(LINE_BYTES_MAX + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile):
-            yield BrokenLine(name, number, "the packed file is damaged from here on")
+            yield BrokenLine(name, number, "the gzip stream is damaged from here on")
             return
         if not line:
             return
         if len(line) > LINE_BYTES_MAX:
-            yield BrokenLine(name, number, f"it is longer than {LINE_BYTES_MAX} bytes; the rest is left out")
+            yield BrokenLine(name, number, f"longer than {LINE_BYTES_MAX} bytes; the rest of the file is skipped")
             return
         if line.strip():
             yield number, line
@@ -140,94 +141,99 @@ def numbered_lines(name: str, lines: BinaryIO) -> Iterator[tuple[int, bytes] | B
 
 def read_line(line: bytes, *, file: str = "", number: int = 1, compactions: bool = True) -> Recording | BrokenLine:
     try:
-        read = _decode(line)
-        calls = _calls(read, {one.at_message: one.summary for one in read.meta.compactions} if compactions else {})
-        tools = tuple(ToolSpec(tool.name, tool.description, bytes(tool.input_schema).decode()) for tool in read.tools)
+        trace = _decode(line)
+        calls = _calls(
+            trace,
+            {compaction.at_message: compaction.summary for compaction in trace.meta.compactions} if compactions else {},
+        )
+        tools = tuple(ToolSpec(tool.name, tool.description, bytes(tool.input_schema).decode()) for tool in trace.tools)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError):
-        return BrokenLine(file, number, "it is not a conversation as it should be")
+        return BrokenLine(file, number, "not a valid conversation")
     if not calls:
-        return BrokenLine(file, number, "nobody was called in it")
-    first = read.meta.first_call_prompt_tokens
-    if first is None and calls[0].usage is not None:
-        first = calls[0].usage.tokens_sent
-    # Of two tools with one name a provider would take neither; the first is as good as any.
-    named = tuple({tool.name: tool for tool in reversed(tools)}.values())
-    return Recording(read.id, read.system, named, calls, first or None)
+        return BrokenLine(file, number, "contains no model call")
+    first_tokens = trace.meta.first_call_prompt_tokens
+    if first_tokens is None and calls[0].usage is not None:
+        first_tokens = calls[0].usage.tokens_sent
+    # Providers reject two tools with one name, so only the first is kept.
+    unique_tools = tuple({tool.name: tool for tool in reversed(tools)}.values())
+    return Recording(trace.id, trace.system, unique_tools, calls, first_tokens or None)
 
 
-def _calls(read: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
-    """One call for each assistant message that has something in front of it; what follows it directly belongs to it."""
+def _calls(trace: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
+    """One call per assistant message with input before it; assistant messages directly after it belong to its reply."""
     calls: list[RecordedCall] = []
     added: list[Passage] = []
     kept: int | None = None
     waited_for: WaitedFor = "start"
     at: float | None = None
-    for index, message in enumerate(read.messages):
+    for index, message in enumerate(trace.messages):
         if index in summaries:
             added, kept = [Passage("user", (Text(summaries[index] or OPENING),))], 0
-        passage = passage_of(message.role, message.content)
-        stamp = seconds_of(message.ts)
+        entry = passage_of(message.role, message.content)
+        timestamp = seconds_of(message.ts)
         if message.role != "assistant":
-            if passage.content:
-                added.append(passage)
+            if entry.content:
+                added.append(entry)
             by_person = message.role == "user" and not message.injected
             waited_for = "start" if not calls else "person" if by_person or waited_for == "person" else "tool"
-            at = stamp if stamp is not None else at
+            at = timestamp if timestamp is not None else at
         elif not added and calls:
-            calls[-1] = _continued(calls[-1], passage)
+            calls[-1] = _extend_reply(calls[-1], entry)
         elif not added:
-            added += [Passage("user", (Text(OPENING),)), *([passage] if passage.content else [])]
+            added += [Passage("user", (Text(OPENING),)), *([entry] if entry.content else [])]
         else:
-            begun = begun_at(calls[-1].at if calls else None, at, waited_for)
-            replied_at = max(begun, stamp) if stamp is not None else begun
-            reply = passage if passage.content else None
+            started_at = begun_at(calls[-1].at if calls else None, at, waited_for)
+            replied_at = max(started_at, timestamp) if timestamp is not None else started_at
+            reply = entry if entry.content else None
             usage = _usage(message.usage) if message.usage is not None else None
-            calls.append(RecordedCall(begun, replied_at, waited_for, tuple(added), reply, usage, message.model, kept))
+            calls.append(
+                RecordedCall(started_at, replied_at, waited_for, tuple(added), reply, usage, message.model, kept)
+            )
             added, kept, waited_for, at = [], None, "tool", None
     return tuple(calls)
 
 
-def begun_at(before: float | None, at: float | None, waited_for: WaitedFor) -> float:
-    """A request starts when the last thing that it says was there, and never before the one in front of it."""
-    if before is None:
-        return at if at is not None else 0.0
-    if at is not None:
-        return max(at, before)
-    return before + (PERSON_SECONDS if waited_for == "person" else TOOL_SECONDS)
+def begun_at(previous_at: float | None, input_at: float | None, waited_for: WaitedFor) -> float:
+    """A request starts when its last input was available, and never before the previous request."""
+    if previous_at is None:
+        return input_at if input_at is not None else 0.0
+    if input_at is not None:
+        return max(input_at, previous_at)
+    return previous_at + (PERSON_SECONDS if waited_for == "person" else TOOL_SECONDS)
 
 
-def _continued(call: RecordedCall, passage: Passage) -> RecordedCall:
-    spoken = (call.reply.content if call.reply else ()) + passage.content
-    return msgspec.structs.replace(call, reply=Passage("assistant", spoken) if spoken else None)
+def _extend_reply(call: RecordedCall, entry: Passage) -> RecordedCall:
+    content = (call.reply.content if call.reply else ()) + entry.content
+    return msgspec.structs.replace(call, reply=Passage("assistant", content) if content else None)
 
 
 def passage_of(role: str, content: str | list[msgspec.Raw]) -> Passage:
-    """What a message says, blank texts left out; raises `MsgspecError` where it is none."""
+    """A message as a history entry without blank texts; raises `MsgspecError` if it is invalid."""
     if role not in ("user", "assistant", "tool"):
         raise msgspec.ValidationError("unknown role")
     blocks: Iterable[Block]
     blocks = (Text(content),) if isinstance(content, str) else [read_block(bytes(raw))[0] for raw in content]
-    said = tuple(block for block in blocks if not (isinstance(block, Text) and is_blank(block.text)))
-    return Passage("assistant" if role == "assistant" else "user", said)
+    content_blocks = tuple(block for block in blocks if not (isinstance(block, Text) and is_blank(block.text)))
+    return Passage("assistant" if role == "assistant" else "user", content_blocks)
 
 
-def _usage(read: _Usage) -> Usage:
-    written_1h = min(read.ephemeral_1h_input_tokens, read.cache_creation_input_tokens)
+def _usage(reported: _Usage) -> Usage:
+    written_1h = min(reported.ephemeral_1h_input_tokens, reported.cache_creation_input_tokens)
     return Usage(
-        input=read.input_tokens,
-        cache_read=read.cache_read_input_tokens,
-        cache_write_5m=read.cache_creation_input_tokens - written_1h,
+        input=reported.input_tokens,
+        cache_read=reported.cache_read_input_tokens,
+        cache_write_5m=reported.cache_creation_input_tokens - written_1h,
         cache_write_1h=written_1h,
-        output=read.output_tokens,
+        output=reported.output_tokens,
     )
 
 
-def seconds_of(stamp: str | None) -> float | None:
-    """Seconds since the epoch; None where there is no stamp that can be read."""
-    if stamp is None:
+def seconds_of(timestamp: str | None) -> float | None:
+    """Seconds since the Unix epoch; None if there is no valid timestamp."""
+    if timestamp is None:
         return None
     try:
-        read = datetime.datetime.fromisoformat(stamp)
-        return (read if read.tzinfo else read.replace(tzinfo=datetime.UTC)).timestamp()
+        parsed = datetime.datetime.fromisoformat(timestamp)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
     except (ValueError, OverflowError):
         return None

@@ -1,8 +1,8 @@
-"""What Claude Code left on disk: its transcripts as recordings, each call counted once, broken lines told.
+"""Reads the transcripts that Claude Code leaves on disk; each call is counted once, broken lines are reported.
 
-A file has one JSON object a line. One reply is spread over several lines that repeat its id and its usage, of which the
-output grows until it is whole. Lines of subagents stand in files of their own or between the others; each subagent is a
-conversation of its own.
+A file has one JSON object per line. A reply is spread over several lines that repeat its id and its usage; the output
+count grows until the reply is complete. Lines of subagents are in files of their own or mixed with the others; each
+subagent is a separate conversation.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,18 @@ from holdfast.replay.traces import BrokenLine, begun_at, numbered_lines, passage
 
 SUFFIX = ".jsonl"
 SYNTHETIC = "<synthetic>"
-"""What the client calls the model of messages that it made up itself."""
+"""The model name that the client gives to messages that it generated itself."""
 
 LONG_CONTEXT = "[1m]"
+"""Claude Code's suffix for the model with the context window of one million tokens."""
+
 AT_MAX = 32_503_680_000.0
-"""The year 3000; whatever is later is no time stamp."""
+"""The year 3000; a later value is no timestamp."""
 
 _DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError)
 
 
-class _Written(msgspec.Struct):
+class _CacheCreation(msgspec.Struct):
     ephemeral_5m_input_tokens: int | None = None
     ephemeral_1h_input_tokens: int | None = None
 
@@ -39,7 +41,7 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
-    cache_creation: _Written | None = None
+    cache_creation: _CacheCreation | None = None
 
 
 class _Message(msgspec.Struct):
@@ -72,41 +74,41 @@ _decode_content = msgspec.json.Decoder(str | list[msgspec.Raw]).decode
 
 
 def transcript_files(path: Path) -> tuple[Path, ...]:
-    """The file, or those of the folder and the folders in it, in order of their names."""
+    """The file itself, or the transcripts in a folder and its subfolders, sorted by name."""
     try:
         if path.is_dir():
             return tuple(sorted(file for file in path.rglob("*" + SUFFIX) if file.is_file()))
         if path.is_file():
             return (path,)
     except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}; name another folder") from error
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}; choose another folder") from error
     raise UserError(
-        f"there is nothing at {str(path)!r}; name a folder of transcripts ({SUFFIX}), one of them, or a store"
+        f"there is nothing at {str(path)!r}; pass a folder of transcripts ({SUFFIX}), a single one, or a store"
     )
 
 
 def read_transcript(file: Path, *, spelled: bool = False) -> Iterator[Transcript | BrokenLine]:
-    """The conversations of one file, and the lines that are none. With `spelled`, also what was said in them."""
+    """The conversations of one file, and its broken lines. With `spelled`, the text of the messages too."""
     name = mend_surrogates(file.name)
-    talks = _Talks(mend_surrogates(file.stem), mend_surrogates(file.parent.name), spelled=spelled)
+    conversations = _ConversationFile(mend_surrogates(file.stem), mend_surrogates(file.parent.name), with_text=spelled)
     try:
         with file.open("rb") as stream:
-            for found in numbered_lines(name, stream):
-                if isinstance(found, BrokenLine):
-                    yield found
+            for item in numbered_lines(name, stream):
+                if isinstance(item, BrokenLine):
+                    yield item
                     continue
-                number, line = found
+                number, line = item
                 try:
-                    talks.enter(_decode_line(line))
+                    conversations.enter(_decode_line(line))
                 except _DAMAGED:
-                    yield BrokenLine(name, number, "it is no line of a transcript")
+                    yield BrokenLine(name, number, "not a transcript line")
     except OSError as error:
-        yield BrokenLine(name, 0, f"it cannot be read: {error.strerror}")
-    yield from talks.transcripts()
+        yield BrokenLine(name, 0, f"cannot be read: {error.strerror}")
+    yield from conversations.transcripts()
 
 
 class _Call:
-    """One reply and what was asked for it, as far as its lines have been read."""
+    """One call, as far as its lines have been read."""
 
     def __init__(self, at: float, waited_for: WaitedFor, model: str, *, kept: int | None) -> None:
         self.at, self.replied_at, self.waited_for, self.model, self.kept = at, at, waited_for, model, kept
@@ -127,158 +129,159 @@ class _Call:
         )
 
 
-class _Talk:
-    """One conversation as its lines come in, in the order of the file: what a cache sees is what was sent when.
+class _Conversation:
+    """One conversation, built from its lines in file order, which is the order in which the cache saw the requests.
 
-    `_said` counts the passages so far, and `_places` tells after which of them a line stands, so that a person who
-    goes back and says something else is seen to do so.
+    `_entry_count` counts the history entries so far, and `_position_of_line` maps a line to that count, so that a user
+    who goes back and edits an earlier message is recognised.
     """
 
-    def __init__(self, *, spelled: bool) -> None:
-        self._spelled = spelled
+    def __init__(self, *, with_text: bool) -> None:
+        self._with_text = with_text
         self.calls: dict[str, _Call] = {}
         self._last: _Call | None = None
-        self._places: dict[str, int] = {}
-        self._said = self._asked = 0
+        self._position_of_line: dict[str, int] = {}
+        self._entry_count = self._sent_count = 0
         self._added: list[Passage] = []
         self._kept: int | None = None
         self._waited_for: WaitedFor = "start"
         self._at: float | None = None
 
-    def sum_up(self) -> None:
-        """A compaction: nothing of what was said goes on, but for the summary that follows."""
-        self._added, self._said, self._asked = [], 0, 0
-        self._places.clear()
+    def compact(self) -> None:
+        """A compaction: only the summary that follows continues the conversation."""
+        self._added, self._entry_count, self._sent_count = [], 0, 0
+        self._position_of_line.clear()
         self._kept = 0 if self._last else None
 
-    def hear(self, line: _Line, message: _Message) -> None:
-        """Something that the next request will say: a person, a result, a reminder."""
-        person = not (line.is_meta or line.is_compact_summary or _holds_results(message.content))
+    def add_input(self, line: _Line, message: _Message) -> None:
+        """Input of the next request: a user message, a tool result, a reminder."""
+        person = not (line.is_meta or line.is_compact_summary or _has_tool_results(message.content))
         if line.is_compact_summary:
-            self.sum_up()
-        elif person and self._places.get(line.parent_uuid or "", self._said) < self._asked:
-            self._said = self._kept = self._places[line.parent_uuid or ""]
+            self.compact()
+        elif person and self._position_of_line.get(line.parent_uuid or "", self._entry_count) < self._sent_count:
+            self._entry_count = self._kept = self._position_of_line[line.parent_uuid or ""]
             self._added = []
-        passage = passage_of("user", _decode_content(message.content)) if self._spelled else None
-        if passage is None or passage.content:
-            self._said += 1
-            self._added += [passage] if passage else []
-        waited = person or self._waited_for == "person"
-        self._waited_for = "start" if self._last is None else "person" if waited else "tool"
-        stamp = _stamp(line)
-        self._at = stamp if stamp is not None else self._at
+        entry = passage_of("user", _decode_content(message.content)) if self._with_text else None
+        if entry is None or entry.content:
+            self._entry_count += 1
+            self._added += [entry] if entry else []
+        user_waited = person or self._waited_for == "person"
+        self._waited_for = "start" if self._last is None else "person" if user_waited else "tool"
+        timestamp = _timestamp_of(line)
+        self._at = timestamp if timestamp is not None else self._at
 
-    def answer(self, line: _Line, message: _Message, call_id: str) -> None:
-        """A part of a reply; the first of its parts is where the call was made."""
+    def add_reply(self, line: _Line, message: _Message, call_id: str) -> None:
+        """A part of a reply; the first part marks the call."""
         usage = _usage(message.usage) if message.usage else Usage()
+        # Messages that the client generated itself, such as error texts, were not billed.
         if not message.model or message.model == SYNTHETIC or not usage.tokens_sent:
             return
-        reply = passage_of("assistant", _decode_content(message.content)).content if self._spelled else ()
+        reply = passage_of("assistant", _decode_content(message.content)).content if self._with_text else ()
         call = self.calls.get(call_id)
         if call is None:
             call = self.calls[call_id] = self._begin(line, "anthropic:" + message.model.removesuffix(LONG_CONTEXT))
+        # The lines of one reply repeat its usage with a growing output count.
         call.usage = larger_of(call.usage, usage)
         call.reply += reply
-        stamp = _stamp(line)
-        call.replied_at = max(call.replied_at, stamp if stamp is not None else call.at)
+        timestamp = _timestamp_of(line)
+        call.replied_at = max(call.replied_at, timestamp if timestamp is not None else call.at)
 
     def _begin(self, line: _Line, model: str) -> _Call:
-        # Where nothing tells when it was asked, the reply is the next best.
-        at = self._at if self._at is not None else _stamp(line)
-        begun = begun_at(self._last.at if self._last else None, at, self._waited_for)
-        call = self._last = _Call(begun, self._waited_for, model, kept=self._kept)
+        # Without a timestamp on the input, that of the reply is the closest.
+        at = self._at if self._at is not None else _timestamp_of(line)
+        started_at = begun_at(self._last.at if self._last else None, at, self._waited_for)
+        call = self._last = _Call(started_at, self._waited_for, model, kept=self._kept)
         call.added = tuple(self._added)
-        self._said += 1
-        self._asked = self._said
+        self._entry_count += 1
+        self._sent_count = self._entry_count
         self._added, self._kept, self._waited_for, self._at = [], None, "tool", None
         return call
 
-    def pass_by(self, uuid: str | None) -> None:
-        """Remember where a line stood; also those that say nothing are parents of others."""
+    def remember_line(self, uuid: str | None) -> None:
+        """Remember the position of a line; lines without content can be parents of others too."""
         if uuid is not None:
-            self._places[uuid] = self._said
+            self._position_of_line[uuid] = self._entry_count
 
 
-class _Talks:
-    """The conversations of one file, side by side."""
+class _ConversationFile:
+    """The conversations of one file: the session's own and those of its subagents."""
 
-    def __init__(self, stem: str, folder: str, *, spelled: bool) -> None:
+    def __init__(self, stem: str, folder: str, *, with_text: bool) -> None:
         self._file = f"{folder}/{stem}"
         self._session = stem
         self._project = folder
-        self._spelled = spelled
-        self._talks: dict[str, _Talk] = {}
+        self._with_text = with_text
+        self._conversations: dict[str, _Conversation] = {}
         self._agents: dict[str, str] = {}
         self._unnamed = 0
 
     def enter(self, line: _Line) -> None:
         if line.type not in ("user", "assistant", "system"):
-            self._talk(line).pass_by(line.uuid)
+            self._conversation_of(line).remember_line(line.uuid)
             return
         message = _decode_message(line.message) if line.type != "system" else None
-        talk = self._talk(line)
+        conversation = self._conversation_of(line)
         self._session = line.session_id or self._session
         self._project = line.cwd or self._project
         if line.subtype == "compact_boundary":
-            talk.sum_up()
+            conversation.compact()
         if message is not None and line.type == "user":
-            talk.hear(line, message)
+            conversation.add_input(line, message)
         elif message is not None and not line.is_api_error_message:
-            talk.answer(line, message, self._call_id(line, message))
-        talk.pass_by(line.uuid)
+            conversation.add_reply(line, message, self._call_id(line, message))
+        conversation.remember_line(line.uuid)
 
-    def _talk(self, line: _Line) -> _Talk:
-        """The one that the line belongs to: the session's own, or that of a subagent, told by its name or by whom it
-        follows."""
+    def _conversation_of(self, line: _Line) -> _Conversation:
+        """The conversation that a line belongs to; a subagent is recognised by its id or by the line's parent."""
         agent = ""
         if line.is_sidechain:
             agent = line.agent_id or self._agents.get(line.parent_uuid or "") or line.uuid or "agent"
             if line.uuid is not None:
                 self._agents[line.uuid] = agent
-        if agent not in self._talks:
-            self._talks[agent] = _Talk(spelled=self._spelled)
-        return self._talks[agent]
+        if agent not in self._conversations:
+            self._conversations[agent] = _Conversation(with_text=self._with_text)
+        return self._conversations[agent]
 
     def _call_id(self, line: _Line, message: _Message) -> str:
         self._unnamed += 1
         return message.id or line.request_id or line.uuid or f"{self._file}#{self._unnamed}"
 
     def transcripts(self) -> Iterator[Transcript]:
-        for agent, talk in self._talks.items():
-            if not talk.calls:
+        for agent, conversation in self._conversations.items():
+            if not conversation.calls:
                 continue
-            calls = tuple(call.recorded() for call in talk.calls.values())
+            calls = tuple(call.recorded() for call in conversation.calls.values())
             id = f"{self._session}/{agent}" if agent else self._session
             first = calls[0].usage.tokens_sent if calls[0].usage else None
             yield Transcript(
                 Recording(id, "", (), calls, first or None),
                 self._session,
                 self._project,
-                tuple(talk.calls),
+                tuple(conversation.calls),
                 subagent=bool(agent),
-                spelled=self._spelled,
+                spelled=self._with_text,
             )
 
 
-def _holds_results(content: msgspec.Raw) -> bool:
-    # A quote inside a JSON string is escaped, so that these bytes are a string of their own.
+def _has_tool_results(content: msgspec.Raw) -> bool:
+    # Quotes inside a JSON string are escaped, so these bytes can only be a complete string value.
     raw = bytes(content)
     return raw.startswith(b"[") and b'"tool_result"' in raw
 
 
-def _usage(read: _Usage) -> Usage:
-    split = read.cache_creation or _Written()
-    long = counted(split.ephemeral_1h_input_tokens)
-    written = max(counted(read.cache_creation_input_tokens), long + counted(split.ephemeral_5m_input_tokens))
+def _usage(reported: _Usage) -> Usage:
+    by_ttl = reported.cache_creation or _CacheCreation()
+    written_1h = counted(by_ttl.ephemeral_1h_input_tokens)
+    written = max(counted(reported.cache_creation_input_tokens), written_1h + counted(by_ttl.ephemeral_5m_input_tokens))
     return Usage(
-        input=counted(read.input_tokens),
-        cache_read=counted(read.cache_read_input_tokens),
-        cache_write_5m=written - long,
-        cache_write_1h=long,
-        output=counted(read.output_tokens),
+        input=counted(reported.input_tokens),
+        cache_read=counted(reported.cache_read_input_tokens),
+        cache_write_5m=written - written_1h,
+        cache_write_1h=written_1h,
+        output=counted(reported.output_tokens),
     )
 
 
-def _stamp(line: _Line) -> float | None:
-    stamp = seconds_of(line.timestamp) if isinstance(line.timestamp, str) else None
-    return stamp if stamp is not None and 0 <= stamp < AT_MAX else None
+def _timestamp_of(line: _Line) -> float | None:
+    seconds = seconds_of(line.timestamp) if isinstance(line.timestamp, str) else None
+    return seconds if seconds is not None and 0 <= seconds < AT_MAX else None

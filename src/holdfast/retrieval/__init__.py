@@ -1,1 +1,1 @@
-"""Which texts fit a query: lexical and vector scores, fused, deterministic, explained."""
+"""In-process search: lexical, vector and link scores, fused deterministically and explained."""

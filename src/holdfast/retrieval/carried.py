@@ -1,4 +1,4 @@
-"""Where an installed package keeps a file, without importing the package."""
+"""Locates a data file of an installed package without importing the package."""
 
 import importlib.util
 from pathlib import Path
@@ -11,4 +11,4 @@ def carried_file(package: str, name: str) -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder, name)).is_file():
             return path
-    raise UserError(f"the installed package {package!r} does not carry {name!r}; install the version that is pinned")
+    raise UserError(f"the installed package {package!r} does not contain {name!r}; install the pinned version")

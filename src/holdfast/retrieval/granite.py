@@ -1,7 +1,7 @@
-"""Vectors of whole texts by granite-embedding-30m-english, whose weights another project packs for its own program.
+"""Sentence encoder granite-embedding-30m-english, with weights from a pack file of another project's package.
 
-The pack is read as data: a head of JSON, a tokenizer, and tensors, of which the large ones hold a byte a number and a
-scale for every group of them. Slower than MiniLM.
+The pack is read as data: a JSON header, a tokenizer, and tensors, the large ones as int8 with a scale per group of
+numbers. Slower than MiniLM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,27 +32,27 @@ class _Tensor(msgspec.Struct, frozen=True):
     group: int
 
 
-class _Shape(msgspec.Struct, frozen=True):
+class _Architecture(msgspec.Struct, frozen=True):
     layers: int
     heads: int
     layer_norm_eps: float
     position_offset: int
 
 
-class _Head(msgspec.Struct, frozen=True):
-    arch: _Shape
+class _Header(msgspec.Struct, frozen=True):
+    arch: _Architecture
     tokenizer_len: int
     tensors: tuple[_Tensor, ...]
 
 
 class GraniteEncoder:
-    """What the last layer says at the first token, which stands for the whole."""
+    """The last layer at the first token, which represents the whole text."""
 
     dimensions = 384
 
     def __init__(self, pack: Path, model_version: str) -> None:
         self.model_version = model_version
-        self._tokenizer, self._transformer = _read(pack)
+        self._tokenizer, self._transformer = _read_pack(pack)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(TOKENS_MAX)
 
@@ -70,50 +70,51 @@ def encoder() -> Remembering:
     return Remembering(GraniteEncoder(carried_file(PACKAGE, PACK), model_version))
 
 
-def _read(path: Path) -> tuple[Tokenizer, Transformer]:
+def _read_pack(path: Path) -> tuple[Tokenizer, Transformer]:
     pack = path.read_bytes()
     try:
         if not pack.startswith(_MAGIC):
-            raise ValueError("another kind of file")
-        at = 16 + int.from_bytes(pack[8:16], "little")
-        head = msgspec.json.decode(pack[16:at], type=_Head)
-        end = at + head.tokenizer_len
-        tokenizer = Tokenizer.from_str(pack[at:end].decode())
+            raise ValueError("not a pack file")
+        start = 16 + int.from_bytes(pack[8:16], "little")
+        head = msgspec.json.decode(pack[16:start], type=_Header)
+        end = start + head.tokenizer_len
+        tokenizer = Tokenizer.from_str(pack[start:end].decode())
         weights = {}
         for tensor in head.tensors:
-            at, end = end, end + tensor.len
-            weights[tensor.name] = _numbers(pack[at:end], tensor)
-        return tokenizer, _transformer(head.arch, weights)
+            start, end = end, end + tensor.len
+            weights[tensor.name] = _read_tensor(pack[start:end], tensor)
+        return tokenizer, _build_transformer(head.arch, weights)
     except (ValueError, KeyError, msgspec.DecodeError) as error:
-        raise UserError(f"{path.name} is no pack of this model; reinstall holdfast[minilm]") from error
+        raise UserError(f"{path.name} is not a pack of this model; reinstall holdfast[minilm]") from error
 
 
-def _transformer(shape: _Shape, weights: Mapping[str, Vectors]) -> Transformer:
+def _build_transformer(architecture: _Architecture, weights: Mapping[str, Vectors]) -> Transformer:
     def affine(name: str) -> Affine:
         return Affine(weights[f"{name}.w"], weights[f"{name}.b"])
 
-    def layer(at: int) -> Layer:
-        three = zip(*(np.split(weights[f"l{at}.qkv.{part}"], 3) for part in "wb"), strict=True)
-        asked, offered, said = (Affine(of, bias) for of, bias in three)
-        rest = (affine(f"l{at}.{name}") for name in ("ao", "aln", "f1", "f2", "fln"))
-        return Layer(asked, offered, said, *rest)
+    def layer(number: int) -> Layer:
+        attention = zip(*(np.split(weights[f"l{number}.qkv.{part}"], 3) for part in "wb"), strict=True)
+        query, key, value = (Affine(weights_part, bias) for weights_part, bias in attention)
+        rest = (affine(f"l{number}.{name}") for name in ("ao", "aln", "f1", "f2", "fln"))
+        return Layer(query, key, value, *rest)
 
     return Transformer(
         tokens=weights["word_emb"],
-        places=weights["pos_emb"][shape.position_offset :],
+        places=weights["pos_emb"][architecture.position_offset :],
         base=weights["type_emb"][0],
         normal=affine("emb_ln"),
-        layers=tuple(map(layer, range(shape.layers))),
-        heads=shape.heads,
-        epsilon=shape.layer_norm_eps,
+        layers=tuple(map(layer, range(architecture.layers))),
+        heads=architecture.heads,
+        epsilon=architecture.layer_norm_eps,
     )
 
 
-def _numbers(stored: bytes, tensor: _Tensor) -> Vectors:
+def _read_tensor(raw: bytes, tensor: _Tensor) -> Vectors:
     if tensor.dtype == "f32":
-        return np.frombuffer(stored, np.float32).reshape(tensor.shape)
+        return np.frombuffer(raw, np.float32).reshape(tensor.shape)
     count = int(np.prod(tensor.shape))
-    scales = np.frombuffer(stored, np.float32, offset=count)
-    grouped = np.frombuffer(stored, np.int8, count).reshape(-1, tensor.group) * scales[:, None]
-    numbers: Vectors = grouped.astype(np.float32, copy=False).reshape(tensor.shape)
-    return numbers
+    # The int8 values come first, then one float32 scale per group.
+    scales = np.frombuffer(raw, np.float32, offset=count)
+    grouped = np.frombuffer(raw, np.int8, count).reshape(-1, tensor.group) * scales[:, None]
+    values: Vectors = grouped.astype(np.float32, copy=False).reshape(tensor.shape)
+    return values

@@ -1,4 +1,4 @@
-"""Which units of a collection fit a query, best first, and why."""
+"""The search index: ranks the units of a collection for a query, best first, and explains the ranking."""
 
 import hashlib
 import heapq
@@ -15,14 +15,14 @@ from holdfast.retrieval.units import Unit, whole_text
 from holdfast.retrieval.words import counted_terms
 
 LIMIT = 10
-QUERY_CHARACTERS_MAX = 8_000
+QUERY_CHARACTERS_MAX = 8_000  # Bounds the time of one search.
 FLOOR_LEXICAL = 0.035
-"""Forty-nine of fifty right answers are more relevant, on nine sets of queries that all have an answer."""
+"""Calibrated: 49 of 50 right answers are more relevant, on nine query sets in which every query has an answer."""
 _DIGEST_MODULUS = 1 << 256
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one stage says of a unit: its own score, 0 to 1 among the units, and what that adds to the unit's score."""
+    """The contribution of one stage: its own score (0 to 1 among the units), and what that adds to the total."""
 
     stage: str
     fit: float
@@ -30,7 +30,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """`score` orders, 0 to 1 within an answer; `relevance`, 0 to 1, compares between queries, and floors go by it."""
+    """`score` (0 to 1) orders within one result; `relevance` (0 to 1) is comparable between queries; floors use it."""
 
     id: str
     score: float
@@ -41,7 +41,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The best units, best first; `dropped` are those that would be among them, were they not below the floor."""
+    """The best units, best first; `dropped` would be among them if they were not below the floor."""
 
     found: tuple[Found, ...]
     dropped: tuple[Found, ...]
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a unit stands, without why."""
+    """A unit's position in a ranking, without the explanation."""
 
     id: str
     score: float
@@ -59,14 +59,14 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """All units, best first; why one of them stands where it does costs something only for those who ask."""
+    """All units, best first; `explain` computes the explanation of one unit on request."""
 
     places: tuple[Place, ...]
     why: Callable[[str], Found]
 
 
-class _Fits(msgspec.Struct, frozen=True):
-    """What one query says of all units: stage by stage, fused, and as floors see it."""
+class _QueryScores(msgspec.Struct, frozen=True):
+    """The scores of all units for one query: per stage, fused, and as relevance."""
 
     terms: tuple[str, ...]
     weights: Weights
@@ -77,7 +77,7 @@ class _Fits(msgspec.Struct, frozen=True):
 
 
 class Index:
-    """Units by id. A change costs what the changed units cost, and the order of changes is nowhere seen."""
+    """Units by id. Updates are incremental, and results do not depend on the order of updates."""
 
     def __init__(self, units: Iterable[Unit] = (), *, meaning: MeaningStage | None = None) -> None:
         self._meaning = meaning
@@ -96,12 +96,12 @@ class Index:
 
     @property
     def floor(self) -> float:
-        """The relevance below which a unit is filler, as calibrated for the stages that there are."""
+        """The relevance below which a unit is filler, calibrated for the available stages."""
         return FLOOR_LEXICAL if self._meaning is None else self._meaning.floor
 
     @property
     def digest(self) -> str:
-        """The same for the same units and the same model."""
+        """Equal for equal units and the same model, whatever the order of updates."""
         text = f"{self._digest:064x} {self.embedding_model_version}"
         return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -112,7 +112,7 @@ class Index:
         return unit_id in self._slots
 
     def add(self, units: Iterable[Unit]) -> None:
-        """A unit with an id that is there already takes its place."""
+        """Add units; a unit with an existing id replaces the old one."""
         for unit in units:
             if self._units.get(unit.id) == unit:
                 continue
@@ -123,18 +123,18 @@ class Index:
             self._ids[slot] = unit.id
             self._slots[unit.id] = slot
             self._units[unit.id] = unit
-            self._digest = (self._digest + _number(unit)) % _DIGEST_MODULUS
+            self._digest = (self._digest + _unit_number(unit)) % _DIGEST_MODULUS
             self._lexical.add(slot, whole_text(unit))
             self._graph.add(slot, unit)
             if self._meaning is not None:
                 self._meaning.add(slot, unit)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Ids that are not there are left alone."""
+        """Remove units; unknown ids are ignored."""
         for unit_id in ids:
             if (slot := self._slots.pop(unit_id, None)) is None:
                 continue
-            self._digest = (self._digest - _number(self._units.pop(unit_id))) % _DIGEST_MODULUS
+            self._digest = (self._digest - _unit_number(self._units.pop(unit_id))) % _DIGEST_MODULUS
             self._ids[slot] = None
             self._free.append(slot)
             self._lexical.remove(slot)
@@ -145,29 +145,34 @@ class Index:
     def search(
         self, query: str, *, limit: int = LIMIT, weights: Weights | None = None, floor: float | None = None
     ) -> Answer:
-        """The best `limit` units; a `floor` of 0 lets everything pass, None is the calibrated one."""
-        least = self.floor if floor is None else floor
-        fits = self._fits(query, weights)
-        passing = [at for at, relevance in enumerate(fits.relevance) if relevance >= least]
-        found = self._best(fits.score, passing, max(0, limit))
-        first = self._best(fits.score, range(len(fits.slots)), max(0, limit))
+        """The best `limit` units; a `floor` of 0 accepts everything, None uses the calibrated one."""
+        floor_used = self.floor if floor is None else floor
+        scores = self._score_units(query, weights)
+        passing = [position for position, relevance in enumerate(scores.relevance) if relevance >= floor_used]
+        best = self._best_positions(scores.score, passing, max(0, limit))
+        unfiltered = self._best_positions(scores.score, range(len(scores.slots)), max(0, limit))
         return Answer(
-            tuple(self._told(fits, at) for at in found),
-            tuple(self._told(fits, at) for at in first if fits.relevance[at] < least),
-            least,
-            fits.weights,
+            tuple(self._explain(scores, position) for position in best),
+            tuple(
+                self._explain(scores, position) for position in unfiltered if scores.relevance[position] < floor_used
+            ),
+            floor_used,
+            scores.weights,
             self.embedding_model_version,
         )
 
     def rank(self, query: str, *, weights: Weights | None = None) -> Ranking:
-        """The same order as that of `search`, of all units and without a floor; `why` holds until a unit changes."""
-        fits = self._fits(query, weights)
+        """All units in the order of `search`, without a floor; `explain` is valid until a unit changes."""
+        scores = self._score_units(query, weights)
         ids = list(self._slots)
-        order = self._best(fits.score, range(len(ids)), len(ids))
-        places = (Place(ids[at], round(fits.score[at], DECIMALS), round(fits.relevance[at], DECIMALS)) for at in order)
-        return Ranking(tuple(places), lambda unit_id: self._told(fits, ids.index(unit_id)))
+        order = self._best_positions(scores.score, range(len(ids)), len(ids))
+        places = (
+            Place(ids[position], round(scores.score[position], DECIMALS), round(scores.relevance[position], DECIMALS))
+            for position in order
+        )
+        return Ranking(tuple(places), lambda unit_id: self._explain(scores, ids.index(unit_id)))
 
-    def _fits(self, query: str, weights: Weights | None) -> _Fits:
+    def _score_units(self, query: str, weights: Weights | None) -> _QueryScores:
         weights = weights if weights is not None else Weights()
         if self._meaning is None:
             weights = weights.without_semantic()
@@ -177,73 +182,82 @@ class Index:
         slots = list(self._slots.values())
         terms = counted_terms(query)
         match = self._lexical.match(terms)
-        words = [match.scores.get(slot, 0.0) for slot in slots]
-        near = self._near(query, slots)
-        lexical = spread(words, lowest=0.0)
-        # The farther half of the units says nothing of how near the nearer half is.
-        semantic = spread(near, lowest=median_low(near) if near else None)
-        graph = self._reached(slots, lexical, semantic, weights)
+        word_scores = [match.scores.get(slot, 0.0) for slot in slots]
+        similarities = self._semantic_scores(query, slots)
+        lexical = spread(word_scores, lowest=0.0)
+        # Similarities are spread from the median up: the less similar half carries no information about the rest.
+        semantic = spread(similarities, lowest=median_low(similarities) if similarities else None)
+        graph = self._graph_scores(slots, lexical, semantic, weights)
         score = [
-            weights.lexical * a + weights.semantic * b + weights.graph * c
-            for a, b, c in zip(lexical, semantic, graph, strict=True)
+            weights.lexical * word_score + weights.semantic * similarity + weights.graph * link_score
+            for word_score, similarity, link_score in zip(lexical, semantic, graph, strict=True)
         ]
-        # What compares between queries: the share of the query that a unit's words make up, and its nearness.
+        # Relevance must be comparable between queries: the share of the best possible word score, averaged with the
+        # similarity if there are vectors.
         share = 1 / match.best_possible if match.best_possible else 0.0
-        relevance = [share * one for one in words]
+        relevance = [share * score for score in word_scores]
         if self._meaning is not None:
-            relevance = [(a + b) / 2 for a, b in zip(relevance, near, strict=True)]
-        return _Fits(tuple(terms), weights, slots, (lexical, semantic, graph), score, relevance)
+            relevance = [
+                (word_score + similarity) / 2 for word_score, similarity in zip(relevance, similarities, strict=True)
+            ]
+        return _QueryScores(tuple(terms), weights, slots, (lexical, semantic, graph), score, relevance)
 
-    def _best(self, score: list[float], among: Sequence[int], limit: int) -> list[int]:
-        """Places of the best, by the score as it is told, then by id."""
-        if len(among) > limit > 0:
-            # Only what rounds to as much as the last of the best can tie with it.
-            least = heapq.nlargest(limit, (score[at] for at in among))[-1] - 10**-DECIMALS
-            among = [at for at in among if score[at] >= least]
-        ids = list(self._slots) if among else []
-        return sorted(among, key=lambda at: (-round(score[at], DECIMALS), ids[at]))[:limit]
+    def _best_positions(self, score: list[float], candidates: Sequence[int], limit: int) -> list[int]:
+        """Positions of the best units, by rounded score, then by id."""
+        if len(candidates) > limit > 0:
+            # Sort only the units that can tie with the last of the best after rounding.
+            threshold = heapq.nlargest(limit, (score[position] for position in candidates))[-1] - 10**-DECIMALS
+            candidates = [position for position in candidates if score[position] >= threshold]
+        ids = list(self._slots) if candidates else []
+        return sorted(candidates, key=lambda position: (-round(score[position], DECIMALS), ids[position]))[:limit]
 
-    def _near(self, query: str, slots: list[int]) -> list[float]:
+    def _semantic_scores(self, query: str, slots: list[int]) -> list[float]:
         if self._meaning is None:
             return [0.0] * len(slots)
-        near = self._meaning.match(query, slots=len(self._ids))
-        return [near[slot] for slot in slots]
+        similarities = self._meaning.match(query, slots=len(self._ids))
+        return [similarities[slot] for slot in slots]
 
-    def _reached(self, slots: list[int], lexical: list[float], semantic: list[float], weights: Weights) -> list[float]:
+    def _graph_scores(
+        self, slots: list[int], lexical: list[float], semantic: list[float], weights: Weights
+    ) -> list[float]:
         if not weights.graph:
             return [0.0] * len(slots)
         rest = weights.lexical + weights.semantic
-        words, near = (weights.lexical / rest, weights.semantic / rest) if rest > 0 else (0.5, 0.5)
+        lexical_share, semantic_share = (weights.lexical / rest, weights.semantic / rest) if rest > 0 else (0.5, 0.5)
         reached = self._graph.reach(
-            {slot: words * a + near * b for slot, a, b in zip(slots, lexical, semantic, strict=True)}
+            {
+                slot: lexical_share * word_score + semantic_share * similarity
+                for slot, word_score, similarity in zip(slots, lexical, semantic, strict=True)
+            }
         )
         return [reached.get(slot, 0.0) for slot in slots]
 
-    def _told(self, fits: _Fits, at: int) -> Found:
-        slot = fits.slots[at]
+    def _explain(self, scores: _QueryScores, position: int) -> Found:
+        slot = scores.slots[position]
         unit_id = self._ids[slot]
         assert unit_id is not None, "a slot in use has no unit"
         shares = (
-            Share(stage, fit[at], weight * fit[at])
-            for stage, weight, fit in zip(
-                fits.weights.__struct_fields__, msgspec.structs.astuple(fits.weights), fits.stages, strict=True
+            Share(stage, stage_scores[position], weight * stage_scores[position])
+            for stage, weight, stage_scores in zip(
+                scores.weights.__struct_fields__, msgspec.structs.astuple(scores.weights), scores.stages, strict=True
             )
             if stage != "semantic" or self._meaning is not None
         )
         return Found(
             unit_id,
-            round(fits.score[at], DECIMALS),
-            round(fits.relevance[at], DECIMALS),
+            round(scores.score[position], DECIMALS),
+            round(scores.relevance[position], DECIMALS),
             tuple(shares),
-            self._lexical.matched_terms(fits.terms, slot),
+            self._lexical.matched_terms(scores.terms, slot),
             self._graph.links(slot),
         )
 
 
-def _number(unit: Unit) -> int:
-    return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode(_sendable(unit))).digest())
+def _unit_number(unit: Unit) -> int:
+    # Summed over all units, so that the digest of the index does not depend on the order of updates.
+    return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode(_unit_bytes(unit))).digest())
 
 
-def _sendable(unit: Unit) -> tuple[bytes, ...]:
+def _unit_bytes(unit: Unit) -> tuple[bytes, ...]:
     texts = (unit.id, unit.name, unit.description, unit.content, *unit.triggers)
     return tuple(text.encode(errors="surrogatepass") for text in texts)

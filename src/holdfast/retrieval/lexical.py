@@ -1,4 +1,4 @@
-"""How well the words of a query fit each unit: BM25, kept up to date one unit at a time."""
+"""Lexical scores: BM25, updated incrementally."""
 
 import math
 from collections import Counter
@@ -10,11 +10,11 @@ from holdfast.retrieval.words import counted_terms, terms
 
 SATURATION = 1.5
 LENGTH_SHARE = 0.75
-"""The usual k1 and b of BM25; neither was fitted to anything."""
+"""The usual k1 and b of BM25, not fitted to any data."""
 
 
 class LexicalMatch(msgspec.Struct, frozen=True):
-    """BM25 by slot, and the most that a unit made of nothing but the query could reach."""
+    """BM25 scores by slot, and the upper bound for a unit that consists of the query alone."""
 
     scores: dict[int, float]
     best_possible: float
@@ -43,28 +43,29 @@ class LexicalStage:
             if not holders:
                 del self._counts[term]
 
-    def match(self, wanted: Mapping[str, int]) -> LexicalMatch:
-        """By stems and how often each is asked for; the same sums in the same order, whatever was added before."""
+    def match(self, query_counts: Mapping[str, int]) -> LexicalMatch:
+        """Scores for query stems with their counts; sums are formed in query order, so results are reproducible."""
         scores: dict[int, float] = {}
-        possible = 0.0
+        best_possible = 0.0
         mean_length = self._length_sum / len(self._lengths) if self._length_sum else 1.0
-        for term, times in wanted.items():
+        for term, query_count in query_counts.items():
             holders = self._counts.get(term, {})
-            worth = times * self._rarity(len(holders)) * (SATURATION + 1)
-            possible += worth
+            # weight = query_count * idf * (k1 + 1); a unit adds weight * tf / (tf + k1 * (1 - b + b * length / mean)).
+            weight = query_count * self._inverse_document_frequency(len(holders)) * (SATURATION + 1)
+            best_possible += weight
             for slot, count in holders.items():
-                length = 1 - LENGTH_SHARE + LENGTH_SHARE * self._lengths[slot] / mean_length
-                scores[slot] = scores.get(slot, 0.0) + worth * count / (count + SATURATION * length)
-        return LexicalMatch(scores, possible)
+                length_factor = 1 - LENGTH_SHARE + LENGTH_SHARE * self._lengths[slot] / mean_length
+                scores[slot] = scores.get(slot, 0.0) + weight * count / (count + SATURATION * length_factor)
+        return LexicalMatch(scores, best_possible)
 
     def matched_terms(self, query_terms: Iterable[str], slot: int) -> tuple[str, ...]:
-        held = self._terms[slot]
-        return tuple(term for term in query_terms if term in held)
+        unit_terms = self._terms[slot]
+        return tuple(term for term in query_terms if term in unit_terms)
 
-    def _rarity(self, holders: int) -> float:
+    def _inverse_document_frequency(self, holders: int) -> float:
         return math.log(1 + (len(self._lengths) - holders + 0.5) / (holders + 0.5))
 
 
 def trigger_keys(triggers: Iterable[str]) -> frozenset[str]:
-    """Triggers that say the same have the same key."""
+    """Keys of the triggers; triggers with the same stems have the same key."""
     return frozenset(key for trigger in triggers if (key := " ".join(sorted(set(terms(trigger))))))

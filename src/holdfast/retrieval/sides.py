@@ -1,4 +1,4 @@
-"""Encoders side by side, or one alone: how near a unit is to a query is the weighted mean of what each of them says."""
+"""Combines encoder stages: a unit's similarity is the weighted mean of the similarities of its stages."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,7 +19,7 @@ class Side(Protocol):
 
 
 class SideBySide:
-    """Each reads a unit in its own way; the shares sum to 1."""
+    """One or more stages with their weights, which sum to 1."""
 
     def __init__(self, parts: Sequence[tuple[float, Side]], *, floor: float, words_share: float = 1.0) -> None:
         self.floor = floor

@@ -1,8 +1,8 @@
-"""Which words may stand for one another in a request."""
+"""Synonyms for paraphrasing requests."""
 
 import re
 
-# Written from what people ask of agents in general; verbs first.
+# Written by hand from what people ask agents in general; verbs first.
 VERBS: tuple[tuple[str, ...], ...] = (
     ("write", "draft", "compose"),
     ("fix", "repair", "mend", "resolve"),
@@ -125,7 +125,7 @@ OTHERS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def _others(groups: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]]:
+def _synonym_table(groups: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]]:
     table: dict[str, tuple[str, ...]] = {}
     for group in groups:
         for word in group:
@@ -133,31 +133,31 @@ def _others(groups: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, ...]]:
     return table
 
 
-_FOR_VERBS = _others(VERBS)
-_FOR_OTHERS = _others(OTHERS)
-_FOR_GERUNDS: dict[str, tuple[str, ...]] = {}
-_SHORT_AND_CLOSED = re.compile(r"[^aeiou]*[aeiou][^aeiouwxy]")
+_VERB_SYNONYMS = _synonym_table(VERBS)
+_WORD_SYNONYMS = _synonym_table(OTHERS)
+_GERUND_SYNONYMS: dict[str, tuple[str, ...]] = {}
+_DOUBLES_CONSONANT = re.compile(r"[^aeiou]*[aeiou][^aeiouwxy]")
 
 
 def is_order(word: str) -> bool:
-    """Whether a request can begin with this lower-case word, or these two."""
-    return word in _FOR_VERBS
+    """Whether these one or two lower-case words can start an imperative request."""
+    return word in _VERB_SYNONYMS
 
 
 def alternatives(word: str, *, as_order: bool) -> tuple[str, ...]:
-    """Words for a lower-case word, in the same form, if there are any; a verb has them where it gives an order."""
-    if as_order and word in _FOR_VERBS:
-        return _FOR_VERBS[word]
-    if word in _FOR_OTHERS:
-        return _FOR_OTHERS[word]
-    if word.endswith("s") and word[:-1] in _FOR_OTHERS:
-        return tuple(_plural(other) for other in _FOR_OTHERS[word[:-1]])
-    return _FOR_GERUNDS.get(word, ())
+    """Synonyms of a lower-case word in the same form; verbs have them only in imperative position."""
+    if as_order and word in _VERB_SYNONYMS:
+        return _VERB_SYNONYMS[word]
+    if word in _WORD_SYNONYMS:
+        return _WORD_SYNONYMS[word]
+    if word.endswith("s") and word[:-1] in _WORD_SYNONYMS:
+        return tuple(_plural(other) for other in _WORD_SYNONYMS[word[:-1]])
+    return _GERUND_SYNONYMS.get(word, ())
 
 
 def _gerund(verb: str) -> str:
     first, space, rest = verb.partition(" ")
-    if _SHORT_AND_CLOSED.fullmatch(first):
+    if _DOUBLES_CONSONANT.fullmatch(first):
         first += first[-1]
     elif first.endswith("e") and not first.endswith("ee"):
         first = first[:-1]
@@ -172,4 +172,4 @@ def _plural(noun: str) -> str:
     return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
 
 
-_FOR_GERUNDS.update({_gerund(verb): tuple(map(_gerund, others)) for verb, others in _FOR_VERBS.items()})
+_GERUND_SYNONYMS.update({_gerund(verb): tuple(map(_gerund, others)) for verb, others in _VERB_SYNONYMS.items()})

@@ -1,9 +1,9 @@
-"""Encoders of sentences, turned towards what serves a request.
+"""Sentence encoders tuned to match requests with the texts that serve them.
 
-They were made to find texts that say the same; a request and the text that serves it seldom do. Two matrices for each
-encoder, one for requests and one for what is found, were fitted to what packages of tools tell of themselves: what one
-may ask of them, and what they are for (`scripts/fit_tuning.py`). They are kept as what they add to a vector, a byte a
-number.
+Sentence encoders are trained to find texts with the same meaning, but a request and the text that serves it seldom
+have that. For each encoder two matrices, one for requests and one for documents, were fitted to the self-descriptions
+of tool packages: example requests and purposes (`scripts/fit_tuning.py`). They are stored as the difference that they
+add to a vector, one byte per number.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from holdfast.errors import UserError
 from holdfast.retrieval.vectors import Encoder, Sums, Vectors, VectorStage, by_sentences
 
 UNIT = 1 / 4096
-"""What one of a byte stands for."""
+"""The value of one step of a stored byte."""
 _FOLDER = Path(__file__).with_name("tunings")
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What is added to the vector of a request, and to that of what is found, per dimension of it."""
+    """The matrices for requests and for documents; their product with a vector is added to it."""
 
     asked: Vectors
     found: Vectors
@@ -32,7 +32,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 class Turned:
-    """What an encoder says, and what a matrix adds to that."""
+    """An encoder whose vectors are shifted by a tuning matrix."""
 
     def __init__(self, encoder: Encoder, added: Vectors, version: str) -> None:
         self.model_version = f"{encoder.model_version}/tuned-{version}"
@@ -43,34 +43,34 @@ class Turned:
     def encode(self, texts: Sequence[str]) -> Sums:
         sums = self._encoder.encode(texts).copy()
         for row in sums:
-            # One by one, so that neighbours in a batch change nothing.
+            # Row by row, because a batched product may round differently depending on the other rows.
             row += row.astype(np.float32) @ self._added
         return sums
 
 
 def tuned_stage(encoder: Encoder, name: str) -> VectorStage:
-    """A stage that reads sentences by an encoder, with the matrices that were fitted for it."""
+    """A stage for a sentence encoder with the matrices that were fitted for it."""
     tuning = tuning_named(name)
-    asked, found = (Turned(encoder, added, tuning.version) for added in (tuning.asked, tuning.found))
-    return VectorStage(found, by_sentences, asked=asked)
+    query_encoder, document_encoder = (Turned(encoder, added, tuning.version) for added in (tuning.asked, tuning.found))
+    return VectorStage(document_encoder, by_sentences, query_encoder=query_encoder)
 
 
-def written(path: Path, asked: Vectors, found: Vectors) -> Path:
-    """Matrices by what they add, as stages read them."""
-    np.save(path, np.clip(np.rint(np.stack([asked, found]) / UNIT), -127, 127).astype(np.int8))
+def written(path: Path, query_matrix: Vectors, document_matrix: Vectors) -> Path:
+    """Write the matrices in the format of `read_tuning`."""
+    np.save(path, np.clip(np.rint(np.stack([query_matrix, document_matrix]) / UNIT), -127, 127).astype(np.int8))
     return path
 
 
 def read_tuning(path: Path) -> Tuning:
     try:
         stored = path.read_bytes()
-        asked, found = np.load(io.BytesIO(stored)).astype(np.float32) * np.float32(UNIT)
+        query_matrix, document_matrix = np.load(io.BytesIO(stored)).astype(np.float32) * np.float32(UNIT)
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path.name} of this package cannot be read; reinstall holdfast") from error
-    return Tuning(asked, found, hashlib.sha256(stored).hexdigest()[:8])
+    return Tuning(query_matrix, document_matrix, hashlib.sha256(stored).hexdigest()[:8])
 
 
 @cache
 def tuning_named(name: str) -> Tuning:
-    """Read once: each agent has stages of its own."""
+    """Cached, because every agent builds its own stages."""
     return read_tuning(_FOLDER / f"{name}.npy")

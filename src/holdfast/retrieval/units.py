@@ -1,4 +1,4 @@
-"""What is searched: texts with a name, a description, triggers and content."""
+"""The unit of search: a text with name, description, triggers and content."""
 
 import re
 
@@ -6,7 +6,7 @@ import msgspec
 
 PASSAGE_WORDS = 80
 PASSAGES_MAX = 32
-"""How much of a long content has vectors of its own; all of it is found by its words."""
+"""How many passages of a long content get vectors; the lexical stage covers all of it."""
 
 _BETWEEN_PARTS = re.compile(
     r"[\W_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])"
@@ -14,7 +14,7 @@ _BETWEEN_PARTS = re.compile(
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """`triggers` are phrases that should find the unit. An id stands for one unit, and breaks ties."""
+    """`triggers` are phrases that should find the unit. The id is unique and breaks ties."""
 
     id: str
     name: str = ""
@@ -29,7 +29,7 @@ def spelled_out(name: str) -> str:
 
 
 def head(unit: Unit) -> str:
-    """What a unit says of itself before one reads it."""
+    """Name, description and triggers of a unit."""
     return " ".join(part for part in (spelled_out(unit.name), unit.description, *unit.triggers) if part)
 
 
@@ -38,17 +38,17 @@ def whole_text(unit: Unit) -> str:
 
 
 def described(unit: Unit) -> str:
-    """What a unit says of itself, its name left out."""
+    """Description and triggers of a unit."""
     return " ".join(part for part in (unit.description, *unit.triggers) if part)
 
 
 def pieces(unit: Unit) -> list[str]:
-    """The content, piece by piece."""
+    """The content in passages of `PASSAGE_WORDS` words."""
     words = unit.content.split(maxsplit=PASSAGE_WORDS * PASSAGES_MAX)[: PASSAGE_WORDS * PASSAGES_MAX]
     return [" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS)]
 
 
 def passages(unit: Unit) -> tuple[str, ...]:
-    """The texts that stand for a unit's meaning: its head, its name, its content piece by piece; never empty."""
+    """The texts that represent a unit's meaning: its head, its name, the passages of its content; never empty."""
     texts = (head(unit), spelled_out(unit.name), *pieces(unit))
     return tuple(dict.fromkeys(text for text in texts if text)) or ("",)

@@ -1,7 +1,7 @@
-"""Vectors of passages, and how near a query's vector is to those of each unit.
+"""Passage vectors, and the similarity of a query's vector to those of each unit.
 
-A vector holds whole numbers, in float32. It is so short that every sum of products stays below 2**24, where float32 is
-exact: neither the order of summation nor the number of threads can change a similarity.
+Vectors are rounded to integers, stored as float32. They are scaled so that every sum of products stays below 2**24,
+where float32 is exact: neither the order of summation nor the number of threads can change a similarity.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from holdfast.retrieval.units import Unit, described, passages, pieces, spelled_out
 
-VECTOR_LENGTH = 4000
+VECTOR_LENGTH = 4000  # 4000**2 = 16,000,000 is below 2**24 = 16,777,216.
 QUERY_CHARACTERS_MAX = 8_000
 NAME_SHARE = 0.3
-"""How much a name says beside a description, for an encoder that reads sentences."""
+"""The weight of a name relative to the description, for sentence encoders."""
 TEXTS_KNOWN_MAX = 512
 _ROWS_AT_FIRST = 64
 _NO_SLOT = 0
@@ -31,11 +31,11 @@ class Encoder(Protocol):
     @property
     def dimensions(self) -> int: ...
     def encode(self, texts: Sequence[str]) -> Sums:
-        """One row per text; only its direction counts, and a text without words may be all zeros."""
+        """One row per text; only its direction matters, and a text without words may be all zeros."""
 
 
 class Remembering:
-    """What was read lately is not read again: agents often ask in the same words."""
+    """Caches the vectors of recent texts, because agents often repeat their queries."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.model_version = encoder.model_version
@@ -47,19 +47,21 @@ class Remembering:
 
 
 Reading = Callable[[Encoder, Unit], Sums]
-"""The rows that stand for a unit; never none."""
+"""Computes the vectors of a unit, at least one."""
 
 
 class VectorStage:
-    """What one encoder says: the rows of all units in one matrix; a unit's similarity is that of its nearest row.
+    """The vectors of all units from one encoder, in one matrix; a unit's similarity is that of its most similar row.
 
-    Queries are read by `asked`, where they are read otherwise than units. To texts that have nothing in common some
-    encoders say a similarity far from 0: that is their `zero`.
+    `query_encoder` encodes queries if they need another encoder than units. Some encoders give unrelated texts a
+    similarity far from 0; that value is their `zero`.
     """
 
-    def __init__(self, encoder: Encoder, reading: Reading, *, asked: Encoder | None = None, zero: float = 0.0) -> None:
+    def __init__(
+        self, encoder: Encoder, reading: Reading, *, query_encoder: Encoder | None = None, zero: float = 0.0
+    ) -> None:
         self._encoder = encoder
-        self._asked = asked or encoder
+        self._query_encoder = query_encoder or encoder
         self._reading = reading
         self._zero = zero
         self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
@@ -75,11 +77,11 @@ class VectorStage:
         vectors = whole_numbers(self._reading(self._encoder, unit))
         while len(self._free) < len(vectors):
             self._grow()
-        taken = [self._free.pop() for _ in vectors]
-        self._rows[taken] = vectors
-        # Row 0 of the tally belongs to rows that are free.
-        self._owners[taken] = slot + 1
-        self._rows_of[slot] = taken
+        rows = [self._free.pop() for _ in vectors]
+        self._rows[rows] = vectors
+        # Index 0 of the tally in `compute_similarities` collects the free rows.
+        self._owners[rows] = slot + 1
+        self._rows_of[slot] = rows
 
     def remove(self, slot: int) -> None:
         freed = self._rows_of.pop(slot)
@@ -87,11 +89,12 @@ class VectorStage:
         self._free += freed
 
     def near(self, query: str, *, slots: int) -> Sums:
-        wanted = whole_numbers(self._asked.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
-        near = self._rows @ wanted
-        nearest = np.zeros(slots + 1, np.float32)
-        np.maximum.at(nearest, self._owners, near)
-        similarities: Sums = nearest[1:].astype(np.float64) / VECTOR_LENGTH**2
+        query_vector = whole_numbers(self._query_encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
+        products = self._rows @ query_vector
+        best_by_slot = np.zeros(slots + 1, np.float32)
+        np.maximum.at(best_by_slot, self._owners, products)
+        similarities: Sums = best_by_slot[1:].astype(np.float64) / VECTOR_LENGTH**2
+        # Rescale linearly, so that `zero` becomes 0 and 1 stays 1.
         return np.maximum(similarities - self._zero, 0) / (1 - self._zero) if self._zero else similarities
 
     def _grow(self) -> None:
@@ -102,29 +105,29 @@ class VectorStage:
 
 
 def by_words(encoder: Encoder, unit: Unit) -> Sums:
-    """For sums of words, each of which counts as much beside few others as beside many."""
+    """For encoders that sum word vectors: each passage is one vector."""
     return encoder.encode(passages(unit))
 
 
 def by_sentences(encoder: Encoder, unit: Unit) -> Sums:
-    """For encoders of sentences: a name is none, and so has a share of its own beside what describes the unit."""
+    """For sentence encoders: a name is no sentence, so it is encoded separately and added with a fixed weight."""
     name, description = spelled_out(unit.name), described(unit)
     texts = [text for text in (description, name) if text] or [""]
-    first = directions(encoder.encode(texts))
+    rows = directions(encoder.encode(texts))
     shares = (1.0, NAME_SHARE)[: len(texts)]
-    own = sum(share * row for share, row in zip(shares, first, strict=True))
-    rest = pieces(unit)
-    return np.vstack([[own], encoder.encode(rest)]) if rest else np.asarray([own])
+    head_vector = sum(share * row for share, row in zip(shares, rows, strict=True))
+    content_pieces = pieces(unit)
+    return np.vstack([[head_vector], encoder.encode(content_pieces)]) if content_pieces else np.asarray([head_vector])
 
 
 def whole_numbers(sums: Sums) -> Vectors:
-    """The directions, as whole numbers in rows of about `VECTOR_LENGTH`."""
+    """The directions, scaled to about `VECTOR_LENGTH` and rounded to integers."""
     whole: Vectors = np.rint(directions(sums) * VECTOR_LENGTH).astype(np.float32)
     return whole
 
 
 def directions(sums: Sums) -> Sums:
-    """Rows of length 1; a row of zeros stays one."""
+    """Rows scaled to length 1; a row of zeros stays zero."""
     lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
     rows: Sums = sums / np.maximum(lengths, 1e-12)
     return rows

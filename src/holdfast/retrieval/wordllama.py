@@ -1,4 +1,4 @@
-"""Vectors of words out of the wheel of wordllama, read as data; its program is never imported."""
+"""Word-vector encoder with the weights of the wordllama wheel, read as data; its code is never imported."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -22,28 +22,28 @@ FLOOR = 0.135
 
 
 class WordllamaEncoder:
-    """The sum of the vectors of a text's words, in lower case; float64 holds it exactly, in any order of summation."""
+    """The sum of the vectors of a text's words, in lower case; exact in float64, whatever the order of summation."""
 
     dimensions = 256
 
     def __init__(self, weights: Path, tokens: Path, model_version: str) -> None:
         self.model_version = model_version
-        self._table = _table(weights)
+        self._word_vectors = _word_vectors(weights)
         self._tokenizer = Tokenizer.from_file(str(tokens))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._tokens = lru_cache(WORDS_KNOWN_MAX)(self._tokens_of)
+        self._token_ids = lru_cache(WORDS_KNOWN_MAX)(self._tokenize_word)
 
     def encode(self, texts: Sequence[str]) -> Sums:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
-            # No token reaches over a space, and most words were met before.
-            ids = list(chain.from_iterable(map(self._tokens, words(text))))
+            # No token spans a space, so words can be tokenized one by one, and most are cached.
+            ids = list(chain.from_iterable(map(self._token_ids, words(text))))
             if ids:
-                sums[row] = self._table[ids].sum(axis=0, dtype=np.float64)
+                sums[row] = self._word_vectors[ids].sum(axis=0, dtype=np.float64)
         return sums
 
-    def _tokens_of(self, word: str) -> list[int]:
+    def _tokenize_word(self, word: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(word.encode(errors="replace").decode(), add_special_tokens=False).ids
         return tokens
 
@@ -58,9 +58,9 @@ def encoder() -> WordllamaEncoder:
     return WordllamaEncoder(carried_file("wordllama", WEIGHTS), carried_file("wordllama", TOKENS), model_version)
 
 
-def _table(path: Path) -> Vectors:
+def _word_vectors(path: Path) -> Vectors:
     try:
         (table,) = read_tensors(path).values()
     except ValueError as error:
-        raise UserError(f"{path.name} holds something else than one table; reinstall holdfast[semantic]") from error
+        raise UserError(f"{path.name} does not contain exactly one table; reinstall holdfast[semantic]") from error
     return table

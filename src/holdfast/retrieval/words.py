@@ -1,4 +1,4 @@
-"""Which words a text is found by."""
+"""Splits text into search terms: words, stop words, stems."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ WORDS_KNOWN_MAX = 100_000
 
 _WORDS = re.compile(r"[^\W_]+")
 
-# Words of questions and orders rather than of what they are about; written down once, and not fitted to any queries.
+# Words of questions and requests rather than of their topic; written by hand, not fitted to any queries.
 STOP_WORDS = frozenset(
     {
         *("a", "about", "am", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "could", "do"),
@@ -25,22 +25,23 @@ _stemmer = Stemmer.Stemmer("english")
 
 
 def words(text: str) -> list[str]:
-    """Letters and digits that stand together, in lower case; there are far fewer of these than of spellings."""
+    """Runs of letters and digits, in lower case."""
     return _WORDS.findall(text.lower())
 
 
 def terms(text: str) -> list[str]:
-    """Stems in the order of the text, without the words that stand in every request."""
+    """Stems in text order, without stop words."""
     return [_stem(word) for word in words(text) if word not in STOP_WORDS]
 
 
 def counted_terms(text: str) -> Counter[str]:
-    """How often each stem stands in a text, in the order in which they first do."""
-    counted: Counter[str] = Counter()
+    """The count of each stem, in order of first occurrence."""
+    counts: Counter[str] = Counter()
+    # Counting words first means that each distinct word is stemmed once.
     for word, count in Counter(words(text)).items():
         if word not in STOP_WORDS:
-            counted[_stem(word)] += count
-    return counted
+            counts[_stem(word)] += count
+    return counts
 
 
 @lru_cache(maxsize=WORDS_KNOWN_MAX)

@@ -1,1 +1,1 @@
-"""Providers that run on your machine: their APIs with their caches, in simulated or real time."""
+"""Local simulation of provider APIs with their prompt caches, in simulated or real time."""

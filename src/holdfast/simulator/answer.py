@@ -1,4 +1,4 @@
-"""What a simulated provider answers to one request."""
+"""The response of a simulated provider to one request."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,22 +8,22 @@ from holdfast.canonical.reply import Reply
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Nothing is sent for so long."""
+    """Send nothing for this long."""
 
     seconds: float
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The connection is closed without a word."""
+    """Close the connection without sending anything."""
 
 
 Chunk = bytes | Pause | Cut
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An HTTP response. It begins when its first chunk is taken: from then on others read what it wrote.
+    """An HTTP response. It begins when its first chunk is read: from then on other requests can read its cache entries.
 
-    `model`, as `provider:name`, and `reply` are there where a model was asked and has answered.
+    `model` (as `provider:name`) and `reply` are set if a model generated the response.
     """
 
     status: int
@@ -33,5 +33,5 @@ class Answer(msgspec.Struct, frozen=True):
     reply: Reply | None = None
 
     def body(self) -> bytes:
-        """All that is sent, without the pauses."""
+        """All bytes that are sent, without the pauses."""
         return b"".join(chunk for chunk in self.chunks if isinstance(chunk, bytes))

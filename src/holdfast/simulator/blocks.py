@@ -1,4 +1,4 @@
-"""What a request holds, block by block in wire order: where each was, its bytes, and its mark."""
+"""The blocks of a request in wire order: path, bytes and cache breakpoint of each."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain as chained
@@ -22,7 +22,7 @@ THINKING_NAMES = ("thinking", "redacted_thinking")
 
 
 class SentBlock(msgspec.Struct, frozen=True):
-    """`path` is where it stood in the request, in the words of the provider's error messages."""
+    """`path` is its position in the request, as the provider's error messages write it."""
 
     path: str
     block: Block | ToolSpec
@@ -35,77 +35,76 @@ class SentBlock(msgspec.Struct, frozen=True):
 
 
 def sent_blocks(adapter: Adapter, request: WireRequest) -> tuple[SentBlock, ...]:
-    lifetimes = {mark.piece: mark.ttl for mark in request.plan.marks}
-    pieces = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
-    places = chained.from_iterable(_places(segment) for segment in request.prompt.segments)
+    ttls = {breakpoint.piece: breakpoint.ttl for breakpoint in request.plan.marks}
+    encoded_blocks = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
+    paths = chained.from_iterable(_iter_paths(segment) for segment in request.prompt.segments)
     return tuple(
-        SentBlock(path, block, piece, lifetimes.get(index))
-        for index, ((path, block), piece) in enumerate(zip(places, pieces, strict=True))
+        SentBlock(path, block, encoded, ttls.get(index))
+        for index, ((path, block), encoded) in enumerate(zip(paths, encoded_blocks, strict=True))
     )
 
 
-def _places(segment: Segment) -> Iterator[tuple[str, Block | ToolSpec]]:
+def _iter_paths(segment: Segment) -> Iterator[tuple[str, Block | ToolSpec]]:
     for index, tool in enumerate(segment.tools):
         yield f"tools.{index}", tool
     for index, text in enumerate(segment.system):
         yield f"system.{index}", text
-    for index, passage in enumerate(segment.passages):
-        for position, block in enumerate(passage.content):
+    for index, entry in enumerate(segment.passages):
+        for position, block in enumerate(entry.content):
             yield f"messages.{index}.content.{position}", block
 
 
 class TokenCounts:
-    """Counts each block once, however often it is sent; forgets everything when it knows too many."""
+    """A cached token counter: each block is counted once; the cache is cleared when it is full."""
 
     def __init__(
         self, count: Callable[[bytes, float], int] = count_block, *, known_max: int = COUNTS_KNOWN_MAX
     ) -> None:
         self._count = count
         self._known_max = known_max
-        self._known: dict[tuple[str, float], int] = {}
+        self._counts: dict[tuple[str, float], int] = {}
 
     def __call__(self, data: bytes, factor: float) -> int:
         key = (digest(data), factor)
-        if key not in self._known:
-            if len(self._known) >= self._known_max:
-                self._known.clear()
-            self._known[key] = self._count(data, factor)
-        return self._known[key]
+        if key not in self._counts:
+            if len(self._counts) >= self._known_max:
+                self._counts.clear()
+            self._counts[key] = self._count(data, factor)
+        return self._counts[key]
 
 
 def conversations_of(workspace: str, blocks: Sequence[SentBlock]) -> tuple[str, ...]:
-    """What tells conversations apart: whose they are, their system prompt and their first user message.
+    """Digests that identify the conversation: of the workspace, the system prompt and the first user message.
 
-    After a failure that message may grow, so each of its beginnings may be what the conversation is known by;
-    the whole comes first.
+    After a failure the client may extend that message, so there is one digest per prefix of it, the longest first.
     """
-    opening, known_by = [workspace], []
+    digests, candidates = [workspace], []
     for sent in blocks:
         if sent.piece.place == "messages" and sent.piece.role != "user":
             break
         if sent.piece.place != "tools":
-            opening.append(digest(sent.piece.data))
+            digests.append(digest(sent.piece.data))
         if sent.piece.place == "messages":
-            known_by.append(digest(canonical_json(opening)))
-    return tuple(reversed(known_by)) or (digest(canonical_json(opening)),)
+            candidates.append(digest(canonical_json(digests)))
+    return tuple(reversed(candidates)) or (digest(canonical_json(digests)),)
 
 
 def conversation_so_far(blocks: Sequence[SentBlock]) -> str:
-    """A digest of all that was sent, and of nothing else."""
-    so_far = ""
+    """A digest of everything that was sent, without workspace or parameters."""
+    digest_so_far = ""
     for sent in blocks:
-        so_far = chain(so_far, sent.piece.opens + sent.piece.data)
-    return so_far
+        digest_so_far = chain(digest_so_far, sent.piece.opens + sent.piece.data)
+    return digest_so_far
 
 
 def part_of(sent: SentBlock, place: Place, *, model: Model, count: TokenCounts, ending: bool = False) -> Part:
-    """The block as the cache sees it: who said it, and its bytes without marks."""
-    written = sent.piece.opens + sent.piece.data
-    said_by = (sent.piece.role or "").encode() + b"\n"
-    return Part(place, said_by + written, count(written, model.tokens_factor), _counted_as(sent.kind), ending)
+    """The block as the cache sees it: its role, and its bytes without breakpoints."""
+    encoded = sent.piece.opens + sent.piece.data
+    role = (sent.piece.role or "").encode() + b"\n"
+    return Part(place, role + encoded, count(encoded, model.tokens_factor), _block_kind(sent.kind), ending)
 
 
-def _counted_as(kind: str) -> BlockKind:
+def _block_kind(kind: str) -> BlockKind:
     match kind:
         case "tool_use":
             return "tool_use"

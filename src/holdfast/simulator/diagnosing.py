@@ -1,4 +1,4 @@
-"""What a provider says of its cache when it is asked to compare a request with an earlier one."""
+"""Simulates cache diagnostics: comparing a request with an earlier one to explain a cache miss."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +15,19 @@ from holdfast.canonical.usage import Usage
 from holdfast.catalog.rows import CacheRules
 from holdfast.simulator.blocks import SentBlock
 
+# Both limits bound the memory of a long-running simulator.
 REPLIES_MAX = 4_000
 BLOCKS_MAX = 200_000
 
 NO_WORD = ""
-"""The reason for a difference that the provider does not name."""
+"""Marks a difference for which the provider has no reason code."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What is compared of a request beside its prompt: digests, in the order in which they are looked at, by reason.
+    """What is compared besides the prompt: (reason, digest) pairs, in the order in which they are checked.
 
-    `prompt_reason` is the word for a prompt that does not go on where the earlier one ended. With `hits_are_read` a hit
-    says that something was read, and not only that nothing differs.
+    `prompt_reason` is reported for a prompt that does not extend the earlier one. With `hit_requires_read`, a hit means
+    that something was read, not only that nothing differs.
     """
 
     digests: tuple[tuple[str, str], ...]
@@ -35,13 +36,13 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """That a request wants to be compared, and with which reply; with none, it is only remembered."""
+    """A request for a comparison with an earlier reply; without a reply id, the request is only remembered."""
 
     reply_id: str | None = None
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """A request that was answered; `kept_tokens` of it were in the cache from then on."""
+    """An answered request; `cached_tokens` of its prompt are in the cache since."""
 
     fingerprint: Fingerprint
     prefixes: tuple[Prefix, ...]
@@ -49,63 +50,66 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class AnsweredRequests:
-    """Those of one workspace are nothing to another; the oldest are forgotten first."""
+    """Answered requests, kept apart by workspace; the oldest are dropped first."""
 
     def __init__(self, *, replies_max: int = REPLIES_MAX, blocks_max: int = BLOCKS_MAX) -> None:
         self._replies_max = replies_max
         self._blocks_max = blocks_max
         self._blocks = 0
-        self._known: OrderedDict[tuple[str, str], Answered] = OrderedDict()
+        self._by_reply: OrderedDict[tuple[str, str], Answered] = OrderedDict()
 
-    def diagnose(self, wish: Wish, fingerprint: Fingerprint, call: Call, usage: Usage) -> Diagnosis:
-        if wish.reply_id is None:
+    def diagnose(self, comparison: Wish, fingerprint: Fingerprint, call: Call, usage: Usage) -> Diagnosis:
+        if comparison.reply_id is None:
             return Diagnosis("hit")
-        before = self._known.get((call.scope.workspace, wish.reply_id))
-        # A reply of another interface is not found either.
-        if before is None or before.fingerprint.prompt_reason != fingerprint.prompt_reason:
+        earlier = self._by_reply.get((call.scope.workspace, comparison.reply_id))
+        # A reply of another API is reported as not found too.
+        if earlier is None or earlier.fingerprint.prompt_reason != fingerprint.prompt_reason:
             return Diagnosis("not_found")
-        return compare(before, Answered(fingerprint, call.prefixes, usage.cache_read))
+        return compare(earlier, Answered(fingerprint, call.prefixes, usage.cache_read))
 
     def remember(self, reply_id: str, fingerprint: Fingerprint, call: Call, usage: Usage) -> None:
-        kept = Answered(fingerprint, call.prefixes, usage.cache_read + usage.cache_write)
-        self._known[call.scope.workspace, reply_id] = kept
-        self._blocks += len(kept.prefixes)
-        while len(self._known) > 1 and (len(self._known) > self._replies_max or self._blocks > self._blocks_max):
-            _, forgotten = self._known.popitem(last=False)
-            self._blocks -= len(forgotten.prefixes)
+        answered = Answered(fingerprint, call.prefixes, usage.cache_read + usage.cache_write)
+        self._by_reply[call.scope.workspace, reply_id] = answered
+        self._blocks += len(answered.prefixes)
+        while len(self._by_reply) > 1 and (len(self._by_reply) > self._replies_max or self._blocks > self._blocks_max):
+            _, dropped = self._by_reply.popitem(last=False)
+            self._blocks -= len(dropped.prefixes)
 
 
-def compare(before: Answered, now: Answered) -> Diagnosis:
-    """`now` has kept what it read. The first difference counts."""
-    tokens = max(0, before.kept_tokens - _shared_tokens(before.prefixes, now.prefixes))
-    for (reason, was), (_, is_now) in zip(before.fingerprint.digests, now.fingerprint.digests, strict=True):
-        if was != is_now:
+def compare(earlier: Answered, current: Answered) -> Diagnosis:
+    """The first difference decides. `current.cached_tokens` are the tokens that it read."""
+    # Missed tokens: what the earlier request had cached beyond the shared prefix.
+    tokens = max(0, earlier.kept_tokens - _shared_tokens(earlier.prefixes, current.prefixes))
+    for (reason, old_digest), (_, new_digest) in zip(
+        earlier.fingerprint.digests, current.fingerprint.digests, strict=True
+    ):
+        if old_digest != new_digest:
             return Diagnosis("unavailable") if reason == NO_WORD else missed(reason, tokens)
-    end = len(before.prefixes)
-    if now.prefixes[end - 1 : end] != before.prefixes[end - 1 : end]:
-        return missed(now.fingerprint.prompt_reason, tokens)
-    if now.fingerprint.hits_are_read and now.kept_tokens == 0:
-        # Nothing differs and nothing was read: what was kept has lapsed, for which there is no word.
+    end = len(earlier.prefixes)
+    if current.prefixes[end - 1 : end] != earlier.prefixes[end - 1 : end]:
+        return missed(current.fingerprint.prompt_reason, tokens)
+    if current.fingerprint.hits_are_read and current.kept_tokens == 0:
+        # Nothing differs and nothing was read: the entry has expired, and the provider has no reason code for that.
         return Diagnosis("unavailable")
     return Diagnosis("hit")
 
 
-def _shared_tokens(before: Sequence[Prefix], now: Sequence[Prefix]) -> int:
-    same = takewhile(lambda both: both[0].digest == both[1].digest, zip(before, now, strict=False))
+def _shared_tokens(earlier: Sequence[Prefix], current: Sequence[Prefix]) -> int:
+    same = takewhile(lambda pair: pair[0].digest == pair[1].digest, zip(earlier, current, strict=False))
     return max((prefix.tokens for prefix, _ in same), default=0)
 
 
 def digest_of(blocks: Iterable[SentBlock], place: Place) -> str:
-    """Of all that stands at one place."""
-    so_far = ""
+    """The digest of all blocks in one section of the prompt."""
+    digest_so_far = ""
     for sent in blocks:
         if sent.piece.place == place:
-            so_far = chain(so_far, sent.piece.data)
-    return so_far
+            digest_so_far = chain(digest_so_far, sent.piece.data)
+    return digest_so_far
 
 
 def digest_of_settings(parameters: TierParameters, names: Iterable[str], rules: CacheRules) -> str:
-    """Of those settings, by the names of the rules, on which the cache depends."""
+    """The digest of those of the named settings that the cache depends on."""
     values: Mapping[str, object] = {**msgspec.structs.asdict(parameters), **parameters.others}
-    counted = set(rules.invalidates) | ({"effort", "reasoning_effort"} if rules.effort_breaks_messages else set())
-    return digest(canonical_json({name: values.get(name) for name in sorted(counted & set(names))}))
+    relevant = set(rules.invalidates) | ({"effort", "reasoning_effort"} if rules.effort_breaks_messages else set())
+    return digest(canonical_json({name: values.get(name) for name in sorted(relevant & set(names))}))

@@ -1,4 +1,4 @@
-"""What a provider's dialect offers the simulator: which requests are its own, what they mean, and how it answers."""
+"""The interface of a simulated provider API: which requests it takes, how it parses them and how it responds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -22,7 +22,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """An HTTP request as it came."""
+    """An HTTP request as received."""
 
     method: str
     path: str
@@ -32,8 +32,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a request meets: the models there are, whose request it is, what time it is, how tokens are counted,
-    and which caches have a name."""
+    """What parsing a request depends on: catalog, workspace, time, token counter and explicit caches."""
 
     models: Models
     workspace: str
@@ -43,7 +42,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class DroppedBlock(msgspec.Struct, frozen=True):
-    """A block that was sent and not shown to the model, as the provider reports it."""
+    """A block that was sent but not shown to the model, as the provider reports it."""
 
     path: str
     reason: str
@@ -51,11 +50,11 @@ class DroppedBlock(msgspec.Struct, frozen=True):
 
 
 class Understood(msgspec.Struct, frozen=True):
-    """A request that the provider takes.
+    """A request that the provider accepts.
 
     `prefix` is what thinking in the reply is bound to. `dropped` are the blocks that the model does not see. A request
-    that only prewarms the cache gets no output; `prewarmed` is then why its reply stops. A request with a
-    `fingerprint` can be compared with others; its `wish` is what it is to be compared with.
+    that only prewarms the cache gets no output; `prewarm_stop_reason` is then the stop reason of its reply. A request
+    with a `fingerprint` can be compared with others; `diagnosis_request` says which earlier reply to compare it with.
     """
 
     model: Model
@@ -71,25 +70,25 @@ class Understood(msgspec.Struct, frozen=True):
 
     @property
     def turn(self) -> int:
-        """How often the assistant has spoken; what it is to go on with does not count."""
-        spoken = sum(message.role == "assistant" for message in self.messages)
-        return spoken - (self.messages[-1].role == "assistant")
+        """The number of assistant messages so far; a prefilled one at the end does not count."""
+        assistant_messages = sum(message.role == "assistant" for message in self.messages)
+        return assistant_messages - (self.messages[-1].role == "assistant")
 
 
 class Dialect(Protocol):
-    """One provider's way to ask and to answer. Clock, script, cache and faults are kept for it by the simulator."""
+    """One provider's API. The simulator handles clock, script, cache and faults for all of them."""
 
     @property
     def provider(self) -> str:
-        """Under which name the provider's adapter is known."""
+        """The name of the provider's adapter."""
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """Its endpoints, as they are told to whoever asks for another."""
+        """Its endpoints, as listed in the error for an unknown one."""
 
     @property
     def key_header(self) -> str:
-        """The header in which its clients are told to send the key."""
+        """The header that the error for a missing key names."""
 
     @property
     def request_id_header(self) -> str: ...
@@ -100,37 +99,37 @@ class Dialect(Protocol):
     @property
     def call_id_prefix(self) -> str: ...
 
-    def takes(self, asked: Asked) -> bool:
-        """Whether this request is one of its own: by method and path, and by headers where two share a path."""
+    def takes(self, http_request: Asked) -> bool:
+        """Whether the request belongs to this API: by method and path, and by headers where two APIs share a path."""
 
-    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
-        """What is asked of the model; or the whole answer, where the model is not needed for it.
+    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+        """The parsed request, or the response body if no model is needed for it.
 
         Raises `ProviderError` for what the provider refuses.
         """
 
     def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
-        """The blocks of a reply, its thinking signed as the provider signs it."""
+        """The blocks of a reply with their thinking signed as the provider does it."""
 
     def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
-        """The reply on the wire: at once, or one event a chunk where the request asked for a stream."""
+        """The reply in wire format: one body, or one event per chunk if the request asked for a stream."""
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
-        """Status and body with which the provider reports the failure."""
+        """Status and body of the provider's error response."""
 
 
 def spelled(adapter: Adapter, reply: Reply, *, stream: bool) -> bytes | Iterable[bytes]:
-    """As `Dialect.spell`, where the adapter's words are all there is to say."""
+    """Implements `ProviderApi.encode_reply` for a provider whose adapter already writes the complete reply."""
     return adapter.write_stream(reply) if stream else adapter.write_reply(reply)
 
 
 def reported(adapter: Adapter, error: ProviderError) -> tuple[int, bytes]:
-    """As `Dialect.refusal`."""
+    """Implements `ProviderApi.encode_error`."""
     return adapter.write_error(error.kind, str(error), status=error.status)
 
 
 def model_asked_for(path: str, models_path: str) -> str:
-    """The name in the path that asks for one model; empty for any other path."""
+    """The model name in the path of a request for one model; empty for any other path."""
     return path.removeprefix(f"{models_path}/") if path.startswith(f"{models_path}/") else ""
 
 
@@ -142,5 +141,5 @@ def model_named(name: str, models: Models, *, provider: str) -> Model:
     try:
         return find_model(f"{provider}:{name}", models)
     except UserError as error:
-        # The client knows its models without the provider in front.
+        # Clients of a provider's own API name models without our provider prefix.
         raise refuse(f"model: {str(error).replace(f'{provider}:', '')}", status=404) from error

@@ -1,4 +1,4 @@
-"""Which dialects the simulator speaks, and which of them a request is in."""
+"""The provider APIs that the simulator implements, and which of them a request belongs to."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,21 +15,21 @@ DIALECTS: tuple[Callable[[], Dialect], ...] = (
     ChatDialect,
     ResponsesDialect,
 )
-"""The first that takes a request answers it: those that know theirs by a header stand in front of those that do not."""
+"""The first that takes a request answers it, so APIs that recognise a header come before those that do not."""
 
 
 def all_dialects() -> tuple[Dialect, ...]:
-    """One of each, as every simulated provider has its own."""
+    """New instances, one of each; every simulated provider has its own."""
     return tuple(make() for make in DIALECTS)
 
 
-def dialect_of(asked: Asked, dialects: Iterable[Dialect]) -> Dialect | None:
-    return next((dialect for dialect in dialects if dialect.takes(asked)), None)
+def dialect_of(http_request: Asked, dialects: Iterable[Dialect]) -> Dialect | None:
+    return next((dialect for dialect in dialects if dialect.takes(http_request)), None)
 
 
-def refusing_dialect(asked: Asked, dialects: Sequence[Dialect]) -> Dialect:
-    """The dialect to refuse a request in, also where it is nobody's."""
-    return dialect_of(asked, dialects) or dialects[0]
+def refusing_dialect(http_request: Asked, dialects: Sequence[Dialect]) -> Dialect:
+    """The dialect of the error response; the first one if no dialect takes the request."""
+    return dialect_of(http_request, dialects) or dialects[0]
 
 
 def known_routes(dialects: Iterable[Dialect]) -> str:

@@ -1,4 +1,4 @@
-"""Which failures can be ordered from the simulator, how they are written, and what they do to an answer."""
+"""The faults that the simulator can inject: their syntax, and their effect on a response."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ KNOWN_FAULTS = (
     "stall;after=1; cut;after=1; malformed;after=1; content-type; window;tokens=1000; marks;max=0; lifetimes; "
     "thinking; unpaired"
 )
-STALL_SECONDS = 3600.0
+STALL_SECONDS = 3600.0  # Clients time out long before this.
 PAUSE_SECONDS_MAX = 3600.0
 AFTER_MAX = 1_000_000
 MOST_MAX = 1_000_000_000
@@ -35,10 +35,10 @@ Trouble = Literal["slow", "drip", "stall", "cut", "malformed", "content-type"]
 
 
 class DeliveryFault(msgspec.Struct, frozen=True):
-    """The reply is made, and billed, but its delivery goes wrong.
+    """The reply is generated and billed, but its delivery fails.
 
-    `slow` begins late, and `drip` pauses before each part. `stall` falls silent and `cut` breaks off behind the first
-    `after` parts, and `malformed` sends something unreadable there. `content-type` sends a page for people.
+    `slow` starts late, `drip` pauses before each chunk. After the first `after_chunks` chunks `stall` goes silent,
+    `cut` closes the connection and `malformed` sends an unreadable chunk. `content-type` sends an HTML page.
     """
 
     trouble: Trouble
@@ -50,10 +50,10 @@ Objection = Literal["window", "marks", "lifetimes", "thinking", "unpaired"]
 
 
 class RefusalFault(msgspec.Struct, frozen=True):
-    """The request is refused, in the provider's words, for as long as it is what the provider objects to.
+    """The request is refused, in the provider's words, as long as it contains what the provider objects to.
 
-    `window`: it has more than `most` tokens. `marks`: it has more than `most` marks. `lifetimes`: a mark lives longer
-    than the shortest time. `thinking`: thinking comes back in it. `unpaired`: once, whatever it holds.
+    `window`: more than `limit` tokens. `marks`: more than `limit` cache breakpoints. `lifetimes`: a breakpoint with
+    more than the shortest TTL. `thinking`: thinking blocks in the history. `unpaired`: any request, once.
     """
 
     objection: Objection
@@ -65,7 +65,7 @@ Fault = StatusFault | DeliveryFault | RefusalFault
 
 def parse_fault(text: str) -> Fault:
     kind, *options = (part.strip() for part in text.split(";"))
-    values = dict(_option(option, text) for option in options)
+    values = dict(_parse_option(option, text) for option in options)
     if kind.isascii() and kind.isdigit() and 400 <= int(kind[:4]) <= 599:
         retry_after = values.pop("retry-after", None)
         fault: Fault = StatusFault(int(kind), retry_after)
@@ -75,7 +75,7 @@ def parse_fault(text: str) -> Fault:
     elif kind in ("stall", "cut", "malformed"):
         after = values.pop("after", 1.0)
         if not after.is_integer() or after > AFTER_MAX:
-            raise _unknown(text)
+            raise _unknown_fault(text)
         trouble: Trouble = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
         fault = DeliveryFault(trouble, after=int(after))
     elif kind == "content-type":
@@ -83,58 +83,58 @@ def parse_fault(text: str) -> Fault:
     elif kind in _LIMITS:
         most = values.pop(_LIMITS[kind], 0.0)
         if not most.is_integer() or most > MOST_MAX:
-            raise _unknown(text)
+            raise _unknown_fault(text)
         fault = RefusalFault("window" if kind == "window" else "marks", int(most))
     elif kind in ("lifetimes", "thinking", "unpaired"):
         objection: Objection = "lifetimes" if kind == "lifetimes" else "thinking" if kind == "thinking" else "unpaired"
         fault = RefusalFault(objection)
     else:
-        raise _unknown(text)
+        raise _unknown_fault(text)
     if values:
-        raise _unknown(text)
+        raise _unknown_fault(text)
     return fault
 
 
-def spoiled(answer: Answer, fault: DeliveryFault, *, streamed: bool) -> Answer:
-    """The answer as it arrives when its delivery goes wrong."""
+def spoiled(response: Answer, fault: DeliveryFault, *, streamed: bool) -> Answer:
+    """The response as it arrives when its delivery fails."""
     if fault.trouble == "content-type":
-        headers = {**answer.headers, "content-type": "text/html"}
+        headers = {**response.headers, "content-type": "text/html"}
         page = b"<html><body>Please sign in.</body></html>"
-        return msgspec.structs.replace(answer, headers=headers, chunks=_begun(answer.chunks, page))
-    parts = answer.chunks if streamed else _halves(answer.chunks)
-    return msgspec.structs.replace(answer, chunks=_spoiled(parts, fault, streamed=streamed))
+        return msgspec.structs.replace(response, headers=headers, chunks=_replace_body(response.chunks, page))
+    chunks = response.chunks if streamed else _split_chunks(response.chunks)
+    return msgspec.structs.replace(response, chunks=_spoil_chunks(chunks, fault, streamed=streamed))
 
 
-def _spoiled(parts: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) -> Iterator[Chunk]:
+def _spoil_chunks(chunks: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) -> Iterator[Chunk]:
     if fault.trouble == "slow":
         yield Pause(fault.seconds)
-        yield from parts
+        yield from chunks
         return
     if fault.trouble == "drip":
-        for part in parts:
+        for chunk in chunks:
             yield Pause(fault.seconds)
-            yield part
+            yield chunk
         return
-    coming = iter(parts)
-    yield from islice(coming, fault.after)
+    remaining = iter(chunks)
+    yield from islice(remaining, fault.after)
     if fault.trouble == "stall":
         yield Pause(STALL_SECONDS)
     if fault.trouble == "malformed":
-        # A whole reply that just ends is unreadable enough.
+        # A reply that is not streamed is already unreadable when it ends early.
         if streamed:
-            yield from (_broken(part) if isinstance(part, bytes) else part for part in islice(coming, 1))
-            yield from coming
+            yield from (_truncate_event(chunk) if isinstance(chunk, bytes) else chunk for chunk in islice(remaining, 1))
+            yield from remaining
     else:
         yield Cut()
 
 
-def _broken(event: bytes) -> bytes:
-    """The event with the half of what it says: its name stays, so that whoever waits for it takes notice."""
-    name, marker, told = event.partition(b"data: ")
-    return name + marker + told[: len(told) // 2] + b"\n\n"
+def _truncate_event(event: bytes) -> bytes:
+    """Cut the event's data in half; its name stays, so that a client that waits for this event notices."""
+    name, marker, data = event.partition(b"data: ")
+    return name + marker + data[: len(data) // 2] + b"\n\n"
 
 
-def _halves(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def _split_chunks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     for chunk in chunks:
         if isinstance(chunk, bytes):
             middle = len(chunk) // 2
@@ -142,21 +142,21 @@ def _halves(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
             yield chunk[middle:]
 
 
-def _begun(chunks: Iterable[Chunk], page: bytes) -> Iterator[Chunk]:
-    """The page instead of the reply, which has begun all the same."""
+def _replace_body(chunks: Iterable[Chunk], page: bytes) -> Iterator[Chunk]:
+    """The page in place of the reply; reading the first chunk still publishes the reply's cache entries."""
     for _ in islice(chunks, 1):
         yield page
 
 
-def _option(option: str, text: str) -> tuple[str, float]:
+def _parse_option(option: str, text: str) -> tuple[str, float]:
     name, _, value = option.partition("=")
-    seconds = _number(value)
-    if seconds is None:
-        raise _unknown(text)
-    return name.strip(), seconds
+    number = _parse_number(value)
+    if number is None:
+        raise _unknown_fault(text)
+    return name.strip(), number
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -164,5 +164,5 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _unknown(text: str) -> UserError:
+def _unknown_fault(text: str) -> UserError:
     return UserError(f"unknown fault {text[:_TEXT_SHOWN_CHARS_MAX]!r}; known: {KNOWN_FAULTS}")

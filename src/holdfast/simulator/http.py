@@ -1,4 +1,4 @@
-"""The simulator on a port: the providers' endpoints, and a few of its own to steer and to watch it."""
+"""Serves the simulator over HTTP: the providers' endpoints, and `/_sim/` endpoints to control and inspect it."""
 
 import asyncio
 from contextlib import suppress
@@ -16,12 +16,12 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.records import RecordedRequest
 
 SHUTDOWN_SECONDS_MAX = 1.0
-PAUSE_STEP_SECONDS = 0.05
+PAUSE_STEP_SECONDS = 0.05  # How often a pause checks whether the client has disconnected.
 _PROVIDER = web.AppKey("provider", SimulatedProvider)
 
 
 class RunningSimulator:
-    """A simulator that answers on `url` until it is closed."""
+    """A simulator that listens on `url` until it is closed."""
 
     def __init__(self, runner: web.AppRunner, url: str) -> None:
         self._runner = runner
@@ -32,7 +32,7 @@ class RunningSimulator:
 
 
 async def serve(provider: SimulatedProvider, *, host: str = "127.0.0.1", port: int = 0) -> RunningSimulator:
-    """Port 0 takes a free one."""
+    """Port 0 chooses a free port."""
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app[_PROVIDER] = provider
     app.router.add_route("*", "/{path:.*}", _respond)
@@ -46,9 +46,9 @@ async def serve(provider: SimulatedProvider, *, host: str = "127.0.0.1", port: i
         raise UserError(
             f"cannot listen on port {port} of {host}: {reason}; choose another host or port, or port 0 for a free one"
         ) from error
-    address, taken = runner.addresses[0][:2]
-    shown = f"[{address}]" if ":" in address else address
-    return RunningSimulator(runner, f"http://{shown}:{taken}")
+    address, bound_port = runner.addresses[0][:2]
+    host_part = f"[{address}]" if ":" in address else address
+    return RunningSimulator(runner, f"http://{host_part}:{bound_port}")
 
 
 class _Advance(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,25 +60,27 @@ async def _respond(request: web.Request) -> web.StreamResponse:
     try:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        # What is left of the body stays unread, so the connection cannot be used again.
-        refusal = _refusal(request, refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413))
+        # The rest of the body stays unread, so the connection cannot be reused.
+        refusal = _error_response(
+            request, refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413)
+        )
         refusal.force_close()
         return refusal
     except (ConnectionError, web.RequestPayloadError, asyncio.IncompleteReadError):
-        # The client has left before all of its request was here.
+        # The client disconnected before its request was complete.
         return web.Response(status=400)
     if request.path.startswith("/_sim/"):
-        return _steer(provider, request, body)
-    answer = provider.answer(request.method, request.path, headers=request.headers, body=body, query=request.query)
-    response = web.StreamResponse(status=answer.status, headers=answer.headers)
-    # The client has left, or was meant to be left; there is nobody to tell.
+        return _handle_control(provider, request, body)
+    simulated = provider.answer(request.method, request.path, headers=request.headers, body=body, query=request.query)
+    response = web.StreamResponse(status=simulated.status, headers=simulated.headers)
+    # The client disconnected, or a fault closed the connection on purpose: no one is left to report to.
     with suppress(ConnectionError):
-        await _send(request, response, answer)
+        await _send(request, response, simulated)
     return response
 
 
-async def _send(request: web.Request, response: web.StreamResponse, answer: Answer) -> None:
-    for chunk in answer.chunks:
+async def _send(request: web.Request, response: web.StreamResponse, simulated: Answer) -> None:
+    for chunk in simulated.chunks:
         match chunk:
             case Pause(seconds=seconds):
                 await _pause(request, seconds)
@@ -87,7 +89,7 @@ async def _send(request: web.Request, response: web.StreamResponse, answer: Answ
                     request.transport.abort()
                 raise ConnectionAbortedError
             case bytes():
-                # Not before there is something to send: a reply that begins late has a late status, too.
+                # Headers are sent with the first chunk: a reply that starts late must have a late status line too.
                 if not response.prepared:
                     await response.prepare(request)
                 await response.write(chunk)
@@ -97,34 +99,34 @@ async def _send(request: web.Request, response: web.StreamResponse, answer: Answ
 
 
 async def _pause(request: web.Request, seconds: float) -> None:
-    """Be silent, unless the client has left meanwhile."""
+    """Wait, unless the client disconnects meanwhile."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    while (left := until - loop.time()) > 0:
+    while (remaining := until - loop.time()) > 0:
         if request.transport is None or request.transport.is_closing():
             raise ConnectionAbortedError
-        await asyncio.sleep(min(left, PAUSE_STEP_SECONDS))
+        await asyncio.sleep(min(remaining, PAUSE_STEP_SECONDS))
 
 
-def _steer(provider: SimulatedProvider, request: web.Request, body: bytes) -> web.Response:
+def _handle_control(provider: SimulatedProvider, request: web.Request, body: bytes) -> web.Response:
     match f"{request.method} {request.path}":
         case "POST /_sim/clock":
             try:
                 now = provider.advance(msgspec.json.decode(body, type=_Advance).advance_seconds)
             except (msgspec.MsgspecError, UnicodeError, UserError) as error:
-                return _refusal(request, refuse(f'{error}; send {{"advance_seconds": 300}}'))
-            return _shown({"now": now})
+                return _error_response(request, refuse(f'{error}; send {{"advance_seconds": 300}}'))
+            return _json_response({"now": now})
         case "GET /_sim/requests":
-            return _shown({"requests": [_shown_request(recorded) for recorded in provider.requests]})
+            return _json_response({"requests": [_request_view(recorded) for recorded in provider.requests]})
         case "GET /_sim/cache":
-            return _shown({"now": provider.now(), "entries": provider.cache, "named": provider.named_caches})
+            return _json_response({"now": provider.now(), "entries": provider.cache, "named": provider.named_caches})
         case _:
-            known = "POST /_sim/clock, GET /_sim/requests, GET /_sim/cache"
-            return _refusal(request, refuse(f"no such endpoint; there are {known}", status=404))
+            endpoints = "POST /_sim/clock, GET /_sim/requests, GET /_sim/cache"
+            return _error_response(request, refuse(f"no such endpoint; there are {endpoints}", status=404))
 
 
-def _shown_request(request: RecordedRequest) -> dict[str, object]:
-    """The body as text, because a parsed one would no longer show its bytes."""
+def _request_view(request: RecordedRequest) -> dict[str, object]:
+    """The body as text, because parsing and re-encoding it would change its bytes."""
     return {
         "at": request.at,
         "method": request.method,
@@ -134,11 +136,11 @@ def _shown_request(request: RecordedRequest) -> dict[str, object]:
     }
 
 
-def _shown(value: object) -> web.Response:
+def _json_response(value: object) -> web.Response:
     return web.Response(body=plain_json(value), content_type="application/json")
 
 
-def _refusal(request: web.Request, error: ProviderError) -> web.Response:
-    asked = Asked(request.method, request.path, request.headers)
-    status, body = refusing_dialect(asked, all_dialects()).refusal(error)
+def _error_response(request: web.Request, error: ProviderError) -> web.Response:
+    http_request = Asked(request.method, request.path, request.headers)
+    status, body = refusing_dialect(http_request, all_dialects()).refusal(error)
     return web.Response(status=status, body=body, content_type="application/json")

@@ -1,4 +1,4 @@
-"""The caches that clients have made under a name: whose they are, what they hold, and until when."""
+"""Explicit caches that clients created: workspace, content and expiry."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,13 @@ from holdfast.clock import CountedIds
 from holdfast.errors import ProviderError
 from holdfast.providers.keeping import NamedCache
 
+# Both limits bound the memory of a long-running simulator.
 CACHES_MAX = 1_000
 CACHES_BYTES_MAX = 256 * 1024 * 1024
 
 
 class KeptContent(msgspec.Struct, frozen=True):
-    """A cache, and the members of the request that made it, byte for byte."""
+    """A cache, and the JSON members of the request that created it, byte for byte."""
 
     workspace: str
     cache: NamedCache
@@ -25,35 +26,37 @@ class KeptContent(msgspec.Struct, frozen=True):
 
 
 class NamedCaches:
-    """Those of one workspace are nothing to another. What has lapsed is gone."""
+    """The explicit caches of all workspaces, invisible to each other; expired ones are dropped."""
 
     def __init__(self, *, caches_max: int = CACHES_MAX, bytes_max: int = CACHES_BYTES_MAX) -> None:
         self._caches_max = caches_max
         self._bytes_max = bytes_max
         self._ids = CountedIds("sim")
-        self._kept: dict[str, KeptContent] = {}
+        self._by_name: dict[str, KeptContent] = {}
 
     def new_id(self, at: float) -> str:
         return self._ids(at)
 
-    def keep(self, kept: KeptContent, *, at: float) -> None:
-        """Also in place of what has this name already; `ProviderError` where there is no room."""
-        alive = {name: one for name, one in self._kept.items() if _lives(one, at)} | {kept.cache.name: kept}
-        if len(alive) > self._caches_max or sum(one.bytes_held for one in alive.values()) > self._bytes_max:
+    def keep(self, added: KeptContent, *, at: float) -> None:
+        """Add a cache or replace the one with the same name; raises `ProviderError` if there is no room."""
+        live = {name: content for name, content in self._by_name.items() if _is_live(content, at)} | {
+            added.cache.name: added
+        }
+        if len(live) > self._caches_max or sum(content.bytes_held for content in live.values()) > self._bytes_max:
             raise ProviderError("rate_limit", "there is no room for another cache; delete some first", status=429)
-        self._kept = alive
+        self._by_name = live
 
     def find(self, workspace: str, name: str, *, at: float) -> KeptContent | None:
-        kept = self._kept.get(name)
-        return kept if kept is not None and kept.workspace == workspace and _lives(kept, at) else None
+        content = self._by_name.get(name)
+        return content if content is not None and content.workspace == workspace and _is_live(content, at) else None
 
     def remove(self, name: str) -> None:
-        self._kept.pop(name, None)
+        self._by_name.pop(name, None)
 
     def live(self, *, at: float) -> tuple[KeptContent, ...]:
-        """All of them, in the order in which they were made."""
-        return tuple(kept for kept in self._kept.values() if _lives(kept, at))
+        """All live caches, in order of creation."""
+        return tuple(content for content in self._by_name.values() if _is_live(content, at))
 
 
-def _lives(kept: KeptContent, at: float) -> bool:
-    return at < kept.cache.expires_at
+def _is_live(content: KeptContent, at: float) -> bool:
+    return at < content.cache.expires_at

@@ -1,4 +1,4 @@
-"""Whether a request is what a provider was ordered to object to, and the words in which each provider does."""
+"""Injected refusals: whether one applies to a request, and its error text in each provider's words."""
 
 import msgspec
 
@@ -10,9 +10,9 @@ from holdfast.simulator.faults import RefusalFault
 from holdfast.simulator.gemini.checks import check_window as check_gemini_window
 from holdfast.simulator.openai.checks import check_window as check_openai_window
 
-_WINDOWS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}
+_WINDOW_CHECKS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}
 
-_WORDS = {
+_ERROR_TEXTS = {
     "anthropic": {
         "lifetimes": "system.0.cache_control.ephemeral.ttl: Extra inputs are not permitted",
         "thinking": "messages.1.content.0: Invalid `signature` in `thinking` block",
@@ -24,7 +24,7 @@ _WORDS = {
         "unpaired": "Please ensure that function response turn comes immediately after a function call turn.",
     },
 }
-_OTHERS = {
+_OPENAI_TEXTS = {
     "lifetimes": "Invalid value for 'prompt_cache_breakpoint': ttl is not supported.",
     "thinking": "The encrypted content of the reasoning item at input.1 could not be verified; send it as it came.",
     "unpaired": "No tool output found for function call 'call_1'.",
@@ -38,9 +38,9 @@ def objects(fault: RefusalFault, request: Understood) -> bool:
         case "marks":
             return len(request.call.marks) > fault.most
         case "lifetimes":
-            lifetimes = request.model.cache.ttls_seconds
-            shortest = min(lifetimes.values(), default=0)
-            return any(lifetimes.get(mark.ttl, 0) > shortest for mark in request.call.marks)
+            ttls = request.model.cache.ttls_seconds
+            shortest = min(ttls.values(), default=0)
+            return any(ttls.get(breakpoint.ttl, 0) > shortest for breakpoint in request.call.marks)
         case "thinking":
             return any(is_thinking(block) for message in request.messages for block in message.content)
         case "unpaired":
@@ -48,19 +48,19 @@ def objects(fault: RefusalFault, request: Understood) -> bool:
 
 
 def objection_to(request: Understood, fault: RefusalFault, provider: str) -> ProviderError:
-    """What the provider says to a request that it objects to."""
+    """The provider's error for a request that it objects to."""
     match fault.objection:
         case "window":
             smaller = msgspec.structs.replace(request.model, context_tokens_max=fault.most)
             try:
-                _WINDOWS.get(provider, check_openai_window)(request.call.tokens, smaller)
+                _WINDOW_CHECKS.get(provider, check_openai_window)(request.call.tokens, smaller)
             except ProviderError as error:
                 return error
             return refuse("prompt is too long")
         case "marks" if provider == "anthropic":
-            found = len(request.call.marks)
-            return refuse(f"A maximum of {fault.most} blocks with cache_control may be provided. Found {found}.")
+            count = len(request.call.marks)
+            return refuse(f"A maximum of {fault.most} blocks with cache_control may be provided. Found {count}.")
         case "marks":
             return refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")
-        case said:
-            return refuse(_WORDS.get(provider, _OTHERS).get(said, _OTHERS[said]))
+        case objection:
+            return refuse(_ERROR_TEXTS.get(provider, _OPENAI_TEXTS).get(objection, _OPENAI_TEXTS[objection]))

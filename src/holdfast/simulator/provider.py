@@ -1,6 +1,6 @@
-"""What a provider would answer, and what its cache would keep: all of them in one object, without a socket.
+"""Simulates the providers' APIs and their prompt caches in one object, without a socket.
 
-Output is never cut at `max_tokens`, and stop sequences are not looked for: a reply is what the script says.
+Output is never cut at `max_tokens` and stop sequences are ignored: a reply is exactly what the script contains.
 """
 
 import math
@@ -40,15 +40,15 @@ from holdfast.simulator.wire import SimulatedWire
 
 FAULT_HEADER = "x-holdfast-fault"
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
-FAILING_TURNS_MAX = 10_000
+FAILING_TURNS_MAX = 10_000  # Bounds the memory of a long-running simulator.
 PATH_CHARS_MAX = 80
 _numbers = count(1)
 
 
 class SimulatedProvider:
-    """Every provider's API, its cache included. Any key is accepted; one key is one workspace.
+    """Every provider's API with its cache. Any API key is accepted; each key is its own workspace.
 
-    Same clock, same script, same requests: same answers, byte for byte.
+    Deterministic: the same clock, script and requests give the same responses, byte for byte.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class SimulatedProvider:
         self._models = models
         self._requests = requests or RequestRing()
         self._entries = Entries()
-        self._named = NamedCaches()
-        self._answered = AnsweredRequests()
+        self._explicit_caches = NamedCaches()
+        self._past_requests = AnsweredRequests()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
         self._dialects = all_dialects()
-        self._reply_ids = {each.reply_id_prefix: CountedIds(each.reply_id_prefix) for each in self._dialects}
+        self._reply_ids = {dialect.reply_id_prefix: CountedIds(dialect.reply_id_prefix) for dialect in self._dialects}
         self._request_ids = CountedIds("req_sim")
         self.account = f"simulator {next(_numbers)}"
 
     def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedWire:
-        """A way to reach this provider without a socket; it knows these models, unless it was told its own."""
+        """An in-process transport to this provider; `models` applies unless the provider was created with its own."""
         if self._models is None:
             self._models = models
         return SimulatedWire(self, provider_named(provider))
@@ -87,7 +87,7 @@ class SimulatedProvider:
         return self._clock() + self._advanced_seconds
 
     def advance(self, seconds: float) -> float:
-        """Move the provider's time on; returns what time it is there then."""
+        """Move the provider's clock forward; returns its new time."""
         if not (math.isfinite(seconds) and 0 <= seconds <= ADVANCE_SECONDS_MAX):
             raise UserError(f"cannot advance by {seconds} s; give 0 to {ADVANCE_SECONDS_MAX:.0f} seconds")
         self._advanced_seconds += seconds
@@ -100,13 +100,13 @@ class SimulatedProvider:
 
     @property
     def cache(self) -> tuple[Entry, ...]:
-        """What can be read from the cache now."""
+        """The cache entries that can be read now."""
         return self._entries.live(at=self.now())
 
     @property
     def named_caches(self) -> tuple[NamedCache, ...]:
-        """The caches that were made under a name, of all keys."""
-        return tuple(kept.cache for kept in self._named.live(at=self.now()))
+        """The live explicit caches of all API keys."""
+        return tuple(content.cache for content in self._explicit_caches.live(at=self.now()))
 
     def answer(
         self,
@@ -118,46 +118,51 @@ class SimulatedProvider:
         query: Mapping[str, str] = _NOTHING,
     ) -> Answer:
         at = self.now()
-        asked = Asked(method, path, headers, body, query)
+        request = Asked(method, path, headers, body, query)
         try:
-            answer = self._answer(asked)
+            response = self._answer(request)
         except ProviderError as error:
-            answer = self._refusal(asked, error)
+            response = self._refuse(request, error)
         except UserError as error:
-            # The cache sees marks in its own order, which web search can make another than the wire's.
-            answer = self._refusal(asked, refuse(str(error)))
-        self._requests.add(RecordedRequest(at, method, path, answer.status, body, answer.model, answer.reply))
-        return answer
+            # The cache orders breakpoints in its own way, and web search can make that differ from the request's order.
+            response = self._refuse(request, refuse(str(error)))
+        self._requests.add(RecordedRequest(at, method, path, response.status, body, response.model, response.reply))
+        return response
 
-    def _refusal(self, asked: Asked, error: ProviderError) -> Answer:
-        """What the provider that was asked says when it refuses."""
-        dialect = refusing_dialect(asked, self._dialects)
+    def _refuse(self, request: Asked, error: ProviderError) -> Answer:
+        """An error response in the dialect that the request uses."""
+        dialect = refusing_dialect(request, self._dialects)
         status, body = dialect.refusal(error)
-        return self._whole(dialect, body, status=status)
+        return self._respond_json(dialect, body, status=status)
 
-    def _answer(self, asked: Asked) -> Answer:
-        dialect = dialect_of(asked, self._dialects)
+    def _answer(self, http_request: Asked) -> Answer:
+        dialect = dialect_of(http_request, self._dialects)
         if dialect is None:
-            # The address is most often what is wrong, and the client's message is cut after a line or two.
+            # The base URL is the usual cause, so it comes first: clients cut the message after a line or two.
             raise refuse(
-                f"no such endpoint: {asked.method} {asked.path[:PATH_CHARS_MAX]}; base URLs end in the port for "
-                f"Anthropic and Gemini, in /v1 for OpenAI, in /api/v1 for OpenRouter. There are "
-                f"{known_routes(self._dialects)}",
+                f"no such endpoint: {http_request.method} {http_request.path[:PATH_CHARS_MAX]}; "
+                f"base URLs end in the port for Anthropic and Gemini, in /v1 for OpenAI, in /api/v1 for "
+                f"OpenRouter. There are {known_routes(self._dialects)}",
                 status=404,
             )
-        workspace = digest(_key_in(asked.headers, dialect.key_header).encode(errors="replace"))[:16]
-        ordered = header(asked.headers, FAULT_HEADER)
-        fault = None if ordered is None else _fault_ordered(ordered)
+        # Providers isolate caches by workspace; here each API key is one. Only a digest of the key is kept.
+        workspace = digest(_read_api_key(http_request.headers, dialect.key_header).encode(errors="replace"))[:16]
+        fault_header = header(http_request.headers, FAULT_HEADER)
+        fault = None if fault_header is None else _parse_fault_header(fault_header)
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
-        request = dialect.understand(asked, Setting(self._known(), workspace, self.now(), self._count, self._named))
+        request = dialect.understand(
+            http_request, Setting(self._known(), workspace, self.now(), self._count, self._explicit_caches)
+        )
         if isinstance(request, bytes):
-            return self._whole(dialect, request)
+            return self._respond_json(dialect, request)
         return self._reply_to(dialect, request, fault)
 
-    def _reply_to(self, dialect: Dialect, request: Understood, ordered: DeliveryFault | RefusalFault | None) -> Answer:
-        scripted = self._scripted(request)
-        fault = ordered or (None if request.prewarmed else self._next_fault(request, scripted))
+    def _reply_to(
+        self, dialect: Dialect, request: Understood, requested_fault: DeliveryFault | RefusalFault | None
+    ) -> Answer:
+        scripted = self._next_scripted(request)
+        fault = requested_fault or (None if request.prewarmed else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
         if isinstance(fault, RefusalFault):
@@ -166,17 +171,17 @@ class SimulatedProvider:
             fault = None
         outcome, self._entries = begin(request.model.cache, self._entries, request.call)
         reply = self._reply(dialect, request, scripted, outcome)
-        spelled = dialect.spell(reply, request)
-        if isinstance(spelled, bytes):
-            answer = self._whole(dialect, spelled, begins=outcome)
+        encoded = dialect.spell(reply, request)
+        if isinstance(encoded, bytes):
+            response = self._respond_json(dialect, encoded, begins=outcome)
         else:
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            answer = Answer(200, headers | self._request_id(dialect), self._begun(outcome, spelled))
-        asked = f"{dialect.provider}:{request.parameters.model}"
-        answer = msgspec.structs.replace(answer, model=asked, reply=reply)
-        return spoiled(answer, fault, streamed=request.parameters.stream) if fault else answer
+            response = Answer(200, headers | self._request_id(dialect), self._publish_on_read(outcome, encoded))
+        model_id = f"{dialect.provider}:{request.parameters.model}"
+        response = msgspec.structs.replace(response, model=model_id, reply=reply)
+        return spoiled(response, fault, streamed=request.parameters.stream) if fault else response
 
-    def _scripted(self, request: Understood) -> ScriptedReply:
+    def _next_scripted(self, request: Understood) -> ScriptedReply:
         script = self._script
         return script.reply_to(request.turn) if isinstance(script, Script) else script(request.messages)
 
@@ -193,43 +198,45 @@ class SimulatedProvider:
         return Reply(
             content=content,
             stop_reason=stop_reason,
-            usage=msgspec.structs.replace(outcome.usage, output=self._tokens(request, content)),
+            usage=msgspec.structs.replace(outcome.usage, output=self._count_tokens(request, content)),
             model=request.parameters.model,
             id=id,
             stop_sequence=next(iter(stops), None) if stop_reason == "stop_sequence" else None,
-            diagnosis=self._diagnosed(request, outcome, id),
+            diagnosis=self._diagnose(request, outcome, id),
         )
 
-    def _diagnosed(self, request: Understood, outcome: Outcome, reply_id: str) -> Diagnosis | None:
-        """What the request is told of its cache, if it asked; later ones may be compared with it."""
+    def _diagnose(self, request: Understood, outcome: Outcome, reply_id: str) -> Diagnosis | None:
+        """The cache diagnosis, if the request asks for one; the request is remembered for later comparisons."""
         fingerprint, wish = request.fingerprint, request.wish
         if fingerprint is None:
             return None
-        told = self._answered.diagnose(wish, fingerprint, request.call, outcome.usage) if wish else None
-        self._answered.remember(reply_id, fingerprint, request.call, outcome.usage)
-        return told
+        diagnosis = self._past_requests.diagnose(wish, fingerprint, request.call, outcome.usage) if wish else None
+        self._past_requests.remember(reply_id, fingerprint, request.call, outcome.usage)
+        return diagnosis
 
-    def _begun(self, outcome: Outcome, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def _publish_on_read(self, outcome: Outcome, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        # A cache entry becomes readable when the response that wrote it begins, so not before the first chunk is read.
         self._entries = publish(self._entries, outcome)
         yield from chunks
 
-    def _tokens(self, request: Understood, content: Sequence[Block]) -> int:
+    def _count_tokens(self, request: Understood, content: Sequence[Block]) -> int:
         factor = request.model.tokens_factor
         return sum(self._count(spell_block(block), factor) for block in content)
 
     def _next_fault(self, request: Understood, scripted: ScriptedReply) -> Fault | None:
-        """The next of the failures that the script puts before this reply; each comes once in a conversation.
+        """The next fault that the script puts before this reply; each occurs once per conversation.
 
-        What a provider objects to it refuses until it is gone.
+        A refusal repeats until the request no longer contains what the provider objects to.
         """
-        known_by = [(conversation, request.turn) for conversation in request.conversations]
-        turn = next((one for one in known_by if one in self._failures), known_by[0])
-        for failed in range(self._failures.get(turn, 0), len(scripted.faults)):
-            fault = scripted.faults[failed]
-            lasting = isinstance(fault, RefusalFault) and fault.objection != "unpaired"
+        keys = [(conversation, request.turn) for conversation in request.conversations]
+        key = next((candidate for candidate in keys if candidate in self._failures), keys[0])
+        for index in range(self._failures.get(key, 0), len(scripted.faults)):
+            fault = scripted.faults[index]
+            repeats = isinstance(fault, RefusalFault) and fault.objection != "unpaired"
             if isinstance(fault, RefusalFault) and not objects(fault, request):
                 continue
-            self._failures[turn] = failed if lasting else failed + 1
+            # An unpaired tool call is refused once; other objections as long as their cause is in the request.
+            self._failures[key] = index if repeats else index + 1
             if len(self._failures) > FAILING_TURNS_MAX:
                 self._failures.popitem(last=False)
             return fault
@@ -240,9 +247,9 @@ class SimulatedProvider:
         status, body = dialect.refusal(failure)
         pause = fault.retry_after_seconds
         headers = {} if pause is None else {"retry-after": f"{pause:g}"}
-        return self._whole(dialect, body, status=status, headers=headers)
+        return self._respond_json(dialect, body, status=status, headers=headers)
 
-    def _whole(
+    def _respond_json(
         self,
         dialect: Dialect,
         body: bytes,
@@ -251,15 +258,15 @@ class SimulatedProvider:
         headers: Mapping[str, str] = _NOTHING,
         begins: Outcome | None = None,
     ) -> Answer:
-        told = {"content-type": "application/json", **headers, **self._request_id(dialect)}
-        return Answer(status, told, self._begun(begins, [body]) if begins else (body,))
+        all_headers = {"content-type": "application/json", **headers, **self._request_id(dialect)}
+        return Answer(status, all_headers, self._publish_on_read(begins, [body]) if begins else (body,))
 
     def _request_id(self, dialect: Dialect) -> dict[str, str]:
         return {dialect.request_id_header: self._request_ids(self.now())}
 
 
-def _key_in(headers: Mapping[str, str], expected: str) -> str:
-    """Any key is good, in the header of any provider."""
+def _read_api_key(headers: Mapping[str, str], expected: str) -> str:
+    """Any key is accepted, in the header of any provider."""
     scheme, _, token = (header(headers, "authorization") or "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     key = header(headers, "x-api-key") or header(headers, "x-goog-api-key") or bearer
@@ -270,7 +277,7 @@ def _key_in(headers: Mapping[str, str], expected: str) -> str:
     return key
 
 
-def _fault_ordered(text: str) -> Fault:
+def _parse_fault_header(text: str) -> Fault:
     try:
         return parse_fault(text)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Which requests came in: the latest of them, byte for byte, within bounds."""
+"""A bounded record of the latest requests, byte for byte."""
 
 from collections import deque
 
@@ -6,14 +6,15 @@ import msgspec
 
 from holdfast.canonical.reply import Reply
 
+# Both limits bound the memory of a long-running simulator.
 REQUESTS_MAX = 1_000
 REQUESTS_BYTES_MAX = 64 * 1024 * 1024
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """A request as it came, but for its headers: they hold the key.
+    """A request as received, without its headers, because they contain the API key.
 
-    `model`, as `provider:name`, and `reply` are there where a model was asked and has answered.
+    `model` (as `provider:name`) and `reply` are set if a model generated the response.
     """
 
     at: float
@@ -26,7 +27,7 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 
 
 class RequestRing:
-    """Forgets the oldest first; the newest is kept whatever its size."""
+    """Drops the oldest first; the newest is kept whatever its size."""
 
     def __init__(self, *, requests_max: int = REQUESTS_MAX, bytes_max: int = REQUESTS_BYTES_MAX) -> None:
         self._requests_max = requests_max
@@ -41,5 +42,5 @@ class RequestRing:
             self._bytes -= len(self._requests.popleft().body)
 
     def newest(self) -> tuple[RecordedRequest, ...]:
-        """What is remembered, oldest first."""
+        """All recorded requests, oldest first."""
         return tuple(self._requests)

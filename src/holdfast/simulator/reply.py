@@ -1,4 +1,4 @@
-"""What a simulated reply holds: the script's blocks made whole, or an echo."""
+"""The content of a simulated reply: the scripted blocks with ids filled in, or an echo of the user."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,10 @@ _ID_CHARS = 24
 def reply_content(
     scripted: ScriptedReply, messages: Sequence[Message], *, prefix: str, call_id_prefix: str
 ) -> tuple[Block, ...]:
-    """The script's blocks, calls with ids that depend on nothing but the conversation so far; or an echo."""
+    """The scripted blocks, or an echo; generated call ids depend only on the conversation so far."""
     if scripted.content is None:
         return (Text(_echo(messages)),)
+    # Ids are derived from the conversation, so that a replayed session gets the same bytes.
     return tuple(
         ToolUse(f"{call_id_prefix}{digest(f'{prefix}/{index}'.encode())[:_ID_CHARS]}", block.name, block.arguments_json)
         if isinstance(block, ToolUse) and not block.id
@@ -32,15 +33,15 @@ def stop_reason_of(scripted: ScriptedReply, content: Sequence[Block]) -> StopRea
 
 
 def _echo(messages: Sequence[Message]) -> str:
-    """The last thing a user said, in the words of the simulator."""
-    said = [
+    """An echo of the last text of the user."""
+    texts = [
         block.text
         for message in messages
         if message.role == "user"
         for block in message.content
         if isinstance(block, Text)
     ]
-    if not said:
+    if not texts:
         return "Echo: nothing was said."
-    text = said[-1]
+    text = texts[-1]
     return f"Echo: {text}" if len(text) <= ECHO_CHARS_MAX else f"Echo: {text[:ECHO_CHARS_MAX]}…"

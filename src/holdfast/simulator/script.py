@@ -1,4 +1,4 @@
-"""What the simulated model says: one reply per line of a JSONL file, the same for every conversation."""
+"""Scripts of the simulated model: one reply per line of a JSONL file, the same for every conversation."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ _STOP_REASONS: dict[str, StopReason] = {
 
 
 class ScriptedReply(msgspec.Struct, frozen=True):
-    """One reply, and the attempts that fail before it is given. Without content the script is used up.
+    """One reply, and the faults that occur before it. `content` is None after the end of the script.
 
-    Calls without an id have the empty one, and thinking has no signature: who gives the reply adds both.
+    Tool calls may have an empty id, and thinking has no signature; both are filled in when the reply is sent.
     """
 
     content: tuple[Block, ...] | None
@@ -34,18 +34,18 @@ class ScriptedReply(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
-_USED_UP = ScriptedReply(None)
+_END_OF_SCRIPT = ScriptedReply(None)
 
 Improvise = Callable[[Sequence[Message]], ScriptedReply]
-"""What the simulated model says to a conversation, where no script could know what it will be asked."""
+"""Computes a reply from the conversation, for cases in which a fixed script cannot know the requests."""
 
 
 class Script(msgspec.Struct, frozen=True):
     replies: tuple[ScriptedReply, ...] = ()
 
     def reply_to(self, assistant_messages: int) -> ScriptedReply:
-        """The reply to a request in which the assistant has spoken so many times already."""
-        return self.replies[assistant_messages] if assistant_messages < len(self.replies) else _USED_UP
+        """The reply to a request that already contains so many assistant messages."""
+        return self.replies[assistant_messages] if assistant_messages < len(self.replies) else _END_OF_SCRIPT
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,14 +59,14 @@ def load_script(path: Path) -> Script:
         with path.open("rb") as file:
             text = file.read(SCRIPT_BYTES_MAX + 1)
     except OSError as error:
-        raise UserError(f"script {str(path)!r} cannot be read: {error.strerror}; give another file") from error
+        raise UserError(f"script {str(path)!r} cannot be read: {error.strerror}; choose another file") from error
     if len(text) > SCRIPT_BYTES_MAX:
         raise UserError(f"script {str(path)!r} has more than {SCRIPT_BYTES_MAX} bytes; shorten it")
     return parse_script(text, name=str(path))
 
 
 def parse_script(text: str | bytes, *, name: str = "script") -> Script:
-    """A line that only has a fault is an attempt that fails before the next line's reply."""
+    """A line with only a fault is an attempt that fails before the reply of the next line."""
     lines = (text.encode(errors="replace") if isinstance(text, str) else text).splitlines()
     replies: list[ScriptedReply] = []
     pending: list[Fault] = []
@@ -74,7 +74,7 @@ def parse_script(text: str | bytes, *, name: str = "script") -> Script:
         if not line.strip():
             continue
         try:
-            content, stop_reason, fault = _read_line(line)
+            content, stop_reason, fault = _parse_line(line)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, UserError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             if "unknown field" in reason:
@@ -89,27 +89,27 @@ def parse_script(text: str | bytes, *, name: str = "script") -> Script:
     return Script(tuple(replies))
 
 
-def _read_line(line: bytes) -> tuple[tuple[Block, ...] | None, StopReason | None, Fault | None]:
-    read = msgspec.json.decode(line, type=_Line)
-    if read.content is None and read.fault is None:
-        raise UserError("it has neither content nor fault; write one of them")
-    if read.stop_reason is not None and read.stop_reason not in _STOP_REASONS:
-        raise UserError(f"unknown stop_reason {read.stop_reason[:60]!r}; known: {', '.join(_STOP_REASONS)}")
-    content = None if read.content is None else _read_content(read.content)
-    stop_reason = None if read.stop_reason is None else _STOP_REASONS[read.stop_reason]
-    return content, stop_reason, parse_fault(read.fault) if read.fault is not None else None
+def _parse_line(line: bytes) -> tuple[tuple[Block, ...] | None, StopReason | None, Fault | None]:
+    parsed = msgspec.json.decode(line, type=_Line)
+    if parsed.content is None and parsed.fault is None:
+        raise UserError("it has neither content nor fault; add one of them")
+    if parsed.stop_reason is not None and parsed.stop_reason not in _STOP_REASONS:
+        raise UserError(f"unknown stop_reason {parsed.stop_reason[:60]!r}; known: {', '.join(_STOP_REASONS)}")
+    content = None if parsed.content is None else _parse_content(parsed.content)
+    stop_reason = None if parsed.stop_reason is None else _STOP_REASONS[parsed.stop_reason]
+    return content, stop_reason, parse_fault(parsed.fault) if parsed.fault is not None else None
 
 
-def _read_content(content: str | list[dict[str, object]]) -> tuple[Block, ...]:
+def _parse_content(content: str | list[dict[str, object]]) -> tuple[Block, ...]:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    blocks = tuple(_read_scripted(block) for block in content)
+    blocks = tuple(_parse_block(block) for block in content)
     if not blocks or any(isinstance(block, Text) and not block.text.strip() for block in blocks):
         raise UserError("content is empty; the provider would refuse it in the next request")
     return blocks
 
 
-def _read_scripted(block: dict[str, object]) -> Block:
+def _parse_block(block: dict[str, object]) -> Block:
     if block.get("type") == "tool_use":
         block = {"id": "", **block}
     return read_block(plain_json(block))[0]

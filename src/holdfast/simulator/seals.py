@@ -1,4 +1,4 @@
-"""What is sealed into a reply and checked when it comes back: nothing has to be remembered between requests."""
+"""Signatures of simulated thinking. They carry what they are bound to, so nothing is stored between requests."""
 
 import base64
 import contextlib
@@ -9,11 +9,11 @@ from holdfast.canonical.encoding import canonical_json, chain, digest
 from holdfast.canonical.prompt import Ttl
 
 MAKER = "simulated"
-_DIGEST_CHARS = 24
+_DIGEST_CHARS = 24  # 96 bits: no accidental collisions, and signatures stay short.
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True):
-    """What a seal says: who thought what, and behind which prefix."""
+    """The content of a signature: the model, a digest of its thinking, and the prefix before it."""
 
     maker: str
     model: str
@@ -26,7 +26,7 @@ def write_seal(model: str, prefix: str, thought: str) -> str:
 
 
 def opened(text: str) -> Seal | None:
-    """What a seal says; None for what none of ours is."""
+    """The content of a signature; None if the simulator did not write it."""
     try:
         seal = msgspec.json.decode(base64.b64decode(text, validate=True), type=Seal)
     except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -38,8 +38,8 @@ def thought_in(text: str) -> str:
     return digest(text.encode())[:_DIGEST_CHARS]
 
 
-def extend(prefix: str, speaker: str, data: bytes, mark: Ttl | None) -> str:
-    """The order of an object's members is left out: clients parse what they received and write it anew."""
+def extend(prefix: str, speaker: str, data: bytes, ttl: Ttl | None) -> str:
+    """Chain a block to the prefix, ignoring member order: clients parse and re-encode what they received."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         data = canonical_json(msgspec.json.decode(data))
-    return chain(prefix, canonical_json([speaker, mark]) + data)[:_DIGEST_CHARS]
+    return chain(prefix, canonical_json([speaker, ttl]) + data)[:_DIGEST_CHARS]

@@ -1,4 +1,4 @@
-"""How a session reaches the simulator without a socket."""
+"""An in-process transport to the simulator, without a socket."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -23,7 +23,7 @@ class Answering(Protocol):
 
 
 class SimulatedWire:
-    """Stands where the network would, and tries again after the same failures, only without waiting."""
+    """Replaces the network transport: it retries after the same failures, but without waiting."""
 
     def __init__(self, simulator: Answering, provider: Provider, *, api_key: str = "simulated") -> None:
         self._simulator = simulator
@@ -34,7 +34,7 @@ class SimulatedWire:
 
     @property
     def account(self) -> str:
-        """All wires to one simulator have one key."""
+        """All transports to one simulator share one API key."""
         return self._simulator.account
 
     async def send(
@@ -47,15 +47,16 @@ class SimulatedWire:
         address = urlsplit(self._prefix + endpoint.path)
         query = dict(parse_qsl(address.query))
         while (
-            answer := self._simulator.answer(endpoint.method, address.path, headers=headers, body=body, query=query)
+            response := self._simulator.answer(endpoint.method, address.path, headers=headers, body=body, query=query)
         ).status >= 400:
-            failure = self._adapter.read_error(answer.status, answer.headers, answer.body())
+            failure = self._adapter.read_error(response.status, response.headers, response.body())
+            # The delay is not waited for; a fixed jitter keeps the transport deterministic.
             if retry_delay(attempt, failure, 0.5) is None:
                 raise failure
             if on_retry is not None:
                 on_retry(attempt, failure)
             attempt += 1
-        for chunk in answer.chunks:
+        for chunk in response.chunks:
             match chunk:
                 case Pause(seconds=seconds):
                     await asyncio.sleep(seconds)

@@ -1,1 +1,1 @@
-"""What is on disk and around an agent: instruction files, skills, git state, the environment it runs in."""
+"""Reads what an agent's context is built from: instruction files, skills, memory files, git state, environment."""

@@ -1,4 +1,4 @@
-"""What a command prints, within bounds of time and size."""
+"""Runs a command with limits on its time and output size."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ Ended = Literal["exited", "cut", "timed_out", "not_started"]
 
 
 class Printed(msgspec.Struct, frozen=True):
-    """Standard output up to the bound. `cut`: there was more of it; the exit code is then not known."""
+    """Standard output up to the limit. `cut`: there was more, and the exit code is unknown."""
 
     output: bytes
     ended: Ended
@@ -36,9 +36,9 @@ def run_bounded(
     monotonic: Clock = time.monotonic,
     fed: Iterable[bytes] | None = None,
 ) -> Printed:
-    """Never raises and never outlives its bounds: what still runs then is killed, with all it started.
+    """Never raises and never exceeds its limits: a command that still runs then is killed with all its children.
 
-    What it is `fed` comes on its standard input, asked for in another thread as the command reads it.
+    `fed` is written to its standard input by another thread, as the command reads it.
     """
     deadline = monotonic() + seconds_max
     try:
@@ -49,13 +49,14 @@ def run_bounded(
             stdin=subprocess.DEVNULL if fed is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # An own process group, so that children of the command can be killed with it.
             start_new_session=True,
         )
     except (OSError, ValueError):
         return Printed(b"", "not_started")
     assert child.stdout is not None
     if fed is not None and child.stdin is not None:
-        threading.Thread(target=_feed, args=(child.stdin, fed), name="holdfast-feed", daemon=True).start()
+        threading.Thread(target=_write_input, args=(child.stdin, fed), name="holdfast-feed", daemon=True).start()
     with child.stdout as pipe:
         try:
             output, ended = _read_until(pipe.fileno(), deadline, bytes_max, monotonic)
@@ -65,27 +66,28 @@ def run_bounded(
             ended = "timed_out"
         finally:
             if child.returncode is None:
-                # Not yet waited for, so the number of the group is still its own.
+                # The child has not been reaped, so its process group id cannot belong to another process yet.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     return Printed(output[:bytes_max], ended, child.returncode if ended == "exited" else None)
 
 
-def _feed(pipe: IO[bytes], fed: Iterable[bytes]) -> None:
-    # A command that ends before it has read everything closes the pipe: nothing is wrong with that.
+def _write_input(pipe: IO[bytes], fed: Iterable[bytes]) -> None:
+    # A command may end without reading all of its input, which closes the pipe; that is no error.
     with contextlib.suppress(OSError, ValueError), pipe:
-        for part in fed:
-            pipe.write(part)
+        for chunk in fed:
+            pipe.write(chunk)
 
 
 def _read_until(pipe: int, deadline: float, bytes_max: int, monotonic: Clock) -> tuple[bytes, Ended]:
     output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
+        # One byte beyond the limit is read, to tell a complete output from a cut one.
         while len(output) <= bytes_max:
-            left = deadline - monotonic()
-            if left <= 0 or not selector.select(left):
+            remaining = deadline - monotonic()
+            if remaining <= 0 or not selector.select(remaining):
                 return bytes(output), "timed_out"
             chunk = os.read(pipe, bytes_max + 1 - len(output))
             if not chunk:

@@ -1,7 +1,7 @@
-"""How files are reached below a folder that nothing may leave: not by `..`, not by a link, not by a race.
+"""File access that cannot leave a root folder: not by `..`, not by a symlink, not by a race.
 
-Every step of a path is taken from the folder before it, which is held open; a link is read and walked like the rest of
-the path, so that what was checked is what is opened.
+Every path component is opened relative to its parent folder, which stays open; a symlink is read and its target walked
+in the same way, so that the file that was checked is the file that is opened.
 """
 
 import contextlib
@@ -17,26 +17,27 @@ import msgspec
 from holdfast.sources.text import path_text
 
 PATH_BYTES_MAX = 4096
-LINKS_MAX = 40
+LINKS_MAX = 40  # The kernel's own limit on symlinks in one path.
 
 _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO must not wait for a writer.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOCTTY", 0)
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class EscapeError(Exception):
-    """A path leads out of the folders it may be in; the message names the path."""
+    """A path leads out of the allowed folders; the message names the path."""
 
 
 class PathError(Exception):
-    """A path leads nowhere that can be used; the message names it and says why."""
+    """A path cannot be used; the message names it and says why."""
 
 
 class Roots(msgspec.Struct, frozen=True):
-    """The folder that may be read and written, and others that may only be read; all without links in them.
+    """The folder that may be read and written, and folders that may only be read, all with symlinks resolved.
 
-    `spellings` are absolute paths by which people call a root, links and all, each with the root it means.
+    `aliases` maps absolute paths as the user wrote them, symlinks included, to the root that they mean.
     """
 
     workspace: Path
@@ -45,9 +46,9 @@ class Roots(msgspec.Struct, frozen=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """A path as steps below one of the roots; `shown` is how it is told to people and models.
+    """A path as components below one of the roots; `shown` is its form in messages to users and models.
 
-    It may lead through none of the folders in `closed`.
+    It must not lead through any of the folders in `forbidden`.
     """
 
     root: Path
@@ -57,16 +58,16 @@ class Located(msgspec.Struct, frozen=True):
 
 
 def roots_of(workspace: Path, read_only: Sequence[Path] = ()) -> Roots:
-    given = (workspace, *read_only)
-    real = tuple(Path(os.path.realpath(one)) for one in given)
-    spelled = zip((Path(os.path.abspath(one)) for one in given), real, strict=True)
-    return Roots(real[0], real[1:], tuple(pair for pair in spelled if pair[0] != pair[1]))
+    folders = (workspace, *read_only)
+    resolved = tuple(Path(os.path.realpath(folder)) for folder in folders)
+    pairs = zip((Path(os.path.abspath(folder)) for folder in folders), resolved, strict=True)
+    return Roots(resolved[0], resolved[1:], tuple(pair for pair in pairs if pair[0] != pair[1]))
 
 
 def locate(roots: Roots, path: str, *, writing: bool = False) -> Located:
-    """Below which root a path lies by its spelling; `EscapeError` if below none, or below one it may only read.
+    """Find the root of a path by its text; `EscapeError` if there is none, or if it is read-only and `writing` is set.
 
-    A folder that may only be read stays so inside of the workspace.
+    A read-only folder stays read-only if it is inside the workspace.
     """
     shown = path_text(path)[:200]
     try:
@@ -79,19 +80,19 @@ def locate(roots: Roots, path: str, *, writing: bool = False) -> Located:
         raise PathError(f"the path is longer than {PATH_BYTES_MAX} bytes")
     closed = roots.read_only if writing else ()
     if not os.path.isabs(path):
-        return Located(roots.workspace, _inner_steps(path, shown), shown, closed)
-    real = (roots.workspace, *roots.read_only)
-    for spelled, root in (*zip(real, real, strict=True), *roots.spellings):
-        below = _below(path, spelled)
-        if below is not None:
+        return Located(roots.workspace, _split_inside(path, shown), shown, closed)
+    resolved_roots = (roots.workspace, *roots.read_only)
+    for prefix, root in (*zip(resolved_roots, resolved_roots, strict=True), *roots.spellings):
+        relative = _relative_to_root(path, prefix)
+        if relative is not None:
             if writing and root != roots.workspace:
                 raise EscapeError(f"{shown!r} may be read but not written")
-            return Located(root, _inner_steps(below, shown), shown, closed)
+            return Located(root, _split_inside(relative, shown), shown, closed)
     raise EscapeError(f"{shown!r} is outside of the workspace")
 
 
 def check_inside(roots: Roots, path: str, *, writing: bool = False) -> None:
-    """`EscapeError` if the path leads out, `PathError` if no file can have it; whether one has is not asked."""
+    """Raise `EscapeError` if the path leads out, `PathError` if it is invalid; the file need not exist."""
     located = locate(roots, path, writing=writing)
     with contextlib.suppress(PathError), opened_place(located):
         pass
@@ -99,7 +100,7 @@ def check_inside(roots: Roots, path: str, *, writing: bool = False) -> None:
 
 @contextlib.contextmanager
 def opened_place(located: Located, *, make_folders: bool = False) -> Iterator[tuple[int, str]]:
-    """The folder that a path ends in, held open, and the name there, links followed; `.` for the folder itself."""
+    """The open parent folder of a path and the name in it, symlinks followed; the name is `.` for a root itself."""
     walk = _Walk(located, make_folders=make_folders)
     try:
         name = walk.to_end()
@@ -112,43 +113,46 @@ def opened_place(located: Located, *, make_folders: bool = False) -> Iterator[tu
 
 @contextlib.contextmanager
 def opened_folder(folder: int, name: str) -> Iterator[int]:
-    """A folder in a folder, held open so that it can be listed; no link."""
-    opened = os.open(name, _LIST_FLAGS, dir_fd=folder)
+    """A subfolder, opened for listing; a symlink is refused."""
+    descriptor = os.open(name, _LIST_FLAGS, dir_fd=folder)
     try:
-        yield opened
+        yield descriptor
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def read_regular(folder: int, name: str, bytes_max: int) -> bytes:
-    """A regular file up to a bound; anything else is an `OSError`, and nothing is waited for."""
+    """The first `bytes_max` bytes of a regular file; anything else raises `OSError`. Never blocks."""
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     _check_regular(mode)
-    opened = os.open(name, _READ_FLAGS, dir_fd=folder)
+    descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
     try:
-        _check_regular(os.fstat(opened).st_mode)
-        with os.fdopen(opened, "rb", closefd=False) as file:
+        # Again, because the file may have been replaced between stat and open.
+        _check_regular(os.fstat(descriptor).st_mode)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(bytes_max)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def write_atomically(folder: int, name: str, content: bytes, *, still: Callable[[], bool] = lambda: True) -> bool:
-    """All of the content or, whatever happens, what was there before; the mode of a file that was there is kept.
+    """Replace a file completely or not at all; the mode of an existing file is kept.
 
-    `still` is asked right before the new file takes the old one's place; where it says no, nothing is changed.
+    `still` is called directly before the replacement; if it returns False, nothing is changed. Returns whether the file
+    was replaced.
     """
     mode = _mode_of(folder, name)
-    temporary, opened = _create_beside(folder)
+    temporary, descriptor = _create_temporary(folder)
     try:
         try:
-            with os.fdopen(opened, "wb", closefd=False) as file:
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
                 file.write(content)
             if mode is not None:
-                os.fchmod(opened, mode)
-            os.fsync(opened)
+                os.fchmod(descriptor, mode)
+            # Before the rename: after a crash the name must not point to an empty file.
+            os.fsync(descriptor)
         finally:
-            os.close(opened)
+            os.close(descriptor)
         if not still():
             os.unlink(temporary, dir_fd=folder)
             return False
@@ -161,8 +165,8 @@ def write_atomically(folder: int, name: str, content: bytes, *, still: Callable[
 
 
 def reason_of(error: OSError) -> str:
-    """Why a path cannot be used; by number, because the system's own words differ from locale to locale."""
-    known = {
+    """Why a path cannot be used; by errno, because the system's messages depend on the locale."""
+    reasons = {
         errno.ENOENT: "does not exist",
         errno.ENOTDIR: "is not a folder, or lies below a file",
         errno.EISDIR: "is a folder",
@@ -177,89 +181,90 @@ def reason_of(error: OSError) -> str:
         errno.ENXIO: "is not a regular file",
     }
     number = error.errno or 0
-    return known.get(number, f"cannot be used ({errno.errorcode.get(number, type(error).__name__)})")
+    return reasons.get(number, f"cannot be used ({errno.errorcode.get(number, type(error).__name__)})")
 
 
 class _Walk:
-    """The folders from the root to where a path ends, each opened from the one before it."""
+    """Walks from the root to the parent folder of a path, opening each folder relative to the one before."""
 
     def __init__(self, located: Located, *, make_folders: bool) -> None:
         self._located = located
         self._make_folders = make_folders
-        self._todo = list(reversed(located.steps))
-        self._links = 0
-        self._open: list[int] = []
+        self._remaining = list(reversed(located.steps))
+        self._links_followed = 0
+        self._open_folders: list[int] = []
 
     @property
     def folder(self) -> int:
-        return self._open[-1]
+        return self._open_folders[-1]
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.pop())
+        while self._open_folders:
+            os.close(self._open_folders.pop())
 
     def to_end(self) -> str:
-        self._open.append(os.open(self._located.root, _FOLDER_FLAGS))
-        while self._todo:
-            step = self._todo.pop()
+        self._open_folders.append(os.open(self._located.root, _FOLDER_FLAGS))
+        while self._remaining:
+            step = self._remaining.pop()
             if step == "..":
-                self._go_up()
+                self._leave_folder()
             elif (target := _link_target(self.folder, step)) is not None:
-                self._follow(target)
-            elif self._todo:
-                self._enter(step)
+                self._follow_link(target)
+            elif self._remaining:
+                self._enter_folder(step)
             else:
                 return step
         return "."
 
-    def _go_up(self) -> None:
-        if len(self._open) == 1:
+    def _leave_folder(self) -> None:
+        if len(self._open_folders) == 1:
             raise EscapeError(f"{self._located.shown!r} leads out of the workspace")
-        os.close(self._open.pop())
+        os.close(self._open_folders.pop())
 
-    def _follow(self, target: str) -> None:
-        self._links += 1
-        if self._links > LINKS_MAX:
+    def _follow_link(self, target: str) -> None:
+        self._links_followed += 1
+        if self._links_followed > LINKS_MAX:
             raise OSError(errno.ELOOP, "too many links")
         if os.path.isabs(target):
-            below = _below(target, self._located.root)
-            if below is None:
+            relative = _relative_to_root(target, self._located.root)
+            if relative is None:
                 raise EscapeError(f"{self._located.shown!r} is a link that leads out of the workspace")
-            while len(self._open) > 1:
-                os.close(self._open.pop())
-            target = below
-        self._todo += reversed(_steps(target))
+            while len(self._open_folders) > 1:
+                os.close(self._open_folders.pop())
+            target = relative
+        self._remaining += reversed(_split_path(target))
 
-    def _enter(self, step: str) -> None:
+    def _enter_folder(self, step: str) -> None:
         if self._make_folders:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(step, dir_fd=self.folder)
-        self._open.append(os.open(step, _FOLDER_FLAGS, dir_fd=self.folder))
+        self._open_folders.append(os.open(step, _FOLDER_FLAGS, dir_fd=self.folder))
+        # By device and inode, because a read-only folder can be reached under another name.
         if any(_is_folder(self.folder, closed) for closed in self._located.closed):
             raise EscapeError(f"{self._located.shown!r} may be read but not written")
 
 
-def _inner_steps(path: str, shown: str) -> tuple[str, ...]:
-    # What leaves by its spelling is refused even where a link would bring it back: nobody needs such a path.
+def _split_inside(path: str, shown: str) -> tuple[str, ...]:
+    # A path whose text leaves the root is refused even if a symlink would lead back: no caller needs such a path.
     if os.path.normpath(path or ".").split(os.sep)[0] == "..":
         raise EscapeError(f"{shown!r} leads out of the workspace")
-    return tuple(_steps(path))
+    return tuple(_split_path(path))
 
 
-def _steps(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     return [step for step in path.split(os.sep) if step not in ("", ".")]
 
 
-def _below(path: str, root: Path) -> str | None:
-    """What of an absolute path is below the root, by its spelling."""
-    top = [step for step in root.parts if step != os.sep]
-    steps = _steps(path)
-    return os.sep.join(steps[len(top) :]) if steps[: len(top)] == top else None
+def _relative_to_root(path: str, root: Path) -> str | None:
+    """The part of an absolute path below the root, by its text; None if it is outside."""
+    root_steps = [step for step in root.parts if step != os.sep]
+    steps = _split_path(path)
+    return os.sep.join(steps[len(root_steps) :]) if steps[: len(root_steps)] == root_steps else None
 
 
-def _is_folder(opened: int, path: Path) -> bool:
+def _is_folder(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(opened), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
         return False
 
@@ -268,6 +273,7 @@ def _link_target(folder: int, name: str) -> str | None:
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:
+        # EINVAL: the name exists and is not a symlink.
         if error.errno in (errno.EINVAL, errno.ENOENT):
             return None
         raise
@@ -291,7 +297,7 @@ def _mode_of(folder: int, name: str) -> int | None:
     return stat.S_IMODE(mode) & 0o777
 
 
-def _create_beside(folder: int) -> tuple[str, int]:
+def _create_temporary(folder: int) -> tuple[str, int]:
     number = 0
     while True:
         name = f".holdfast-{os.getpid()}-{threading.get_ident()}-{number}.tmp"

@@ -1,4 +1,4 @@
-"""On which machine an agent works: its model, folder, date, platform, shell and system version."""
+"""Describes where an agent runs: model, folder, date, platform, shell and system version."""
 
 import datetime
 import os
@@ -13,7 +13,7 @@ from holdfast.sources.text import one_line, path_text
 
 UNKNOWN = "unknown"
 OS_VERSION = f"{machine.system()} {machine.release()}".strip()
-VALUE_CHARS_MAX = 1_000
+VALUE_CHARS_MAX = 1_000  # Values enter the prompt, so each is bounded.
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ def read_environment(
     platform: str = sys.platform,
     os_version: str = OS_VERSION,
 ) -> Environment:
-    """Never finer than a day: a time of day would differ on every call."""
+    """The date has no time of day, because that would change the prompt on every call."""
     return Environment(
         model=_value(model),
         cwd=_value(path_text(os.path.abspath(cwd))),

@@ -1,15 +1,16 @@
-"""How a file is read that may be anything: bounded, never waiting, never through a link at its end."""
+"""Reads files of unknown kind safely: bounded, without blocking, without following a final symlink."""
 
 import errno
 import os
 import stat
 from typing import NamedTuple
 
+# O_NONBLOCK: opening a FIFO must not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class Stamp(NamedTuple):
-    """By what a change of a file is noticed without reading it."""
+    """File attributes that reveal a change without reading the file."""
 
     mtime_ns: int
     size_bytes: int
@@ -24,29 +25,29 @@ class Regular(NamedTuple):
 
 
 def read_regular(path: str | os.PathLike[str], bytes_max: int) -> Regular | None:
-    """At most `bytes_max` bytes; None for what is no regular file, without waiting for what a pipe may say."""
-    opened = os.open(path, _OPEN_FLAGS)
+    """At most `bytes_max` bytes; None if it is not a regular file. Never waits for a pipe."""
+    descriptor = os.open(path, _OPEN_FLAGS)
     try:
-        status = os.fstat(opened)
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
-        # A byte more than there should be, so that a short answer is the end of the file.
-        wanted = min(bytes_max, status.st_size + 1)
-        raw = os.read(opened, wanted)
-        if len(raw) == wanted < bytes_max:
-            raw += _rest(opened, bytes_max - wanted)
+        # Ask for one byte more than the size, so that a short read proves the end of the file.
+        first_bytes = min(bytes_max, status.st_size + 1)
+        raw = os.read(descriptor, first_bytes)
+        if len(raw) == first_bytes < bytes_max:
+            raw += _read_rest(descriptor, bytes_max - first_bytes)
         return Regular(raw, stamp_of(status))
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def _rest(opened: int, bytes_max: int) -> bytes:
-    """Of a file that has grown since, or never told its size."""
-    parts: list[bytes] = []
-    while bytes_max > 0 and (part := os.read(opened, min(bytes_max, 65_536))):
-        parts.append(part)
-        bytes_max -= len(part)
-    return b"".join(parts)
+def _read_rest(descriptor: int, bytes_max: int) -> bytes:
+    """The rest of a file that has grown meanwhile, or reports no size (as in /proc)."""
+    chunks: list[bytes] = []
+    while bytes_max > 0 and (chunk := os.read(descriptor, min(bytes_max, 65_536))):
+        chunks.append(chunk)
+        bytes_max -= len(chunk)
+    return b"".join(chunks)
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -54,6 +55,6 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def cannot_read(error: OSError | ValueError) -> str:
-    # By its number: the system's own words differ from locale to locale.
+    # By errno, because the system's messages depend on the locale.
     name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
     return f"cannot be read ({name or type(error).__name__})"

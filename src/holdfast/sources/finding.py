@@ -1,4 +1,4 @@
-"""What was passed over while reading, and why; a source reports it instead of raising."""
+"""A report on something that was skipped while reading; sources return these instead of raising."""
 
 import msgspec
 

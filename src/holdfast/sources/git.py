@@ -1,6 +1,6 @@
-"""In which state the repository is: branch, changes, recent commits, and the diff if asked.
+"""Reads the state of a git repository: branch, status, recent commits, and the diff on request.
 
-A repository may come from anyone, its configuration too: nothing that it names is run, nothing is fetched.
+The repository and its configuration are untrusted: no program that it names is run, and nothing is fetched.
 """
 
 import os
@@ -26,7 +26,8 @@ _OUTPUT_BYTES_MAX = 65_536
 
 DETACHED = "HEAD (detached)"
 
-_KEPT_VARIABLES = (
+# Nothing else is passed on: variables such as GIT_DIR or GIT_EXTERNAL_DIFF would redirect git.
+_PASSED_VARIABLES = (
     "HOME",
     "XDG_CONFIG_HOME",
     "TMPDIR",
@@ -37,13 +38,14 @@ _KEPT_VARIABLES = (
 
 _SETTINGS = (
     ("core.quotepath", "off"),
-    ("core.fsmonitor", "false"),
+    ("core.fsmonitor", "false"),  # Could name a program that git would run.
     ("core.hooksPath", os.devnull),
-    ("diff.autoRefreshIndex", "false"),  # It would write the index, optional locks or not.
-    ("log.showSignature", "false"),  # It would run the program that `gpg.program` names.
+    ("diff.autoRefreshIndex", "false"),  # Otherwise git writes the index, even without optional locks.
+    ("log.showSignature", "false"),  # Otherwise git runs the program that `gpg.program` names.
     ("safe.bareRepository", "explicit"),
 )
 
+# Fixed options, so that neither the user's configuration nor the repository's changes the output or runs a program.
 _DIFF_OPTIONS = (
     "--no-color",
     "--no-ext-diff",
@@ -57,7 +59,7 @@ _DIFF_OPTIONS = (
 
 
 class GitState(msgspec.Struct, frozen=True):
-    """None is what could not be learnt; the findings say why. A clean tree has an empty status.
+    """A field is None if it could not be read; the findings say why. A clean tree has an empty status.
 
     Status lines are git's short format, paths relative to the root; a commit is its short id and subject.
     """
@@ -82,7 +84,7 @@ def read_git_state(
     diff_bytes_max: int = DIFF_BYTES_MAX,
     monotonic: Clock = time.monotonic,
 ) -> GitState | None:
-    """None outside of a repository. `seconds_max` is for everything together; what is late is left out."""
+    """None outside of a repository. `seconds_max` limits all commands together; fields that are not ready are None."""
     root = find_git_root(cwd)
     if root is None:
         return None
@@ -91,74 +93,74 @@ def read_git_state(
         return GitState(findings=tuple(git.findings))
     branch = git.ask("branch", "symbolic-ref", "--quiet", "--short", "HEAD", exit_codes=(0, 1))
     head = git.ask("head", "rev-parse", "--quiet", "--verify", "HEAD^{commit}", exit_codes=(0, 1))
-    status, status_truncated = _status(git, status_lines_max)
+    status, status_truncated = _read_status(git, status_lines_max)
     has_commits = head is not None and head.exit_code == 0
-    diff, diff_truncated = _diff(git, has_commits, diff_bytes_max) if with_diff else (None, False)
+    diff, diff_truncated = _read_diff(git, has_commits, diff_bytes_max) if with_diff else (None, False)
     return GitState(
         branch=(one_line(branch.output.rstrip(b"\n")) or DETACHED) if branch else None,
         status=status,
         status_truncated=status_truncated,
-        commits=_commits(git, commits_max) if has_commits else (() if head else None),
+        commits=_read_commits(git, commits_max) if has_commits else (() if head else None),
         diff=diff,
         diff_truncated=diff_truncated,
         findings=tuple(git.findings),
     )
 
 
-def _status(git: "_Git", lines_max: int) -> tuple[tuple[str, ...] | None, bool]:
+def _read_status(git: "_Git", lines_max: int) -> tuple[tuple[str, ...] | None, bool]:
     options = ("--porcelain=v1", "--untracked-files=normal", "--ignore-submodules=dirty", "--no-ahead-behind")
-    printed = git.ask("status", "status", *options, may_be_cut=True)
-    if printed is None:
+    result = git.ask("status", "status", *options, may_be_cut=True)
+    if result is None:
         return None, False
-    lines = printed.output.split(b"\n")[:-1]  # The last has no end: it is empty, or was cut.
-    return tuple(one_line(line) for line in lines[:lines_max]), printed.ended == "cut" or len(lines) > lines_max
+    lines = result.output.split(b"\n")[:-1]  # The last element has no newline: it is empty or was cut.
+    return tuple(one_line(line) for line in lines[:lines_max]), result.ended == "cut" or len(lines) > lines_max
 
 
-def _diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, bool]:
-    """Everything that is not committed, staged or not; before the first commit, what is staged for it."""
+def _read_diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, bool]:
+    """All uncommitted changes, staged or not; before the first commit, the staged ones."""
     against = "HEAD" if has_commits else "--cached"
-    printed = git.ask("diff", "diff", *_DIFF_OPTIONS, against, "--", may_be_cut=True, bytes_max=bytes_max + 1)
-    if printed is None:
+    result = git.ask("diff", "diff", *_DIFF_OPTIONS, against, "--", may_be_cut=True, bytes_max=bytes_max + 1)
+    if result is None:
         return None, False
-    return cut_utf8(printed.output.decode("utf-8", "replace").replace("\0", "\ufffd"), bytes_max)
+    return cut_utf8(result.output.decode("utf-8", "replace").replace("\0", "\ufffd"), bytes_max)
 
 
-def _commits(git: "_Git", commits_max: int) -> tuple[str, ...] | None:
+def _read_commits(git: "_Git", commits_max: int) -> tuple[str, ...] | None:
     options = (f"--max-count={commits_max}", "--abbrev=7", "--format=%h %s")
-    printed = git.ask("commits", "log", *options, may_be_cut=True)
-    if printed is None:
+    result = git.ask("commits", "log", *options, may_be_cut=True)
+    if result is None:
         return None
-    return tuple(one_line(line)[:SUBJECT_CHARS_MAX] for line in printed.output.split(b"\n") if line)
+    return tuple(one_line(line)[:SUBJECT_CHARS_MAX] for line in result.output.split(b"\n") if line)
 
 
 class _Git:
-    """One reading: all its commands share one deadline and one list of findings."""
+    """The git commands of one reading; they share a deadline and a list of findings."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], deadline: float, monotonic: Clock) -> None:
         folders = environ.get("PATH", os.defpath).split(os.pathsep)
-        # A relative entry would be looked up inside the repository.
+        # A relative PATH entry would be resolved inside the untrusted repository.
         path = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
         self._program = shutil.which("git", path=path)
         self._root = root
         self._deadline = deadline
         self._monotonic = monotonic
         self.findings: list[Finding] = []
-        self._environ = {name: environ[name] for name in _KEPT_VARIABLES if name in environ} | {
+        self._environ = {name: environ[name] for name in _PASSED_VARIABLES if name in environ} | {
             "PATH": path,
             "LC_ALL": "C",
             "GIT_OPTIONAL_LOCKS": "0",
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_ALLOW_PROTOCOL": "none",
             "GIT_NO_LAZY_FETCH": "1",
-            # A broken `.git` must not make git answer for a repository further up.
+            # With a broken `.git`, git must not report on a repository further up.
             "GIT_CEILING_DIRECTORIES": str(root.parent),
-            # Stronger than `core.worktree`, which could name a folder full of secrets.
+            # Overrides `core.worktree`, which could point to a folder with secrets.
             "GIT_WORK_TREE": str(root),
         }
 
     def disarm_filters(self) -> bool:
-        """Switch off the content filters that the repository sets up; False if git cannot be asked at all."""
-        printed = self.ask(
+        """Disable the content filters that the repository configures; False if git cannot be run at all."""
+        result = self.ask(
             "git",
             "config",
             "--null",
@@ -168,17 +170,19 @@ class _Git:
             r"^filter\.",
             exit_codes=(0, 1),
         )
-        if printed is None:
+        if result is None:
             return False
-        fields = printed.output.split(b"\0")
-        scoped = zip(fields[::2], fields[1::2], strict=False)
-        own = {os.fsdecode(name.rpartition(b".")[0]) for scope, name in scoped if scope in (b"local", b"worktree")}
+        fields = result.output.split(b"\0")
+        entries = zip(fields[::2], fields[1::2], strict=False)
+        filter_names = {
+            os.fsdecode(name.rpartition(b".")[0]) for scope, name in entries if scope in (b"local", b"worktree")
+        }
         settings = [
             (f"{filter_name}.{key}", value)
-            for filter_name in sorted(own)
+            for filter_name in sorted(filter_names)
             for key, value in (("clean", ""), ("process", ""), ("required", "false"))
         ]
-        # By environment: a name with `=` in it cannot be spelled as an option.
+        # Through the environment, because `-c` cannot express a name that contains `=`.
         self._environ["GIT_CONFIG_COUNT"] = str(len(settings))
         for number, (name, value) in enumerate(settings):
             self._environ[f"GIT_CONFIG_KEY_{number}"] = name
@@ -187,18 +191,18 @@ class _Git:
 
     def ask(
         self,
-        what: str,
+        subject: str,
         *arguments: str,
         exit_codes: Sequence[int] = (0,),
         may_be_cut: bool = False,
         bytes_max: int = _OUTPUT_BYTES_MAX,
     ) -> Printed | None:
-        """What git prints; None, and a finding, where it cannot be had."""
+        """The output of a git command; on failure None, and a finding is added."""
         if self._program is None:
-            self.findings.append(Finding(what, "the git command is not on the PATH"))
+            self.findings.append(Finding(subject, "the git command is not on the PATH"))
             return None
         settings = [part for name, value in _SETTINGS for part in ("-c", f"{name}={value}")]
-        printed = run_bounded(
+        result = run_bounded(
             [self._program, "--no-pager", *settings, *arguments],
             self._root,
             self._environ,
@@ -206,15 +210,15 @@ class _Git:
             bytes_max=bytes_max,
             monotonic=self._monotonic,
         )
-        reason = _failure(printed, exit_codes, may_be_cut)
+        reason = _failure_reason(result, exit_codes, may_be_cut)
         if reason is None:
-            return printed
-        self.findings.append(Finding(what, reason))
+            return result
+        self.findings.append(Finding(subject, reason))
         return None
 
 
-def _failure(printed: Printed, exit_codes: Sequence[int], may_be_cut: bool) -> str | None:
-    match printed.ended:
+def _failure_reason(result: Printed, exit_codes: Sequence[int], may_be_cut: bool) -> str | None:
+    match result.ended:
         case "timed_out":
             return "git took too long"
         case "not_started":
@@ -222,6 +226,6 @@ def _failure(printed: Printed, exit_codes: Sequence[int], may_be_cut: bool) -> s
         case "cut":
             return None if may_be_cut else "git printed too much"
         case "exited":
-            if printed.exit_code in exit_codes:
+            if result.exit_code in exit_codes:
                 return None
-            return f"git failed with exit code {printed.exit_code}; run git status there to see why"
+            return f"git failed with exit code {result.exit_code}; run git status there to see why"

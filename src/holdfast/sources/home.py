@@ -1,4 +1,4 @@
-"""Where a user's own files of Holdfast are."""
+"""Locates the user's home folder and Holdfast's folder in it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,11 +7,11 @@ from holdfast.errors import UserError
 
 
 def user_home(environ: Mapping[str, str]) -> Path:
-    """The home folder of the user, where other programs keep theirs too."""
+    """The user's home folder, shared with other programs."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError as error:
-        raise UserError("there is no home folder to keep things in: set HOME or HOLDFAST_HOME") from error
+        raise UserError("there is no home folder: set HOME or HOLDFAST_HOME") from error
 
 
 def holdfast_home(environ: Mapping[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""Which files of a project are not its own work, by its ignore files: the patterns of `.gitignore`."""
+"""Matches paths against ignore files with the patterns of `.gitignore`."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ PATTERN_CHARACTERS_MAX = 500
 
 
 class IgnoreRule(msgspec.Struct, frozen=True):
-    """`folder` is where its file stands, from the root on; a rule that is `kept` takes back what others ignore."""
+    """`folder` is that of the ignore file, relative to the root; an `is_negated` rule (`!pattern`) un-ignores paths."""
 
     folder: str
     shape: re.Pattern[str]
@@ -20,16 +20,16 @@ class IgnoreRule(msgspec.Struct, frozen=True):
 
 
 def ignore_rules(text: str, folder: str = "") -> tuple[IgnoreRule, ...]:
-    """The rules of one file; a line that cannot be read is none."""
+    """The rules of one ignore file; invalid lines are skipped."""
     rules = []
     for line in text.split("\n")[:PATTERNS_MAX]:
-        if (rule := _rule(line.rstrip("\r"), folder)) is not None:
+        if (rule := _parse_rule(line.rstrip("\r"), folder)) is not None:
             rules.append(rule)
     return tuple(rules)
 
 
 def is_ignored(path: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:
-    """Whether a path is ignored, given that the folders above it are not; the last rule that fits decides."""
+    """Whether a path is ignored, given that its parent folders are not; the last matching rule decides."""
     for rule in reversed(rules):
         if rule.only_folders and not is_folder:
             continue
@@ -40,46 +40,46 @@ def is_ignored(path: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bo
     return False
 
 
-def _rule(line: str, folder: str) -> IgnoreRule | None:
+def _parse_rule(line: str, folder: str) -> IgnoreRule | None:
     pattern = re.sub(r"(?<!\\) +$", "", line)
     if not pattern or pattern.startswith("#") or len(pattern) > PATTERN_CHARACTERS_MAX:
         return None
-    kept = pattern.startswith("!")
-    pattern = pattern[1:] if kept else pattern
+    negated = pattern.startswith("!")
+    pattern = pattern[1:] if negated else pattern
     only_folders = pattern.endswith("/")
     pattern = pattern.rstrip("/") if only_folders else pattern
     if not pattern:
         return None
     anchored = "/" in pattern
-    shape = _shape(pattern.removeprefix("/"))
+    expression = _translate(pattern.removeprefix("/"))
     try:
-        compiled = re.compile(shape if anchored else f"(?:.*/)?{shape}", re.DOTALL)
+        compiled = re.compile(expression if anchored else f"(?:.*/)?{expression}", re.DOTALL)
     except re.error:
         return None
-    return IgnoreRule(folder, compiled, kept, only_folders)
+    return IgnoreRule(folder, compiled, negated, only_folders)
 
 
-def _shape(pattern: str) -> str:
-    """The pattern as a regular expression over a path with `/` between its parts."""
-    shape, at = "", 0
-    while at < len(pattern):
-        rest = pattern[at:]
-        if rest.startswith("**/") and (at == 0 or pattern[at - 1] == "/"):
-            shape, at = shape + "(?:.*/)?", at + 3
-        elif rest == "**" and (at == 0 or pattern[at - 1] == "/"):
-            shape, at = shape + ".+", at + 2
+def _translate(pattern: str) -> str:
+    """Translate a pattern to a regular expression over `/`-separated paths."""
+    expression, position = "", 0
+    while position < len(pattern):
+        rest = pattern[position:]
+        if rest.startswith("**/") and (position == 0 or pattern[position - 1] == "/"):
+            expression, position = expression + "(?:.*/)?", position + 3
+        elif rest == "**" and (position == 0 or pattern[position - 1] == "/"):
+            expression, position = expression + ".+", position + 2
         elif rest[0] == "*":
-            at += len(rest) - len(rest.lstrip("*"))
-            shape += "[^/]*"
+            position += len(rest) - len(rest.lstrip("*"))
+            expression += "[^/]*"
         elif rest[0] == "?":
-            shape, at = shape + "[^/]", at + 1
-        elif rest[0] == "[" and (found := re.match(r"\[([!^]?)(\]?(?:\\.|[^\]\\])*)\]", rest)):
-            inner = re.sub(r"([\[&~|])", r"\\\1", found[2])
+            expression, position = expression + "[^/]", position + 1
+        elif rest[0] == "[" and (bracket := re.match(r"\[([!^]?)(\]?(?:\\.|[^\]\\])*)\]", rest)):
+            inner = re.sub(r"([\[&~|])", r"\\\1", bracket[2])
             inner = rf"\]{inner[1:]}" if inner.startswith("]") else inner
-            shape += f"(?!/)[{'^' if found[1] else ''}{inner}]"
-            at += len(found[0])
+            expression += f"(?!/)[{'^' if bracket[1] else ''}{inner}]"
+            position += len(bracket[0])
         elif rest[0] == "\\" and len(rest) > 1:
-            shape, at = shape + re.escape(rest[1]), at + 2
+            expression, position = expression + re.escape(rest[1]), position + 2
         else:
-            shape, at = shape + re.escape(rest[0]), at + 1
-    return shape
+            expression, position = expression + re.escape(rest[0]), position + 1
+    return expression

@@ -1,10 +1,9 @@
-"""Which instruction files speak to an agent that works in a folder, outermost first.
+"""Finds and reads the instruction files that apply to a working folder, outermost first.
 
 First the home folder's AGENTS.md and CLAUDE.md, then every folder from the git root down to the working one;
 without a git root the working folder alone. In each folder, in this order: AGENTS.md, CLAUDE.md,
 CLAUDE.local.md, .claude/CLAUDE.md, .holdfast/instructions.md, then .holdfast/rules/*.md, *.mdc and *.txt by
-name. What is for everyone thus stands before what is for one person or one tool, and the nearer folder has
-the last word.
+name. So shared files come before personal and tool-specific ones, and the nearest folder has the last word.
 """
 
 import os
@@ -34,7 +33,7 @@ FOLDER_NAMES = (
 RULES_FOLDER = ".holdfast/rules"
 RULES_SUFFIXES = (".md", ".mdc", ".txt")
 
-# What may precede the text that counts: a byte order mark and blank lines.
+# Room for a byte order mark and leading blank lines, which do not count towards the limit.
 _SLACK_BYTES = 65_536
 
 
@@ -47,7 +46,7 @@ class InstructionFile(msgspec.Struct, frozen=True):
 
 
 class Instructions(msgspec.Struct, frozen=True):
-    """`omitted` counts the files that had something to say and for which there was no room."""
+    """`omitted` counts the non-empty files that did not fit."""
 
     files: tuple[InstructionFile, ...] = ()
     omitted: int = 0
@@ -55,7 +54,7 @@ class Instructions(msgspec.Struct, frozen=True):
 
 
 class _Candidate(msgspec.Struct, frozen=True):
-    """Where a file could be. Links that leave the root are followed only in the user's own home folder."""
+    """A possible file. Symlinks that leave the root are followed only in the user's home folder."""
 
     shown: str
     path: Path
@@ -64,7 +63,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 
 class _Start(msgspec.Struct, frozen=True):
-    """The trimmed text of a file, or of its start if it is not whole."""
+    """The trimmed text of a file; only its start unless `whole`."""
 
     shown: str
     text: str
@@ -79,41 +78,41 @@ def read_instructions(
     total_chars_max: int = TOTAL_CHARS_MAX,
     rules_max: int = RULES_MAX,
 ) -> Instructions:
-    """What there is to read within the caps, each text once; what is skipped is a finding, never an error.
+    """The files within the limits, each text once; a skipped file is a finding, never an error.
 
-    A cap counts a file's own characters; the marker that shows a cut is not among them.
+    The limits count the characters of the files, without the marker that shows a truncation.
     """
-    _check_caps(file_chars_max=file_chars_max, total_chars_max=total_chars_max, rules_max=rules_max)
+    _check_limits(file_chars_max=file_chars_max, total_chars_max=total_chars_max, rules_max=rules_max)
     findings: list[Finding] = []
     candidates = list(_home_candidates(home, findings))
     rules_left_out = 0
-    folders = _folders(cwd, findings)
+    folders = _find_folders(cwd, findings)
     for folder in folders:
-        rules, left_out = _rules(folder, folders[0], rules_max, findings)
+        rules, left_out = _find_rules(folder, folders[0], rules_max, findings)
         rules_left_out += left_out
         for path in (*(folder / name for name in FOLDER_NAMES), *rules):
             candidates.append(_Candidate(path_text(path.relative_to(folders[0])), path, folders[0]))
-    # A character takes four bytes at most.
+    # UTF-8 takes at most four bytes per character.
     bytes_max = 4 * file_chars_max + _SLACK_BYTES
     starts = [start for candidate in candidates if (start := _read_start(candidate, bytes_max, findings))]
-    fitted = _fit(starts, file_chars_max, total_chars_max)
+    fitted = _fit_files(starts, file_chars_max, total_chars_max)
     return Instructions(fitted.files, fitted.omitted + rules_left_out, (*findings, *fitted.findings))
 
 
-def _fit(starts: list[_Start], file_chars_max: int, total_chars_max: int) -> Instructions:
+def _fit_files(starts: list[_Start], file_chars_max: int, total_chars_max: int) -> Instructions:
     files: list[InstructionFile] = []
     findings: list[Finding] = []
     first_with: dict[str, str] = {}
     room, omitted = total_chars_max, 0
     for start in starts:
-        key = _comparable(start.text)
+        key = _normalize(start.text)
         if not start.text:
-            findings.append(Finding(start.shown, "empty" if start.whole else "begins with too much blank space"))
+            findings.append(Finding(start.shown, "empty" if start.whole else "starts with too much blank space"))
         elif key in first_with:
-            findings.append(Finding(start.shown, f"says the same as {first_with[key]}"))
+            findings.append(Finding(start.shown, f"has the same text as {first_with[key]}"))
         elif room == 0:
             omitted += 1
-            findings.append(Finding(start.shown, f"left out: all {total_chars_max} characters are used up"))
+            findings.append(Finding(start.shown, f"left out: the limit of {total_chars_max} characters is used up"))
         else:
             text = start.text[: min(file_chars_max, room)]
             files.append(InstructionFile(start.shown, text, not start.whole or len(text) < len(start.text)))
@@ -122,10 +121,10 @@ def _fit(starts: list[_Start], file_chars_max: int, total_chars_max: int) -> Ins
     return Instructions(tuple(files), omitted, tuple(findings))
 
 
-def _check_caps(**caps: int) -> None:
-    for name, value in caps.items():
+def _check_limits(**limits: int) -> None:
+    for name, value in limits.items():
         if value < 1:
-            raise UserError(f"{name} is {value}: a cap on instruction files must be at least 1")
+            raise UserError(f"{name} is {value}: a limit on instruction files must be at least 1")
 
 
 def _home_candidates(home: Path | None, findings: list[Finding]) -> Iterator[_Candidate]:
@@ -142,8 +141,8 @@ def _home_candidates(home: Path | None, findings: list[Finding]) -> Iterator[_Ca
         yield _Candidate(f"~/{name}", root / name, root, in_home=True)
 
 
-def _folders(cwd: Path, findings: list[Finding]) -> tuple[Path, ...]:
-    """From the root down to the working folder, symlinks resolved."""
+def _find_folders(cwd: Path, findings: list[Finding]) -> tuple[Path, ...]:
+    """The folders from the root down to the working folder, symlinks resolved."""
     try:
         here = Path(os.path.realpath(cwd, strict=True))
     except (OSError, ValueError) as error:
@@ -154,12 +153,12 @@ def _folders(cwd: Path, findings: list[Finding]) -> tuple[Path, ...]:
     return tuple(root.joinpath(*inner[:depth]) for depth in range(len(inner) + 1))
 
 
-def _rules(folder: Path, root: Path, rules_max: int, findings: list[Finding]) -> tuple[list[Path], int]:
-    """The rule files to read, by name, and how many more there are."""
-    rules = folder / RULES_FOLDER
-    shown = path_text(rules.relative_to(root))
+def _find_rules(folder: Path, root: Path, rules_max: int, findings: list[Finding]) -> tuple[list[Path], int]:
+    """The rule files to read, sorted by name, and how many were left out."""
+    rules_folder = folder / RULES_FOLDER
+    shown = path_text(rules_folder.relative_to(root))
     try:
-        real = Path(os.path.realpath(rules, strict=True))
+        real = Path(os.path.realpath(rules_folder, strict=True))
         if not real.is_relative_to(root):
             findings.append(Finding(shown, "not read: it is a link that leads out of the project"))
             return [], 0
@@ -169,16 +168,16 @@ def _rules(folder: Path, root: Path, rules_max: int, findings: list[Finding]) ->
     except OSError as error:
         findings.append(Finding(shown, cannot_read(error)))
         return [], 0
-    # By raw bytes: the order must not depend on the locale nor on the file system.
+    # Sorted by raw bytes, so that the order depends neither on the locale nor on the file system.
     names.sort(key=os.fsencode)
     left_out = max(0, len(names) - rules_max)
     if left_out:
-        findings.append(Finding(shown, f"{left_out} files behind the first {rules_max} were not read"))
-    return [rules / name for name in names[:rules_max]], left_out
+        findings.append(Finding(shown, f"{left_out} files after the first {rules_max} were not read"))
+    return [rules_folder / name for name in names[:rules_max]], left_out
 
 
 def _read_start(candidate: _Candidate, bytes_max: int, findings: list[Finding]) -> _Start | None:
-    """None where there is no such file, or none that may be read."""
+    """None if the file does not exist or must not be read."""
     try:
         real = Path(os.path.realpath(candidate.path, strict=True))
         if not real.is_relative_to(candidate.root):
@@ -186,7 +185,7 @@ def _read_start(candidate: _Candidate, bytes_max: int, findings: list[Finding]) 
             findings.append(Finding(candidate.shown, f"{reason} is a link that leads out of its folder"))
             if not candidate.in_home:
                 return None
-        read = read_regular(real, bytes_max + 1)
+        content = read_regular(real, bytes_max + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.islink(candidate.path):
             findings.append(Finding(candidate.shown, cannot_read(error)))
@@ -194,19 +193,19 @@ def _read_start(candidate: _Candidate, bytes_max: int, findings: list[Finding]) 
     except OSError as error:
         findings.append(Finding(candidate.shown, cannot_read(error)))
         return None
-    if read is None:
+    if content is None:
         findings.append(Finding(candidate.shown, "not read: it is not a regular file"))
         return None
-    raw = read.raw
+    raw = content.raw
     whole = len(raw) <= bytes_max
     return _Start(candidate.shown, read_text(raw[:bytes_max], whole=whole).strip(), whole)
 
 
-def _comparable(text: str) -> str:
-    """The text without what does not change its meaning: blanks at line ends, repeated blank lines."""
-    kept: list[str] = []
+def _normalize(text: str) -> str:
+    """The text in a form for comparison: without trailing blanks and repeated blank lines."""
+    lines: list[str] = []
     for line in text.split("\n"):
-        bare = line.rstrip()
-        if bare or (kept and kept[-1]):
-            kept.append(bare)
-    return "\n".join(kept)
+        stripped = line.rstrip()
+        if stripped or (lines and lines[-1]):
+            lines.append(stripped)
+    return "\n".join(lines)

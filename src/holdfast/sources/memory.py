@@ -1,6 +1,6 @@
-"""What is remembered from session to session: MEMORY.md of a workspace and USER.md of a user, small and kept whole.
+"""Memory files that persist between sessions: MEMORY.md of a workspace and USER.md of a user.
 
-Edits are made under a lock between processes and written in one step, so that no edit of another session is lost.
+Edits hold a lock across processes and are written atomically, so that no edit of another session is lost.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOE
 
 
 class MemoryFile(msgspec.Struct, frozen=True):
-    """A file, what it is called in the prompt, and how large it should and may get.
+    """A memory file, its heading in the prompt, and its soft and hard size limits.
 
-    `makes_root`: the folder it is in is ours to make.
+    `creates_folder`: its folder is created if it is missing.
     """
 
     name: str
@@ -51,7 +51,7 @@ class MemoryFile(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """What a file held before and after."""
+    """The content of a file before and after an edit."""
 
     operation: Operation
     before: bytes
@@ -59,25 +59,26 @@ class Edit(msgspec.Struct, frozen=True):
 
     @property
     def entries_evicted(self) -> int:
-        """By how many lines a file became shorter."""
-        return max(0, _entries(self.before) - _entries(self.after))
+        """The number of lines that the edit removed."""
+        return max(0, _count_entries(self.before) - _count_entries(self.after))
 
 
 def workspace_memory(workspace: Path) -> MemoryFile:
-    """A workspace is not trusted: a link in it that leads out is not followed."""
+    """A workspace is untrusted: a symlink in it that leads out is not followed."""
     located = Located(roots_of(workspace).workspace, (".holdfast", "MEMORY.md"), ".holdfast/MEMORY.md")
+    # Sizes are kept small because the whole file is sent with every prompt.
     return MemoryFile("MEMORY.md", "## Workspace memory (MEMORY.md)", located, 2048, 4096)
 
 
 def user_memory(home: Path) -> MemoryFile:
-    """A link in the user's own folder is followed wherever it leads."""
+    """The user's own folder is trusted: symlinks in it are followed."""
     real = Path(os.path.realpath(home / "USER.md"))
     located = Located(real.parent, (real.name,), "USER.md")
     return MemoryFile("USER.md", "## User context (USER.md)", located, 1536, 3072, makes_root=True)
 
 
 def render_memory(file: MemoryFile) -> str:
-    """The file under its heading; nothing where it is empty, missing or cannot be read."""
+    """The file under its heading; empty if the file is empty, missing or unreadable."""
     try:
         with opened_place(file.located) as (folder, name):
             raw = read_regular(folder, name, _READ_BYTES_MAX)
@@ -91,7 +92,7 @@ def render_memory(file: MemoryFile) -> str:
 
 
 def add_entry(file: MemoryFile, text: str) -> Edit:
-    """One more line, unless it is there already."""
+    """Append a line, unless the file already has it."""
     line = " ".join(text.split())
     if not line:
         raise UserError("there is nothing to add: the text is empty")
@@ -106,7 +107,7 @@ def add_entry(file: MemoryFile, text: str) -> Edit:
 
 
 def replace_entry(file: MemoryFile, old: str, new: str) -> Edit:
-    """Another text in the place of one that occurs exactly once."""
+    """Replace a text that occurs exactly once."""
     if not old:
         raise UserError("there is nothing to replace: the old text is empty")
 
@@ -122,17 +123,17 @@ def replace_entry(file: MemoryFile, old: str, new: str) -> Edit:
 
 
 def consolidate(file: MemoryFile, text: str) -> Edit:
-    """A whole new content."""
+    """Replace the whole content."""
     return _edit(file, "consolidate", lambda before: f"{text.strip()}\n" if text.strip() else "")
 
 
 def _edit(file: MemoryFile, operation: Operation, change: Callable[[str], str]) -> Edit:
-    """Read, change and write under the lock; a change that would pass the hard cap leaves the file as it was."""
+    """Read, change and write under the lock; a change that would exceed the hard limit is refused."""
     try:
         if file.makes_root:
             _make_root(file)
-        with opened_place(file.located, make_folders=True) as (folder, name), _locked(folder, f"{name}.lock", file):
-            before = _raw(folder, name)
+        with opened_place(file.located, make_folders=True) as (folder, name), _hold_lock(folder, f"{name}.lock", file):
+            before = _read_raw(folder, name)
             text = change(before.decode("utf-8", "surrogateescape").replace("\r\n", "\n"))
             after = text.encode("utf-8", "surrogateescape")
             if len(after) > file.hard_bytes_max:
@@ -150,14 +151,14 @@ def _edit(file: MemoryFile, operation: Operation, change: Callable[[str], str]) 
 
 
 def _make_root(file: MemoryFile) -> None:
-    """On the first day a user's folder may be missing."""
+    """Create the user's folder, which is missing before the first use."""
     try:
         file.located.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PathError(f"its folder {reason_of(error)}") from None
 
 
-def _raw(folder: int, name: str) -> bytes:
+def _read_raw(folder: int, name: str) -> bytes:
     try:
         return read_regular(folder, name, _READ_BYTES_MAX)
     except FileNotFoundError:
@@ -165,14 +166,14 @@ def _raw(folder: int, name: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _locked(folder: int, name: str, file: MemoryFile, monotonic: Clock = time.monotonic) -> Iterator[None]:
-    """Held by one edit at a time, of whatever process; who dies lets go of it."""
-    opened = os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
+def _hold_lock(folder: int, name: str, file: MemoryFile, monotonic: Clock = time.monotonic) -> Iterator[None]:
+    """A lock held by one edit at a time across processes; the kernel releases it if the process dies."""
+    descriptor = os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
     try:
         deadline = monotonic() + LOCK_SECONDS_MAX
         while True:
             try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if monotonic() >= deadline:
@@ -180,8 +181,8 @@ def _locked(folder: int, name: str, file: MemoryFile, monotonic: Clock = time.mo
                 time.sleep(_LOCK_POLL_SECONDS)
         yield
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def _entries(raw: bytes) -> int:
+def _count_entries(raw: bytes) -> int:
     return sum(bool(line.strip()) for line in raw.splitlines())

@@ -1,4 +1,4 @@
-"""What a preset or a persona says that is kept as a file: the workspace's own, else the user's."""
+"""Presets and personas that are stored as files: the workspace's own, else the user's."""
 
 import os
 import re
@@ -19,25 +19,25 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def named_text(kind: Kind, name: str, *, workspace: Path | None, home: Path) -> str:
     """The text of `<kind>/<name>.md`, looked for in `<workspace>/.holdfast` and then in the home folder."""
     if not _NAME.fullmatch(name):
-        raise UserError(f"{kind[:-1]} {name[:80]!r} is no name of a file: use letters, digits, '.', '_' and '-'")
+        raise UserError(f"{kind[:-1]} {name[:80]!r} is not a valid name: use letters, digits, '.', '_' and '-'")
     for folder in _folders(kind, workspace, home):
         path = folder / f"{name}.md"
         if os.path.lexists(path):
             return _read(path, workspace if folder.parent.parent == workspace else None)
-    known = named_texts(kind, workspace=workspace, home=home)
-    there = f"there are {', '.join(known)}" if known else f"there are no {kind} yet"
-    raise UserError(f"there is no {kind[:-1]} {name!r}; {there} (files {kind}/<name>.md below .holdfast)")
+    names = named_texts(kind, workspace=workspace, home=home)
+    available = f"there are {', '.join(names)}" if names else f"there are no {kind} yet"
+    raise UserError(f"there is no {kind[:-1]} {name!r}; {available} (files {kind}/<name>.md below .holdfast)")
 
 
 def named_texts(kind: Kind, *, workspace: Path | None, home: Path) -> tuple[str, ...]:
-    """The names there are, sorted."""
+    """The available names, sorted."""
     names: set[str] = set()
     for folder in _folders(kind, workspace, home):
         try:
-            found = os.listdir(folder)
+            files = os.listdir(folder)
         except OSError:
             continue
-        names |= {file[:-3] for file in found if file.endswith(".md") and _NAME.fullmatch(file[:-3])}
+        names |= {file[:-3] for file in files if file.endswith(".md") and _NAME.fullmatch(file[:-3])}
     return tuple(sorted(names))
 
 
@@ -50,11 +50,11 @@ def _read(path: Path, within: Path | None) -> str:
         real = Path(os.path.realpath(path, strict=True))
         if within is not None and not real.is_relative_to(os.path.realpath(within)):
             raise UserError(f"{path_text(path)} is a link that leads out of the workspace; put the file itself there")
-        read = read_regular(real, TEXT_BYTES_MAX + 1)
+        content = read_regular(real, TEXT_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         raise UserError(f"{path_text(path)} {cannot_read(error)}") from error
-    if read is None:
+    if content is None:
         raise UserError(f"{path_text(path)} is not a regular file")
-    if len(read.raw) > TEXT_BYTES_MAX:
+    if len(content.raw) > TEXT_BYTES_MAX:
         raise UserError(f"{path_text(path)} has more than {TEXT_BYTES_MAX} bytes; shorten it")
-    return read_text(read.raw).strip()
+    return read_text(content.raw).strip()

@@ -1,4 +1,4 @@
-"""How bytes from outside become text: the same in every locale, with nothing in it that cannot be sent."""
+"""Decodes external bytes to text: the same in every locale, and always encodable as UTF-8."""
 
 import codecs
 import os
@@ -8,16 +8,16 @@ _VISIBLE = dict.fromkeys(_CONTROLS, "\ufffd")
 
 
 def read_text(raw: bytes, *, whole: bool = True) -> str:
-    """A file's text: no byte order mark, lines end in LF, NUL and what is not UTF-8 replaced by U+FFFD.
+    """A file's text without byte order mark, with LF line ends; NUL and invalid UTF-8 become U+FFFD.
 
-    Where `raw` is only the start of a file, a character that it cuts in two is left out.
+    If `raw` is only the start of a file, a character that is cut in two at the end is dropped.
     """
     text, _ = codecs.utf_8_decode(raw.removeprefix(codecs.BOM_UTF8), "replace", whole)
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
 
 def one_line(raw: bytes) -> str:
-    """A name that cannot break out of its line: every control character and line break replaced by U+FFFD."""
+    """Text that cannot break out of its line: control characters and line breaks become U+FFFD."""
     return raw.decode("utf-8", "replace").translate(_VISIBLE)
 
 
@@ -26,7 +26,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
     if isinstance(path, str) and os.sep == "/" and path.isascii() and path.isprintable():
         return path
     try:
-        # The name's raw bytes: how Python spells them depends on the locale.
+        # The raw bytes of the name, because Python's decoding of them depends on the locale.
         raw = os.fsencode(path)
     except UnicodeEncodeError:
         raw = os.fspath(path).encode("utf-8", "surrogatepass")
@@ -34,7 +34,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def cut_utf8(text: str, bytes_max: int) -> tuple[str, bool]:
-    """The longest start of the text with at most `bytes_max` bytes of UTF-8, and whether anything was cut."""
+    """The longest start of the text within `bytes_max` bytes of UTF-8, and whether anything was cut."""
     raw = text.encode()
     if len(raw) <= bytes_max:
         return text, False

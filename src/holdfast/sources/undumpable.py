@@ -1,16 +1,16 @@
-"""How this process keeps what it was given, keys among it, from the other processes of its user."""
+"""Hides this process's memory and environment, API keys included, from other processes of the same user."""
 
 import contextlib
 import ctypes
 import sys
 
-_PR_SET_DUMPABLE = 4
+_PR_SET_DUMPABLE = 4  # From <linux/prctl.h>.
 
 
 def hide_from_other_processes() -> bool:
-    """No process of the same user reads this one's environment or memory from now on; whether that is so.
+    """Returns whether other processes of the same user can no longer read this one's environment or memory.
 
-    On Linux alone, and not from root, who may read everything. It ends core dumps and keeps debuggers out.
+    Linux only, and no protection from root. It also disables core dumps and debuggers.
     """
     if sys.platform != "linux":
         return False

@@ -1,3 +1,3 @@
-"""Anthropic's Messages API, as the simulator speaks it."""
+"""The simulated Messages API of Anthropic."""
 
 from holdfast.simulator.anthropic.dialect import AnthropicDialect as AnthropicDialect

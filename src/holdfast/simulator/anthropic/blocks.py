@@ -1,4 +1,4 @@
-"""How Anthropic's cache sees a request: its blocks in the order they are hashed, and what each tier depends on."""
+"""A request as Anthropic's cache sees it: blocks in hashing order, and the parameters that each tier depends on."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from holdfast.catalog.rows import Model
 from holdfast.providers.tier_parameters import anthropic_parameters, is_web_search
 from holdfast.simulator.blocks import SentBlock, TokenCounts, part_of
 
+# Anthropic hashes tools, then system, then messages, cumulatively (its page "Prompt caching").
 _PLACES: tuple[Place, ...] = ("tools", "system", "messages")
 
 
@@ -16,12 +17,12 @@ def cache_call(
     blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, scope: Scope, at: float, count: TokenCounts
 ) -> Call:
     """The request as the cache sees it."""
-    # The provider renders its web search behind the other tools: switching it on or off keeps those.
+    # Switching web search keeps the tools tier and loses the later ones, so its definition counts as system text.
     ordered = sorted(blocks, key=lambda sent: _PLACES.index(_tier(sent)))
     seeds = seeds_of(model.cache, anthropic_parameters((sent.block for sent in blocks), parameters))
     parts = (part_of(sent, _tier(sent), model=model, count=count) for sent in ordered)
-    marks = tuple(Mark(index, sent.ttl) for index, sent in enumerate(ordered) if sent.ttl is not None)
-    return Call(scope, prefixes_of(seeds, parts), marks, at)
+    breakpoints = tuple(Mark(index, sent.ttl) for index, sent in enumerate(ordered) if sent.ttl is not None)
+    return Call(scope, prefixes_of(seeds, parts), breakpoints, at)
 
 
 def _tier(sent: SentBlock) -> Place:

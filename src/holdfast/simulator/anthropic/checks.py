@@ -1,4 +1,4 @@
-"""Which requests the provider refuses, and in which words."""
+"""The requests that Anthropic refuses, with its error texts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,17 +16,19 @@ from holdfast.providers.fields import extra_field, field_of
 from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
 from holdfast.simulator.dialect import refuse
 
+# Allows `thinking.block_binding` in a request (Anthropic's page "Preserved thinking").
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 THINKING_BUDGET_TOKENS_MIN = 1_024
 
 
-def check_transcript(passages: Sequence[Passage], rules: CacheRules) -> None:
-    if not passages:
+def check_transcript(entries: Sequence[Passage], rules: CacheRules) -> None:
+    if not entries:
         raise refuse("messages: at least one message is required")
-    for index, passage in enumerate(passages):
-        if not passage.content:
+    for index, entry in enumerate(entries):
+        if not entry.content:
             raise refuse(f"messages.{index}: all messages must have non-empty content")
-    messages = messages_of(passages)
+    messages = messages_of(entries)
+    # Opus 4.6 and later refuse a request that ends with an assistant message.
     if rules.refuses_prefill and messages[-1].role == "assistant":
         raise refuse(
             "This model does not support assistant message prefill. The conversation must end with a user message."
@@ -44,7 +46,7 @@ def check_tools(blocks: Sequence[SentBlock], parameters: Parameters, rules: Cach
     names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
     if any(count > 1 for count in Counter(names).values()):
         raise refuse("tools: Tool names must be unique.")
-    choice = _object(parameters.tool_choice_json, "tool_choice")
+    choice = _parse_object(parameters.tool_choice_json, "tool_choice")
     if choice is None:
         return
     kind = choice.get("type")
@@ -54,18 +56,20 @@ def check_tools(blocks: Sequence[SentBlock], parameters: Parameters, rules: Cach
         raise refuse("tool_choice: may only be specified while providing tools")
     if kind == "tool" and choice.get("name") not in names:
         raise refuse("tool_choice.name: no tool of that name is provided")
+    # Fable and Mythos 5.1 and Sonnet 5.5 answer forced tool use with 400.
     if kind in ("any", "tool") and rules.refuses_forced_tool_choice:
         raise refuse(f"tool_choice.type: this model does not support forced tool use ({kind}); use auto or none")
 
 
 def check_output(parameters: Parameters, model: Model) -> None:
-    """The limit on the output, and what cannot be combined with asking for none."""
+    """The output limit, and the parameters that cannot be combined with `max_tokens: 0`."""
     if parameters.output_tokens_max > model.output_tokens_max:
         raise refuse(
             f"max_tokens: {parameters.output_tokens_max} > {model.output_tokens_max}, which is the maximum "
             f"allowed number of output tokens for {model.name}"
         )
-    thinking = _object(parameters.thinking_json, "thinking") or {}
+    thinking = _parse_object(parameters.thinking_json, "thinking") or {}
+    # `max_tokens: 0` prewarms the cache; Anthropic refuses it with streaming, thinking, formats or forced tools.
     if parameters.output_tokens_max == 0:
         if conflict := conflict_with_empty(parameters):
             raise refuse(f"max_tokens: 0 cannot be combined with {conflict}")
@@ -78,8 +82,8 @@ def check_output(parameters: Parameters, model: Model) -> None:
 
 
 def drops_mismatches(parameters: Parameters) -> bool:
-    """Whether thinking that is bound elsewhere shall be left out and not refused."""
-    binding = (_object(parameters.thinking_json, "thinking") or {}).get("block_binding")
+    """Whether thinking that is bound to another prefix is dropped instead of refused."""
+    binding = (_parse_object(parameters.thinking_json, "thinking") or {}).get("block_binding")
     if binding is None:
         return False
     if BINDING_BETA not in parameters.betas:
@@ -96,33 +100,35 @@ def check_window(tokens: int, model: Model) -> None:
 
 
 def marked(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules) -> tuple[SentBlock, ...]:
-    """The blocks with the automatic mark in place; refuses marks that may not be where they are."""
+    """The blocks with the automatic breakpoint added; refuses breakpoints where they are not allowed."""
     for sent in blocks:
-        if sent.ttl is not None and not _takes_mark(sent):
-            what = "empty text" if sent.kind == "text" else "thinking"
-            raise refuse(f"{sent.path}: cache_control cannot be set for {what} blocks")
-    placed = _with_automatic_mark(blocks, parameters, rules)
-    marks = [Mark(index, sent.ttl) for index, sent in enumerate(placed) if sent.ttl is not None]
+        if sent.ttl is not None and not _takes_breakpoint(sent):
+            block_name = "empty text" if sent.kind == "text" else "thinking"
+            raise refuse(f"{sent.path}: cache_control cannot be set for {block_name} blocks")
+    placed = _add_automatic_breakpoint(blocks, parameters, rules)
+    breakpoints = [Mark(index, sent.ttl) for index, sent in enumerate(placed) if sent.ttl is not None]
     try:
-        check_marks(rules, marks, blocks=len(placed))
+        check_marks(rules, breakpoints, blocks=len(placed))
     except UserError as error:
         raise refuse(str(error)) from error
     return placed
 
 
-def _with_automatic_mark(
+def _add_automatic_breakpoint(
     blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules
 ) -> tuple[SentBlock, ...]:
+    # Automatic caching: the breakpoint goes on the last block that can take one and uses one of the four slots.
+    # On a block with the same TTL it does nothing, with another TTL it is an error.
     ttl = _automatic_ttl(extra_field(parameters, "cache_control"), rules)
-    last = next((index for index in reversed(range(len(blocks))) if _takes_mark(blocks[index])), None)
+    last = next((index for index in reversed(range(len(blocks))) if _takes_breakpoint(blocks[index])), None)
     if ttl is None or last is None:
         return tuple(blocks)
-    there = blocks[last].ttl
-    if there is not None and there != ttl:
+    existing = blocks[last].ttl
+    if existing is not None and existing != ttl:
         raise refuse(
-            f"cache_control: the automatic mark has ttl {ttl!r}, but {blocks[last].path} is marked with {there!r}"
+            f"cache_control: the automatic mark has ttl {ttl!r}, but {blocks[last].path} is marked with {existing!r}"
         )
-    if there is None and sum(sent.ttl is not None for sent in blocks) >= rules.marks_max:
+    if existing is None and sum(sent.ttl is not None for sent in blocks) >= rules.marks_max:
         raise refuse(f"cache_control: the automatic mark needs one of the {rules.marks_max} marks, and all are taken")
     return (*blocks[:last], msgspec.structs.replace(blocks[last], ttl=ttl), *blocks[last + 1 :])
 
@@ -138,12 +144,13 @@ def _automatic_ttl(value: object, rules: CacheRules) -> Ttl | None:
     return "1h" if ttl == "1h" else "5m"
 
 
-def _takes_mark(sent: SentBlock) -> bool:
+def _takes_breakpoint(sent: SentBlock) -> bool:
+    # Anthropic allows `cache_control` on all blocks but thinking and empty text.
     return sent.piece.markable if sent.kind == "text" else sent.kind not in THINKING_NAMES
 
 
-def _object(text: str | None, name: str) -> dict[str, object] | None:
-    """A parameter that has to be a JSON object, or absent."""
+def _parse_object(text: str | None, name: str) -> dict[str, object] | None:
+    """A parameter that must be a JSON object or absent."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What Anthropic compares of a request, and how it is asked to."""
+"""Anthropic's cache diagnostics: what is compared, and how a request asks for it."""
 
 from collections.abc import Sequence
 
@@ -15,28 +15,30 @@ _PREVIOUS = "previous_message_id"
 
 
 def fingerprint_of(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules) -> Fingerprint:
-    found = anthropic_parameters((sent.block for sent in blocks), parameters)
-    others = ("thinking", "tool_choice", "images", "citations", "effort")
+    settings = anthropic_parameters((sent.block for sent in blocks), parameters)
+    message_settings = ("thinking", "tool_choice", "images", "citations", "effort")
     return Fingerprint(
         digests=(
-            ("model_changed", digest_of_settings(found, ("model", "speed"), rules)),
+            # Anthropic reports a changed `speed` as a changed model.
+            ("model_changed", digest_of_settings(settings, ("model", "speed"), rules)),
             ("tools_changed", digest_of(blocks, "tools")),
             ("system_changed", digest_of(blocks, "system")),
-            (NO_WORD, digest_of_settings(found, others, rules)),
+            # Differences in these parameters are reported as `unavailable`.
+            (NO_WORD, digest_of_settings(settings, message_settings, rules)),
         ),
         prompt_reason="messages_changed",
     )
 
 
 def wish_of(parameters: Parameters, rules: CacheRules) -> Wish | None:
-    asked = extra_field(parameters, FIELD)
-    if asked is None:
+    field = extra_field(parameters, FIELD)
+    if field is None:
         return None
     if not rules.diagnoses_misses:
         raise refuse(f"{FIELD}: Extra inputs are not permitted")
-    if not isinstance(asked, dict) or not asked.keys() <= {_PREVIOUS}:
+    if not isinstance(field, dict) or not field.keys() <= {_PREVIOUS}:
         raise refuse(f"{FIELD}: must be an object with {_PREVIOUS}")
-    previous = asked.get(_PREVIOUS)
+    previous = field.get(_PREVIOUS)
     if previous is not None and not isinstance(previous, str):
         raise refuse(f"{FIELD}.{_PREVIOUS}: must be text or null")
     return Wish(previous)

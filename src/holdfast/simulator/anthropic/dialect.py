@@ -1,4 +1,4 @@
-"""Anthropic's side of the simulator: its endpoints, its refusals and its replies."""
+"""Anthropic's Messages API in the simulator: its endpoints, errors and replies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,6 +15,7 @@ from holdfast.simulator.anthropic.thinking import sealed
 from holdfast.simulator.anthropic.understand import understand
 from holdfast.simulator.dialect import Asked, Setting, Understood, model_asked_for, model_named, refuse, reported
 
+# The SDK sends the newer version from 2.0.0 on.
 API_VERSIONS = ("2023-06-01", "2026-10-21")
 
 _MESSAGES = "/v1/messages"
@@ -30,34 +31,42 @@ class AnthropicDialect:
     reply_id_prefix = "msg_sim"
     call_id_prefix = "toolu_"
 
-    def takes(self, asked: Asked) -> bool:
-        if asked.method == "POST":
-            return asked.path in (_MESSAGES, _COUNT)
-        # Others list their models at the same place; only Anthropic's clients send one of these headers.
-        own = any(header(asked.headers, name) is not None for name in ("anthropic-version", "x-api-key"))
-        return asked.method == "GET" and own and (asked.path == _MODELS or bool(model_asked_for(asked.path, _MODELS)))
+    def takes(self, http_request: Asked) -> bool:
+        if http_request.method == "POST":
+            return http_request.path in (_MESSAGES, _COUNT)
+        # Other providers list their models at the same path; only Anthropic's clients send one of these headers.
+        is_anthropic = any(
+            header(http_request.headers, name) is not None for name in ("anthropic-version", "x-api-key")
+        )
+        return (
+            http_request.method == "GET"
+            and is_anthropic
+            and (http_request.path == _MODELS or bool(model_asked_for(http_request.path, _MODELS)))
+        )
 
-    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
-        _check_version(asked.headers)
-        if asked.path == _MODELS:
-            return plain_json(list_models(setting.models, asked.query))
-        if name := model_asked_for(asked.path, _MODELS):
+    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+        _check_version(http_request.headers)
+        if http_request.path == _MODELS:
+            return plain_json(list_models(setting.models, http_request.query))
+        if name := model_asked_for(http_request.path, _MODELS):
             return plain_json(describe(model_named(name, setting.models, provider=anthropic.name)))
-        if asked.path == _COUNT:
-            counted = understand(anthropic.read_count_request(asked.body, asked.headers), setting, counting=True)
+        if http_request.path == _COUNT:
+            counted = understand(
+                anthropic.read_count_request(http_request.body, http_request.headers), setting, counting=True
+            )
             return plain_json({"input_tokens": counted.call.tokens})
-        return understand(anthropic.read_request(asked.body, asked.headers), setting)
+        return understand(anthropic.read_request(http_request.body, http_request.headers), setting)
 
     def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
         return sealed(content, model=request.parameters.model, prefix=request.prefix)
 
     def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
-        reports = BINDING_BETA in request.parameters.betas
+        reports_dropped = BINDING_BETA in request.parameters.betas
         if not request.parameters.stream:
             body = anthropic.write_reply(reply)
-            return with_input_transformations(body, request.dropped) if reports else body
+            return with_input_transformations(body, request.dropped) if reports_dropped else body
         events = iter(anthropic.write_stream(reply))
-        return stream_with_input_transformations(events, request.dropped) if reports else events
+        return stream_with_input_transformations(events, request.dropped) if reports_dropped else events
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
         return reported(anthropic, error)

@@ -1,4 +1,4 @@
-"""Which models the simulated provider lists, page by page, newest first."""
+"""Anthropic's model list, in pages, newest first."""
 
 import datetime
 from collections.abc import Iterable, Mapping
@@ -7,17 +7,18 @@ from holdfast.catalog.lookup import Models
 from holdfast.catalog.rows import Model
 from holdfast.simulator.dialect import refuse
 
+# Anthropic's default and maximum of the `limit` parameter.
 PAGE_DEFAULT = 20
 PAGE_MAX = 1_000
 _UNKNOWN_DATE = datetime.date(1970, 1, 1)
 
 
 def list_models(models: Models, query: Mapping[str, str]) -> dict[str, object]:
-    rows = sorted(_of_provider(models), key=lambda row: row.released or _UNKNOWN_DATE, reverse=True)
+    rows = sorted(_anthropic_models(models), key=lambda row: row.released or _UNKNOWN_DATE, reverse=True)
     names = [row.name for row in rows]
     start = _position(names, query, "after_id", absent=-1) + 1
     end = _position(names, query, "before_id", absent=len(names))
-    limit = _limit(query.get("limit"))
+    limit = _parse_limit(query.get("limit"))
     window = rows[start:end]
     page = window[-limit:] if "before_id" in query else window[:limit]
     return {
@@ -41,7 +42,7 @@ def describe(row: Model) -> dict[str, object]:
     }
 
 
-def _of_provider(models: Models) -> Iterable[Model]:
+def _anthropic_models(models: Models) -> Iterable[Model]:
     return (row for row in models.values() if row.provider == "anthropic")
 
 
@@ -54,7 +55,7 @@ def _position(names: list[str], query: Mapping[str, str], field: str, *, absent:
     return names.index(name)
 
 
-def _limit(text: str | None) -> int:
+def _parse_limit(text: str | None) -> int:
     if text is None:
         return PAGE_DEFAULT
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= PAGE_MAX):

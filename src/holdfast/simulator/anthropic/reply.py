@@ -1,4 +1,4 @@
-"""How a reply tells which blocks of the request the model did not see."""
+"""Adds the report on dropped blocks to Anthropic's replies."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,13 +9,13 @@ from holdfast.simulator.dialect import DroppedBlock
 
 
 def with_input_transformations(body: bytes, dropped: Sequence[DroppedBlock]) -> bytes:
-    """A whole reply that also says which blocks of the request the model did not see."""
+    """A reply with the list of request blocks that the model did not see."""
     message: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return plain_json({**message, "input_transformations": dropped})
 
 
 def stream_with_input_transformations(events: Iterator[bytes], dropped: Sequence[DroppedBlock]) -> Iterator[bytes]:
-    """A streamed reply that says the same, as the provider does, where the message starts."""
+    """The same for a streamed reply; the provider reports it in the event that starts the message."""
     name, _, start = next(events).partition(b"\ndata: ")
     event: dict[str, msgspec.Raw] = msgspec.json.decode(start, type=dict[str, msgspec.Raw])
     message = with_input_transformations(bytes(event["message"]), dropped)

@@ -1,6 +1,6 @@
-"""Which thinking a model takes back: its own, unchanged, and where it is bound, behind an unchanged prefix.
+"""Which thinking blocks Anthropic's models accept: their own, unchanged, and after an unchanged prefix if bound to it.
 
-What a block is bound to is written into its signature, so that nothing has to be remembered between requests.
+The signature of a block contains what it is bound to, so nothing has to be stored between requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from holdfast.simulator.seals import Seal, extend, opened, thought_in, write_sea
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The blocks that the model gets to see, and the prefix that its own thinking will be bound to."""
+    """The blocks that the model sees, and the prefix that its own thinking will be bound to."""
 
     blocks: tuple[SentBlock, ...]
     dropped: tuple[DroppedBlock, ...]
@@ -25,32 +25,35 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_mismatches: bool = False) -> Admitted:
-    """Raises `ProviderError` for thinking that was tampered with, or is bound to another conversation."""
-    kept: list[SentBlock] = []
+    """Raises `ProviderError` for thinking that was modified, or is bound to another conversation."""
+    accepted: list[SentBlock] = []
     dropped: list[DroppedBlock] = []
     prefix = ""
     for sent in blocks:
         if sent.kind in THINKING_NAMES:
             seal = _read_seal(sent)
+            # Anthropic drops the thinking of another model without an error.
             if seal.model != model:
                 dropped.append(DroppedBlock(sent.path, "model_binding_mismatch"))
                 continue
+            # Newer models bind thinking to its prefix: after an edit it is refused, or dropped if the request asks so.
             if rules.binds_thinking and seal.prefix != prefix:
                 if not drops_mismatches:
-                    raise _bound_elsewhere(sent.path)
+                    raise _binding_error(sent.path)
                 dropped.append(DroppedBlock(sent.path, "prefix_binding_mismatch"))
                 continue
-        kept.append(sent)
-        seen_mark = sent.ttl if rules.binding_sees_marks else None
-        prefix = extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, seen_mark)
-    shown = _without_old_thinking(kept) if rules.strips_old_thinking else kept
-    return Admitted(tuple(shown), tuple(dropped), prefix)
+        accepted.append(sent)
+        # Whether a moved `cache_control` counts as an edit is undocumented, so the catalog decides per model.
+        bound_ttl = sent.ttl if rules.binding_sees_marks else None
+        prefix = extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, bound_ttl)
+    visible = _strip_old_thinking(accepted) if rules.strips_old_thinking else accepted
+    return Admitted(tuple(visible), tuple(dropped), prefix)
 
 
 def sealed(
-    content: Sequence[Block], *, model: str, prefix: str, spell: Callable[[Block], bytes] = spell_block
+    content: Sequence[Block], *, model: str, prefix: str, encode_block: Callable[[Block], bytes] = spell_block
 ) -> tuple[Block, ...]:
-    """A reply's blocks, its thinking signed; `spell` gives a block's bytes as they will come back."""
+    """The blocks of a reply with signed thinking; `encode_block` encodes a block as the client will send it back."""
     blocks: list[Block] = []
     for block in content:
         if isinstance(block, Thinking):
@@ -58,7 +61,7 @@ def sealed(
         elif isinstance(block, RedactedThinking):
             block = RedactedThinking(write_seal(model, prefix, ""))
         blocks.append(block)
-        prefix = extend(prefix, "assistant", spell(block), None)
+        prefix = extend(prefix, "assistant", encode_block(block), None)
     return tuple(blocks)
 
 
@@ -81,7 +84,7 @@ def _read_seal(sent: SentBlock) -> Seal:
     return seal
 
 
-def _bound_elsewhere(path: str) -> ProviderError:
+def _binding_error(path: str) -> ProviderError:
     return ProviderError(
         "invalid_request",
         f"{path}: this thinking block is bound to a different conversation: system, tools or a message "
@@ -91,8 +94,10 @@ def _bound_elsewhere(path: str) -> ProviderError:
     )
 
 
-def _without_old_thinking(blocks: Sequence[SentBlock]) -> list[SentBlock]:
-    """Less the thinking in front of the last thing that a user said; what a tool said does not count."""
-    said = (index for index, sent in enumerate(blocks) if sent.piece.role == "user" and sent.kind != "tool_result")
-    start = max(said, default=-1)
-    return [sent for index, sent in enumerate(blocks) if index > start or sent.kind not in THINKING_NAMES]
+def _strip_old_thinking(blocks: Sequence[SentBlock]) -> list[SentBlock]:
+    """Drop the thinking before the last user message; tool results do not count as user messages."""
+    user_indexes = (
+        index for index, sent in enumerate(blocks) if sent.piece.role == "user" and sent.kind != "tool_result"
+    )
+    last_user = max(user_indexes, default=-1)
+    return [sent for index, sent in enumerate(blocks) if index > last_user or sent.kind not in THINKING_NAMES]

@@ -1,4 +1,4 @@
-"""What a request means to Anthropic: whether it is taken, and what the model and the cache see of it."""
+"""Parses and validates a request as Anthropic does: what the model and the cache see of it."""
 
 from holdfast.cachemodel.values import Scope
 from holdfast.canonical.transcript import messages_of
@@ -20,7 +20,7 @@ from holdfast.simulator.dialect import Setting, Understood, model_named
 
 
 def understand(wire: WireRequest, setting: Setting, *, counting: bool = False) -> Understood:
-    """Raises `ProviderError` for what the provider refuses. Where tokens are only counted, none are asked for."""
+    """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = model_named(parameters.model, setting.models, provider=anthropic.name)
     check_transcript(wire.prompt.passages, model.cache)
@@ -45,6 +45,7 @@ def understand(wire: WireRequest, setting: Setting, *, counting: bool = False) -
         conversations=conversations_of(setting.workspace, sent),
         prefix=admitted.prefix,
         dropped=admitted.dropped,
+        # A prewarming request gets no content and the stop reason `max_tokens`.
         prewarmed="max_tokens" if parameters.output_tokens_max == 0 else None,
         fingerprint=fingerprint_of(sent, parameters, model.cache),
         wish=None if counting else wish_of(parameters, model.cache),

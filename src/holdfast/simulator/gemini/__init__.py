@@ -1,3 +1,3 @@
-"""Gemini's API, as the simulator speaks it."""
+"""The simulated Gemini API."""
 
 from holdfast.simulator.gemini.dialect import GeminiDialect as GeminiDialect

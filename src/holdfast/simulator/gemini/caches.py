@@ -1,4 +1,4 @@
-"""The caches that Gemini keeps under a name: made, looked up, kept for longer, and deleted, one request each."""
+"""Gemini's `cachedContents` endpoints: create, get, list, extend and delete explicit caches."""
 
 import datetime
 import re
@@ -20,39 +20,42 @@ from holdfast.simulator.gemini.listing import page_of
 from holdfast.simulator.named import KeptContent
 
 COLLECTION = "cachedContents"
-TTL_SECONDS_DEFAULT = 3_600.0
+TTL_SECONDS_DEFAULT = 3_600.0  # Gemini's default, one hour.
 DISPLAY_NAME_CHARS_MAX = 128
 EXPIRES_AT_MAX = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
 
 _METHOD = "createCachedContent"
-_LIFETIME = ("ttl", "expireTime")
-_KNOWN = frozenset({*HEAD_NAMES, *_LIFETIME, CONTENTS, "model", "displayName"})
+_EXPIRY_FIELDS = ("ttl", "expireTime")
+_KNOWN = frozenset({*HEAD_NAMES, *_EXPIRY_FIELDS, CONTENTS, "model", "displayName"})
 _TTL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
 
 _decode_time = msgspec.json.Decoder(Annotated[datetime.datetime, msgspec.Meta(tz=True)]).decode
 
 
-def answer_about_caches(asked: Asked, id: str | None, setting: Setting) -> bytes:
-    """`id` is what stands behind the collection in the path, if anything does."""
+def answer_about_caches(http_request: Asked, id: str | None, setting: Setting) -> bytes:
+    """`id` is the path segment after the collection, if there is one."""
     if id is None:
-        return _list(asked.query, setting) if asked.method == "GET" else _create(asked.body, setting)
-    kept = cache_named(f"{COLLECTION}/{id}", setting)
-    match asked.method:
+        return (
+            _list(http_request.query, setting) if http_request.method == "GET" else _create(http_request.body, setting)
+        )
+    content = cache_named(f"{COLLECTION}/{id}", setting)
+    match http_request.method:
         case "PATCH":
-            return _update(asked.body, kept, setting)
+            return _update(http_request.body, content, setting)
         case "DELETE":
-            setting.named.remove(kept.cache.name)
+            setting.named.remove(content.cache.name)
             return b"{}"
         case _:
-            return write_cache(kept.cache)
+            return write_cache(content.cache)
 
 
 def cache_named(name: str, setting: Setting) -> KeptContent:
-    """One that has lapsed, and one of somebody else's, is told in the same words as one that never was."""
-    kept = setting.named.find(setting.workspace, name, at=setting.at)
-    if kept is None:
+    """A missing cache, an expired one and one of another workspace give the same error, as with the provider."""
+    content = setting.named.find(setting.workspace, name, at=setting.at)
+    if content is None:
+        # Gemini answers PERMISSION_DENIED here, not NOT_FOUND.
         raise ProviderError("auth", "CachedContent not found (or permission denied)", status=403)
-    return kept
+    return content
 
 
 def _create(body: bytes, setting: Setting) -> bytes:
@@ -82,22 +85,23 @@ def _create(body: bytes, setting: Setting) -> bytes:
 
 
 def _list(query: Mapping[str, str], setting: Setting) -> bytes:
-    own = [kept.cache for kept in setting.named.live(at=setting.at) if kept.workspace == setting.workspace]
+    own = [content.cache for content in setting.named.live(at=setting.at) if content.workspace == setting.workspace]
     caches, next_page_token = page_of(own, query)
     return write_caches(CachePage(tuple(caches), next_page_token))
 
 
-def _update(body: bytes, kept: KeptContent, setting: Setting) -> bytes:
+def _update(body: bytes, content: KeptContent, setting: Setting) -> bytes:
     members = members_of(body, _KNOWN | {"name", "usageMetadata", "createTime", "updateTime"})
-    if not members or not members.keys() <= {*_LIFETIME}:
+    # Gemini allows no other change of an explicit cache than that of its expiry.
+    if not members or not members.keys() <= {*_EXPIRY_FIELDS}:
         raise refuse("Only the expiration of a CachedContent can be updated: set ttl or expire_time and nothing else.")
-    longer = replace(kept, cache=replace(kept.cache, expires_at=_expires_at(members, setting.at)))
-    setting.named.keep(longer, at=setting.at)
-    return write_cache(longer.cache)
+    extended = replace(content, cache=replace(content.cache, expires_at=_expires_at(members, setting.at)))
+    setting.named.keep(extended, at=setting.at)
+    return write_cache(extended.cache)
 
 
 def _expires_at(members: Mapping[str, bytes], at: float) -> float:
-    if all(name in members for name in _LIFETIME):
+    if all(name in members for name in _EXPIRY_FIELDS):
         raise refuse("ttl and expire_time cannot both be set.")
     ttl = text_in(members, "ttl")
     if ttl is not None and not _TTL.fullmatch(ttl):

@@ -1,4 +1,4 @@
-"""Which requests Gemini refuses, and in which words."""
+"""The requests that Gemini refuses, with its error texts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,42 +34,42 @@ def unsupported(name: str, method: str) -> ProviderError:
     )
 
 
-def check_contents(passages: Sequence[Passage]) -> None:
-    if not passages:
+def check_contents(entries: Sequence[Passage]) -> None:
+    if not entries:
         raise refuse("GenerateContentRequest.contents: contents is not specified")
-    for index, passage in enumerate(passages):
-        if not passage.content:
+    for index, entry in enumerate(entries):
+        if not entry.content:
             raise refuse(f"GenerateContentRequest.contents[{index}].parts: contents.parts must not be empty.")
-        for at, block in enumerate(passage.content):
+        for part, block in enumerate(entry.content):
             if isinstance(block, Opaque) and not block.kind:
                 raise refuse(
-                    f"GenerateContentRequest.contents[{index}].parts[{at}].data: required oneof field 'data' must "
+                    f"GenerateContentRequest.contents[{index}].parts[{part}].data: required oneof field 'data' must "
                     "have one initialized field"
                 )
 
 
 def check_calls(messages: Sequence[Message]) -> None:
-    """The model calls and the user answers, all calls of a turn at once and right behind it."""
-    waiting: Counter[str] = Counter()
+    """Function responses come directly after the turn with the calls, all of them in one turn."""
+    open_calls: Counter[str] = Counter()
     for message in messages:
-        calls = Counter(found for block in message.content if (found := _call_id(block)) is not None)
-        results = Counter(found for block in message.content if (found := _result_id(block)) is not None)
+        calls = Counter(id for block in message.content if (id := _call_id(block)) is not None)
+        results = Counter(id for block in message.content if (id := _result_id(block)) is not None)
         if calls and message.role == "user":
             raise refuse("Please ensure that function call parts are in a turn of the role model.")
-        if results and (message.role != "user" or not waiting):
+        if results and (message.role != "user" or not open_calls):
             raise refuse("Please ensure that function response turn comes immediately after a function call turn.")
-        _check_answered(waiting, results)
-        waiting = calls
-    _check_answered(waiting, Counter())
+        _check_answered(open_calls, results)
+        open_calls = calls
+    _check_answered(open_calls, Counter())
 
 
-def _check_answered(waiting: Counter[str], results: Counter[str]) -> None:
-    if waiting.total() != results.total():
+def _check_answered(open_calls: Counter[str], results: Counter[str]) -> None:
+    if open_calls.total() != results.total():
         raise refuse(
             "Please ensure that the number of function response parts is equal to the number of function call parts "
             "of the function call turn."
         )
-    if waiting != results:
+    if open_calls != results:
         raise refuse("Please ensure that each function response has the id and name of a function call it answers.")
 
 
@@ -94,9 +94,9 @@ def _result_id(block: Block) -> str | None:
 
 
 def _foreign_id(block: Opaque) -> str:
-    """The id of a call or result with fields that we do not know; its name where it has none."""
-    told = field_of(decoded(block.raw.decode(errors="replace")), block.kind)
-    return str(field_of(told, "id") or field_of(told, "name"))
+    """The id of a call or result with unknown fields, or its name if it has no id."""
+    fields = field_of(decoded(block.raw.decode(errors="replace")), block.kind)
+    return str(field_of(fields, "id") or field_of(fields, "name"))
 
 
 def check_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> None:
@@ -113,12 +113,12 @@ def check_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> None:
 
 
 def check_output(parameters: Parameters, model: Model) -> None:
-    asked, most = parameters.output_tokens_max, model.output_tokens_max
-    # What a request is read as that sets no limit is no more than any model gives.
-    if asked != OUTPUT_TOKENS_DEFAULT and not 1 <= asked <= most:
+    requested, limit = parameters.output_tokens_max, model.output_tokens_max
+    # A request without a limit is decoded with this default, which is within the limit of every model.
+    if requested != OUTPUT_TOKENS_DEFAULT and not 1 <= requested <= limit:
         raise refuse(
-            f"Unable to submit request because it has a maxOutputTokens value of {asked} but the supported range is "
-            f"from 1 (inclusive) to {most + 1} (exclusive)."
+            f"Unable to submit request because it has a maxOutputTokens value of {requested} but the supported range "
+            f"is from 1 (inclusive) to {limit + 1} (exclusive)."
         )
     if extra_field(parameters, f"{CONFIG}candidateCount") not in (None, 1):
         raise refuse("Only one candidate can be specified in this model")

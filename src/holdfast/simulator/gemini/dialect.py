@@ -1,4 +1,4 @@
-"""Gemini in the simulator: whose requests are its own, and how each is answered."""
+"""Gemini's API in the simulator: its endpoints, errors and replies."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +17,7 @@ from holdfast.simulator.gemini.listing import describe, list_models
 from holdfast.simulator.gemini.thinking import sealed_thoughts
 from holdfast.simulator.gemini.understand import AS_ARRAY, as_array, count, understand
 
+# google-genai 3.x calls /v1, earlier versions /v1beta.
 _ACTION = re.compile(r"/v1(?:beta)?/models/([^/:]+):(generateContent|streamGenerateContent|countTokens)")
 _MODELS = re.compile(r"/v1(beta)?/models(?:/([^/:]+))?")
 _CACHES = re.compile(rf"/v1(?:beta)?/{COLLECTION}(?:/([^/:]+))?")
@@ -38,23 +39,23 @@ class GeminiDialect:
     reply_id_prefix = "gemini_sim"
     call_id_prefix = "call_"
 
-    def takes(self, asked: Asked) -> bool:
-        if asked.method == "POST" and _ACTION.fullmatch(asked.path):
+    def takes(self, http_request: Asked) -> bool:
+        if http_request.method == "POST" and _ACTION.fullmatch(http_request.path):
             return True
-        if asked.method == "GET" and (models := _MODELS.fullmatch(asked.path)):
-            # Others list their models at the same place; only Gemini's clients send this header.
-            return bool(models[1]) or header(asked.headers, self.key_header) is not None
-        caches = _CACHES.fullmatch(asked.path)
-        return caches is not None and asked.method in (_METHODS_OF_ONE if caches[1] else ("GET", "POST"))
+        if http_request.method == "GET" and (models := _MODELS.fullmatch(http_request.path)):
+            # Other providers list their models at the same path; only Gemini's clients send this header.
+            return bool(models[1]) or header(http_request.headers, self.key_header) is not None
+        caches = _CACHES.fullmatch(http_request.path)
+        return caches is not None and http_request.method in (_METHODS_OF_ONE if caches[1] else ("GET", "POST"))
 
-    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
-        if caches := _CACHES.fullmatch(asked.path):
-            return answer_about_caches(asked, caches[1], setting)
-        if action := _ACTION.fullmatch(asked.path):
-            return _asked_of_a_model(asked, action[1], action[2], setting)
-        models = _MODELS.fullmatch(asked.path)
+    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+        if caches := _CACHES.fullmatch(http_request.path):
+            return answer_about_caches(http_request, caches[1], setting)
+        if action := _ACTION.fullmatch(http_request.path):
+            return _understand_action(http_request, action[1], action[2], setting)
+        models = _MODELS.fullmatch(http_request.path)
         if models is None or models[2] is None:
-            return plain_json(list_models(setting.models, asked.query))
+            return plain_json(list_models(setting.models, http_request.query))
         return plain_json(describe(model_named(models[2], setting.models, method="getModel")))
 
     def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
@@ -70,11 +71,11 @@ class GeminiDialect:
         return reported(gemini, error)
 
 
-def _asked_of_a_model(asked: Asked, name: str, action: str, setting: Setting) -> Understood | bytes:
+def _understand_action(http_request: Asked, name: str, action: str, setting: Setting) -> Understood | bytes:
     if action == "countTokens":
-        return plain_json(count(asked.body, name, setting))
-    understood = understand(asked.body, name, action, setting)
-    wanted = asked.query.get("alt", "json")
-    if wanted not in ("json", "sse") or (wanted == "sse" and not understood.parameters.stream):
+        return plain_json(count(http_request.body, name, setting))
+    understood = understand(http_request.body, name, action, setting)
+    format = http_request.query.get("alt", "json")
+    if format not in ("json", "sse") or (format == "sse" and not understood.parameters.stream):
         raise refuse("Invalid value at 'alt': json is taken everywhere, and sse by streamGenerateContent.")
-    return as_array(understood) if understood.parameters.stream and wanted == "json" else understood
+    return as_array(understood) if understood.parameters.stream and format == "json" else understood

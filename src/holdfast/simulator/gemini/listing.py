@@ -1,4 +1,4 @@
-"""Which models Gemini lists, and how it cuts lists into pages."""
+"""Gemini's model list, and its paging."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -16,8 +16,8 @@ Row = TypeVar("Row")
 
 def list_models(models: Models, query: Mapping[str, str]) -> dict[str, object]:
     page, next_page_token = page_of([row for row in models.values() if row.provider == gemini.name], query)
-    listed: dict[str, object] = {"models": [describe(row) for row in page]}
-    return {**listed, "nextPageToken": next_page_token} if next_page_token else listed
+    response: dict[str, object] = {"models": [describe(row) for row in page]}
+    return {**response, "nextPageToken": next_page_token} if next_page_token else response
 
 
 def describe(row: Model) -> dict[str, object]:
@@ -33,14 +33,14 @@ def describe(row: Model) -> dict[str, object]:
 
 
 def page_of(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Sequence[Row], str]:
-    """The page that is asked for, and the token of the next; an empty one behind the last page."""
-    start = _number(query, "pageToken", absent=0)
-    size = min(_number(query, "pageSize", absent=PAGE_DEFAULT) or PAGE_DEFAULT, PAGE_MAX)
+    """The requested page, and the token of the next page; empty after the last page."""
+    start = _parse_number(query, "pageToken", absent=0)
+    size = min(_parse_number(query, "pageSize", absent=PAGE_DEFAULT) or PAGE_DEFAULT, PAGE_MAX)
     end = start + size
     return rows[start:end], str(end) if end < len(rows) else ""
 
 
-def _number(query: Mapping[str, str], name: str, *, absent: int) -> int:
+def _parse_number(query: Mapping[str, str], name: str, *, absent: int) -> int:
     text = query.get(name) or str(absent)
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise refuse(f"Invalid value at '{name}'.")

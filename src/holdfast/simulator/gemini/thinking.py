@@ -1,4 +1,4 @@
-"""Which thoughts Gemini takes back: those with the signature they were given, and those with none."""
+"""Which thoughts Gemini accepts: those with their original signature, and those without one."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from holdfast.simulator.dialect import refuse
 from holdfast.simulator.seals import opened, thought_in, write_seal
 
 STAND_INS = frozenset({"skip_thought_signature_validator", "context_engineering_is_the_way_to_go"})
-"""What the provider takes in place of a signature, for calls that it did not make."""
+"""Values that the provider accepts in place of a signature, for function calls that it did not generate."""
 
 _STANDARD = str.maketrans("-_", "+/")
 
 
 def sealed_thoughts(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block, ...]:
-    """A reply's blocks, each thought signed; of one that is redacted only the signature is told."""
+    """The blocks of a reply with each thought signed; a redacted thought has only its signature."""
     blocks: list[Block] = []
     for block in content:
         if isinstance(block, Thinking | RedactedThinking):
@@ -24,9 +24,9 @@ def sealed_thoughts(content: Sequence[Block], *, model: str, prefix: str) -> tup
 
 
 def check_thoughts(messages: Sequence[Message]) -> None:
-    """Raises `ProviderError` for a signature that is not ours, or not of the thought in front of it.
+    """Raises `ProviderError` for a signature that is not ours, or does not match the thought before it.
 
-    Thoughts may come back in the parts they were streamed in, or be left out.
+    Thoughts may come back in the parts in which they were streamed, or be left out.
     """
     for message in messages:
         thought = ""
@@ -43,7 +43,7 @@ def check_thoughts(messages: Sequence[Message]) -> None:
 def _check(signature: str, thought: str) -> None:
     if signature in STAND_INS:
         return
-    # Clients that keep the bytes write them in either alphabet.
+    # Clients that store the signature as bytes re-encode it in either base64 alphabet.
     seal = opened(signature.translate(_STANDARD))
     if seal is None or (thought and seal.thought != thought_in(thought)):
         raise refuse("Thought signature is not valid.")

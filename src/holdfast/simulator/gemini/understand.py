@@ -1,4 +1,4 @@
-"""What a request means to Gemini: whether it is taken, and what the model and the cache see of it."""
+"""Parses and validates a request as Gemini does: what the model and the cache see of it."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ from holdfast.simulator.gemini.thinking import check_thoughts
 from holdfast.simulator.named import KeptContent
 
 AS_ARRAY = "alt"
-"""The extra field of a request whose stream is to come as one JSON array."""
+"""Marks a request whose stream is returned as one JSON array."""
 
 _COUNTED = "generateContentRequest"
 _KNOWN = frozenset(
@@ -45,7 +45,7 @@ def understand(body: bytes, name: str, action: str, setting: Setting) -> Underst
 
 
 def as_array(request: Understood) -> Understood:
-    """The same request, its answer asked for as a JSON array."""
+    """The same request with its stream returned as a JSON array."""
     parameters = request.parameters
     extra = (*parameters.extra, (AS_ARRAY, '"json"'))
     return replace(request, parameters=replace(parameters, stream=False, extra=extra))
@@ -69,12 +69,12 @@ def _understand(
 ) -> Understood:
     wire = read(members, model.name, action)
     check_contents(wire.prompt.passages)
-    kept = _referred_to(members, model, setting)
-    if kept is not None:
-        wire = read(joined(kept.members, members), model.name, action)
+    cached = _referenced_cache(members, model, setting)
+    if cached is not None:
+        wire = read(joined(cached.members, members), model.name, action)
     sent = sent_parts(wire)
     check_tools(sent, wire.parameters)
-    named_tokens = kept.cache.tokens if kept else 0
+    named_tokens = cached.cache.tokens if cached else 0
     call = cache_call(sent, wire.parameters, model=model, setting=setting, named_tokens=named_tokens)
     check_window(call.tokens, model)
     return Understood(
@@ -88,25 +88,26 @@ def _understand(
 
 
 def _check_model(members: Mapping[str, bytes], name: str) -> None:
-    """The path says which model it is; a body may only say the same."""
-    told = text_in(members, "model")
-    if told is not None and told.removeprefix("models/") != name:
+    """The path determines the model; the body may only repeat it."""
+    body_model = text_in(members, "model")
+    if body_model is not None and body_model.removeprefix("models/") != name:
         raise refuse("The model in the request is another than the model in the path.")
 
 
-def _referred_to(members: Mapping[str, bytes], model: Model, setting: Setting) -> KeptContent | None:
+def _referenced_cache(members: Mapping[str, bytes], model: Model, setting: Setting) -> KeptContent | None:
     name = text_in(members, CACHE)
     if name is None:
         return None
-    kept = cache_named(name, setting)
-    if any(head in members for head in HEAD_NAMES):
+    cached = cache_named(name, setting)
+    # The cache is an immutable prefix, so a request cannot set what comes before its contents.
+    if any(field in members for field in HEAD_NAMES):
         raise refuse(
             "CachedContent can not be used with GenerateContent request setting system_instruction, tools or "
             "tool_config. Proposed fix: move those values to CachedContent from GenerateContent request."
         )
-    if kept.cache.model != model.name:
+    if cached.cache.model != model.name:
         raise refuse(
             f"Model used by GenerateContent request (models/{model.name}) and CachedContent "
-            f"(models/{kept.cache.model}) has to be the same."
+            f"(models/{cached.cache.model}) has to be the same."
         )
-    return kept
+    return cached

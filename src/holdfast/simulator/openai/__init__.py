@@ -1,4 +1,4 @@
-"""OpenAI's two interfaces, as the simulator speaks them."""
+"""The simulated APIs of OpenAI: Chat Completions and Responses."""
 
 from holdfast.simulator.openai.chat import ChatDialect as ChatDialect
 from holdfast.simulator.openai.responses import ResponsesDialect as ResponsesDialect

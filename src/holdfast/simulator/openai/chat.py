@@ -1,4 +1,4 @@
-"""OpenAI's chat completions in the simulator."""
+"""OpenAI's Chat Completions API in the simulator."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,8 +20,8 @@ from holdfast.simulator.openai.understand import Interface, understand
 _COMPLETIONS = "/v1/chat/completions"
 
 
-def _takes_no_thinking(blocks: Sequence[SentBlock]) -> None:
-    """There is none on this wire."""
+def _accept_all(blocks: Sequence[SentBlock]) -> None:
+    """Chat Completions has no thinking blocks to check."""
 
 
 _CHAT = Interface(
@@ -30,7 +30,7 @@ _CHAT = Interface(
     output_tokens_unlimited=OUTPUT_TOKENS_DEFAULT,
     cache_options=frozenset({"mode", "ttl"}),
     check_calls=check_chat_calls,
-    check_thinking=_takes_no_thinking,
+    check_thinking=_accept_all,
 )
 
 
@@ -42,26 +42,27 @@ class ChatDialect:
     reply_id_prefix = "chatcmpl-sim"
     call_id_prefix = "call_"
 
-    def takes(self, asked: Asked) -> bool:
-        return (asked.method, asked.path) == ("POST", _COMPLETIONS)
+    def takes(self, http_request: Asked) -> bool:
+        return (http_request.method, http_request.path) == ("POST", _COMPLETIONS)
 
-    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
-        wire = openai_chat.read_request(asked.body, asked.headers)
-        if wire.parameters.stream and not _wants_usage(asked.body):
-            # The adapter always asks for the usage of a stream, so to it a request that does not is like any other.
+    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+        wire = openai_chat.read_request(http_request.body, http_request.headers)
+        if wire.parameters.stream and not _wants_usage(http_request.body):
+            # Decoding drops `include_usage`, because our adapter always sets it; note here that the client did not.
             extra = (*wire.parameters.extra, ("stream_options", '{"include_usage":false}'))
             wire = replace(wire, parameters=replace(wire.parameters, extra=extra))
         return understand(wire, setting, _CHAT)
 
     def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
-        """Without the thinking: this interface does not show it."""
+        """Without the thinking, which this API does not return."""
         return tuple(block for block in content if not isinstance(block, THINKING_KINDS))
 
     def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
-        written = spelled(openai_chat, reply, stream=request.parameters.stream)
-        if isinstance(written, bytes) or extra_field(request.parameters, "stream_options") is None:
-            return written
-        return (chunk for chunk in written if not _tells_usage(chunk))
+        encoded = spelled(openai_chat, reply, stream=request.parameters.stream)
+        if isinstance(encoded, bytes) or extra_field(request.parameters, "stream_options") is None:
+            return encoded
+        # OpenAI sends the usage of a stream only on request, in a last chunk without choices.
+        return (chunk for chunk in encoded if not _is_usage_chunk(chunk))
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
         return reported(openai_chat, error)
@@ -85,8 +86,8 @@ class _Chunk(msgspec.Struct, frozen=True):
     choices: tuple[msgspec.Raw, ...]
 
 
-def _tells_usage(chunk: bytes) -> bool:
-    """Whether the chunk is the one that has no choice in it."""
+def _is_usage_chunk(chunk: bytes) -> bool:
+    """Whether this is the usage chunk, the only one without choices."""
     try:
         return not msgspec.json.decode(chunk.removeprefix(b"data: "), type=_Chunk).choices
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Which requests OpenAI refuses, and in which words."""
+"""The requests that OpenAI refuses, with its error texts."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -18,8 +18,8 @@ from holdfast.simulator.dialect import refuse
 CheckCalls = Callable[[Sequence[Message]], None]
 
 _NAME_SHOWN_CHARS_MAX = 120
-_TYPES: dict[str, type] = {"parallel_tool_calls": bool, "service_tier": str, "verbosity": str}
-_WORDS = {bool: "a boolean", str: "a string"}
+_EXPECTED_TYPES: dict[str, type] = {"parallel_tool_calls": bool, "service_tier": str, "verbosity": str}
+_TYPE_NAMES = {bool: "a boolean", str: "a string"}
 
 
 def model_named(name: str, models: Models, *, provider: str) -> Model:
@@ -31,19 +31,19 @@ def model_named(name: str, models: Models, *, provider: str) -> Model:
 
 
 def check_chat_calls(messages: Sequence[Message]) -> None:
-    """Every call is answered by the messages right behind it, and they answer nothing else."""
-    waiting: tuple[str, ...] = ()
+    """Every call is answered by the tool messages directly after it, and those answer nothing else."""
+    open_calls: tuple[str, ...] = ()
     for message in messages:
         results = _leading_results(message)
         for result in _ids(message, _result_id):
-            if result not in waiting or result not in results:
+            if result not in open_calls or result not in results:
                 raise refuse(
                     "Invalid parameter: messages with role 'tool' must be a response to a preceding message with "
                     f"'tool_calls'; {shown_id(result)} is not."
                 )
-        _refuse_unanswered(call for call in waiting if call not in results)
-        waiting = _ids(message, _call_id)
-    _refuse_unanswered(waiting)
+        _refuse_unanswered(call for call in open_calls if call not in results)
+        open_calls = _ids(message, _call_id)
+    _refuse_unanswered(open_calls)
 
 
 def _refuse_unanswered(calls: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ def _refuse_unanswered(calls: Iterable[str]) -> None:
 
 
 def check_responses_calls(messages: Sequence[Message]) -> None:
-    """Every call is answered somewhere behind it, and every output answers one."""
+    """Every call is answered somewhere after it, and every output answers a call."""
     answered: dict[str, bool] = {}
     for message in messages:
         for result in _ids(message, _result_id):
@@ -69,11 +69,11 @@ def check_responses_calls(messages: Sequence[Message]) -> None:
 
 
 def _ids(message: Message, id_of: Callable[[Block], str | None]) -> tuple[str, ...]:
-    return tuple(found for block in message.content if (found := id_of(block)) is not None)
+    return tuple(id for block in message.content if (id := id_of(block)) is not None)
 
 
 def _leading_results(message: Message) -> tuple[str, ...]:
-    """The results in front of anything else that a message says."""
+    """The results before any other block of a message."""
     leading = takewhile(lambda result: result is not None, map(_result_id, message.content))
     return tuple(result for result in leading if result is not None)
 
@@ -83,7 +83,7 @@ def _call_id(block: Block) -> str | None:
         case ToolUse(id=id):
             return id
         case Opaque(kind=kind) if kind.endswith("_call") or kind.startswith(CALL):
-            return _member(block, "call_id") or _member(block, "id")
+            return _string_member(block, "call_id") or _string_member(block, "id")
         case _:
             return None
 
@@ -93,20 +93,20 @@ def _result_id(block: Block) -> str | None:
         case ToolResult(tool_use_id=id):
             return id
         case Opaque(kind=kind) if kind.endswith("_call_output"):
-            return _member(block, "call_id")
+            return _string_member(block, "call_id")
         case _:
             return None
 
 
-def _member(block: Opaque, name: str) -> str | None:
+def _string_member(block: Opaque, name: str) -> str | None:
     value = field_of(decoded(block.raw.decode(errors="replace")), name)
     return value if isinstance(value, str) else None
 
 
 def check_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> None:
     names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
-    foreign = extra_field(parameters, "tool_choice")
-    if foreign is not None and not isinstance(field_of(foreign, "type"), str):
+    unknown_choice = extra_field(parameters, "tool_choice")
+    if unknown_choice is not None and not isinstance(field_of(unknown_choice, "type"), str):
         raise refuse("Invalid value for 'tool_choice': supported are 'none', 'auto', 'required', and objects.")
     chosen = decoded(parameters.tool_choice_json)
     kind = field_of(chosen, "type")
@@ -117,21 +117,21 @@ def check_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> None:
 
 
 def check_types(parameters: Parameters) -> None:
-    """Of the fields that the cache depends on."""
-    for name, wanted in _TYPES.items():
+    """Check the types of the fields that the cache depends on."""
+    for name, expected in _EXPECTED_TYPES.items():
         value = extra_field(parameters, name)
-        if value is not None and not isinstance(value, wanted):
-            raise refuse(f"Invalid type for '{name}': expected {_WORDS[wanted]}.")
+        if value is not None and not isinstance(value, expected):
+            raise refuse(f"Invalid type for '{name}': expected {_TYPE_NAMES[expected]}.")
     if extra_field(parameters, "n") not in (None, 1):
         raise refuse("Invalid value for 'n': one choice is all that is simulated.")
 
 
 def check_output(parameters: Parameters, model: Model, *, unlimited: int) -> None:
-    """`unlimited` is what a request is read as that sets no limit."""
-    asked = parameters.output_tokens_max
-    if asked > model.output_tokens_max and asked != unlimited:
+    """`unlimited` is the value that a request without a limit is decoded with."""
+    requested = parameters.output_tokens_max
+    if requested > model.output_tokens_max and requested != unlimited:
         raise refuse(
-            f"max_tokens is too large: {asked}. This model supports at most "
+            f"max_tokens is too large: {requested}. This model supports at most "
             f"{model.output_tokens_max} completion tokens."
         )
 
@@ -147,5 +147,6 @@ def check_window(tokens: int, model: Model) -> None:
 
 
 def check_marks(blocks: Sequence[SentBlock], model: Model) -> None:
+    # OpenAI accepts explicit breakpoints from GPT-5.6 on.
     if model.cache.kind != "breakpoints" and any(sent.ttl is not None for sent in blocks):
         raise refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")

@@ -1,4 +1,4 @@
-"""What OpenAI compares of a request."""
+"""OpenAI's cache diagnostics: what is compared."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,22 @@ from holdfast.simulator.blocks import SentBlock
 from holdfast.simulator.diagnosing import NO_WORD, Fingerprint, digest_of, digest_of_settings
 
 _BEFORE_TOOLS = ("model", "prompt_cache_key", "service_tier")
-_BEHIND_TOOLS = ("text_format", "reasoning_effort", "verbosity")
+_AFTER_TOOLS = ("text_format", "reasoning_effort", "verbosity")
 
 
 def fingerprint_of(blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules) -> Fingerprint:
-    found = openai_parameters(parameters)
+    parameter_values = openai_parameters(parameters)
 
-    def settings(*names: str) -> tuple[tuple[str, str], ...]:
-        return tuple((f"{name}_changed", digest_of_settings(found, (name,), rules)) for name in names)
+    def digests_of(*names: str) -> tuple[tuple[str, str], ...]:
+        return tuple((f"{name}_changed", digest_of_settings(parameter_values, (name,), rules)) for name in names)
 
     return Fingerprint(
         digests=(
-            *settings(*_BEFORE_TOOLS),
+            *digests_of(*_BEFORE_TOOLS),
             ("tools_changed", digest_of(blocks, "tools")),
-            *settings(*_BEHIND_TOOLS),
-            (NO_WORD, digest_of_settings(found, ("parallel_tool_calls",), rules)),
+            *digests_of(*_AFTER_TOOLS),
+            # It invalidates the cache, but OpenAI has no reason code for it.
+            (NO_WORD, digest_of_settings(parameter_values, ("parallel_tool_calls",), rules)),
         ),
         prompt_reason="input_changed",
         hits_are_read=True,

@@ -1,4 +1,4 @@
-"""Which models OpenAI lists."""
+"""OpenAI's model list."""
 
 import datetime
 
@@ -16,7 +16,7 @@ def describe(row: Model) -> dict[str, object]:
 
 
 def created(row: Model) -> int:
-    """When the model was released, in seconds since the epoch; 0 where nobody knows."""
+    """The release date in seconds since the Unix epoch; 0 if unknown."""
     if row.released is None:
         return 0
     return int(datetime.datetime.combine(row.released, datetime.time(), datetime.UTC).timestamp())

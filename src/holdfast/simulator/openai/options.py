@@ -1,4 +1,4 @@
-"""What a request asks of OpenAI's cache, and which models take it."""
+"""OpenAI's cache options of a request, and which models accept them."""
 
 import msgspec
 
@@ -16,9 +16,9 @@ _COMPARISON = "comparison_response_id"
 
 
 class CacheOptions(msgspec.Struct, frozen=True):
-    """`ttl` is the lifetime of what nobody marked; `only_marks` turns the implicit breakpoint off.
+    """`ttl` applies to the implicit breakpoint; `explicit_only` turns the implicit breakpoint off.
 
-    `comparison` is the response that the cache's use is to be compared with.
+    `comparison_response_id` is the id of the response that cache diagnostics compare with.
     """
 
     ttl: str | None = None
@@ -28,17 +28,18 @@ class CacheOptions(msgspec.Struct, frozen=True):
 
 
 def cache_options(parameters: Parameters, rules: CacheRules, *, known: frozenset[str]) -> CacheOptions:
-    """`known` are the options that this interface has."""
+    """`known` are the options of this API."""
     key = extra_field(parameters, _KEY)
     if key is not None and not (isinstance(key, str) and len(key) <= CACHE_KEY_CHARS_MAX):
         raise refuse(f"Invalid '{_KEY}': expected a string of at most {CACHE_KEY_CHARS_MAX} characters.")
-    asked = extra_field(parameters, _OPTIONS)
+    field = extra_field(parameters, _OPTIONS)
     retention = extra_field(parameters, _RETENTION)
+    # GPT-5.6 and later take `prompt_cache_options`, earlier models `prompt_cache_retention`.
     if rules.kind == "breakpoints":
         if retention is not None:
             raise refuse(f"Unsupported parameter: '{_RETENTION}' is not supported with this model; use {_OPTIONS}.ttl.")
-        return CacheOptions() if asked is None else _read_options(asked, rules, known)
-    if asked is not None:
+        return CacheOptions() if field is None else _parse_options(field, rules, known)
+    if field is not None:
         raise refuse(f"Unsupported parameter: '{_OPTIONS}' is not supported with this model.")
     if retention is not None and (not isinstance(retention, str) or retention not in rules.ttls_seconds):
         supported = " or ".join(repr(ttl) for ttl in rules.ttls_seconds) or "none"
@@ -46,12 +47,12 @@ def cache_options(parameters: Parameters, rules: CacheRules, *, known: frozenset
     return CacheOptions(ttl=retention if isinstance(retention, str) else None)
 
 
-def _read_options(asked: object, rules: CacheRules, known: frozenset[str]) -> CacheOptions:
-    if not isinstance(asked, dict):
+def _parse_options(field: object, rules: CacheRules, known: frozenset[str]) -> CacheOptions:
+    if not isinstance(field, dict):
         raise refuse(f"Invalid type for '{_OPTIONS}': expected an object.")
-    if unknown := sorted(set(asked) - known):
+    if unknown := sorted(set(field) - known):
         raise refuse(f"Unknown parameter: '{_OPTIONS}.{unknown[0][:60]}'.")
-    mode, ttl, prewarm = asked.get("mode", "implicit"), asked.get("ttl"), asked.get("prewarm", False)
+    mode, ttl, prewarm = field.get("mode", "implicit"), field.get("ttl"), field.get("prewarm", False)
     if mode not in ("implicit", "explicit"):
         raise refuse(f"Invalid value for '{_OPTIONS}.mode': supported values are 'implicit' and 'explicit'.")
     if ttl is not None and (not isinstance(ttl, str) or ttl not in rules.ttls_seconds):
@@ -59,13 +60,13 @@ def _read_options(asked: object, rules: CacheRules, known: frozenset[str]) -> Ca
         raise refuse(f"Invalid value for '{_OPTIONS}.ttl': supported values are {supported}.")
     if not isinstance(prewarm, bool):
         raise refuse(f"Invalid type for '{_OPTIONS}.prewarm': expected a boolean.")
-    return CacheOptions(ttl=ttl, only_marks=mode == "explicit", prewarms=prewarm, comparison=_comparison(asked, rules))
+    return CacheOptions(ttl=ttl, only_marks=mode == "explicit", prewarms=prewarm, comparison=_comparison(field, rules))
 
 
-def _comparison(asked: dict[str, object], rules: CacheRules) -> str | None:
-    if _COMPARISON in asked and not rules.diagnoses_misses:
+def _comparison(field: dict[str, object], rules: CacheRules) -> str | None:
+    if _COMPARISON in field and not rules.diagnoses_misses:
         raise refuse(f"Unknown parameter: '{_OPTIONS}.{_COMPARISON}'.")
-    id = asked.get(_COMPARISON)
+    id = field.get(_COMPARISON)
     if id is not None and not isinstance(id, str):
         raise refuse(f"Invalid type for '{_OPTIONS}.{_COMPARISON}': expected a string.")
     return id

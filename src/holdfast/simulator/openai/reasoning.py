@@ -1,4 +1,4 @@
-"""Which reasoning OpenAI takes back: its own, with the encrypted content unchanged."""
+"""Which reasoning items OpenAI accepts: its own, with unchanged encrypted content."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _ID_CHARS = 24
 
 
 def sealed_reasoning(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block, ...]:
-    """A reply's blocks, its thinking with an id and encrypted content; what is redacted has no summary."""
+    """The blocks of a reply, thinking with an id and encrypted content; redacted thinking has no summary."""
     blocks: list[Block] = []
     for index, block in enumerate(content):
         if isinstance(block, Thinking | RedactedThinking):
@@ -27,7 +27,7 @@ def sealed_reasoning(content: Sequence[Block], *, model: str, prefix: str) -> tu
 
 
 def check_reasoning(blocks: Sequence[SentBlock]) -> None:
-    """Raises `ProviderError` for encrypted content that is not ours, or not of this summary."""
+    """Raises `ProviderError` for encrypted content that is not ours, or does not match its summary."""
     for sent in blocks:
         match sent.block:
             case Thinking(text=text, signature=signature):
@@ -41,8 +41,8 @@ def check_reasoning(blocks: Sequence[SentBlock]) -> None:
 def _check(encrypted_content: object, text: str | None, path: str) -> None:
     if encrypted_content is None:
         return
-    found = opened(encrypted_content) if isinstance(encrypted_content, str) else None
-    if found is None or (text is not None and found.thought != thought_in(text)):
+    content = opened(encrypted_content) if isinstance(encrypted_content, str) else None
+    if content is None or (text is not None and content.thought != thought_in(text)):
         raise refuse(
             f"The encrypted content of the reasoning item at {path} could not be verified; send it as it came."
         )

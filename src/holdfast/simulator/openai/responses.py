@@ -38,21 +38,23 @@ class ResponsesDialect:
     reply_id_prefix = "resp_sim"
     call_id_prefix = "call_"
 
-    def takes(self, asked: Asked) -> bool:
-        if asked.method == "POST":
-            return asked.path in (_RESPONSES, _COUNT)
-        return asked.method == "GET" and (asked.path == _MODELS or bool(model_asked_for(asked.path, _MODELS)))
+    def takes(self, http_request: Asked) -> bool:
+        if http_request.method == "POST":
+            return http_request.path in (_RESPONSES, _COUNT)
+        return http_request.method == "GET" and (
+            http_request.path == _MODELS or bool(model_asked_for(http_request.path, _MODELS))
+        )
 
-    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
-        if asked.path == _MODELS:
+    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+        if http_request.path == _MODELS:
             return plain_json(list_models(setting.models))
-        if name := model_asked_for(asked.path, _MODELS):
+        if name := model_asked_for(http_request.path, _MODELS):
             return plain_json(describe(model_named(name, setting.models, provider=PROVIDER)))
-        wire = openai_responses.read_request(asked.body, asked.headers)
+        wire = openai_responses.read_request(http_request.body, http_request.headers)
         _check_state(wire.parameters)
-        counting = asked.path == _COUNT
+        counting = http_request.path == _COUNT
         understood = understand(wire, setting, _INTERFACE, counting=counting)
-        _check_reasoning_asked(wire.parameters, understood.model)
+        _check_reasoning_options(wire.parameters, understood.model)
         if counting:
             return plain_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
         return understood
@@ -67,19 +69,19 @@ class ResponsesDialect:
         return reported(openai_responses, error)
 
 
-def _check_reasoning_asked(parameters: Parameters, model: Model) -> None:
-    """A model that does not reason can neither be told how much, nor give its reasoning away."""
+def _check_reasoning_options(parameters: Parameters, model: Model) -> None:
+    """A model without reasoning takes neither an effort nor a request for encrypted reasoning."""
     if model.reasons:
         return
     if parameters.thinking_json is not None:
         raise refuse("Unsupported parameter: 'reasoning.effort' is not supported with this model.")
-    # Where it is not among the extra fields, the request asks for what we always ask for.
+    # Decoding drops the value that our adapter always sends, so a missing extra field means that value.
     if "reasoning.encrypted_content" in dict(parameters.extra).get("include", "reasoning.encrypted_content"):
         raise refuse("Encrypted content is not supported with this model.")
 
 
 def _check_state(parameters: Parameters) -> None:
-    """Nothing is kept here between two requests."""
+    """The simulator stores no responses, so state from earlier ones cannot be referenced."""
     for name in ("previous_response_id", "conversation"):
         if extra_field(parameters, name) is not None:
             raise refuse(f"'{name}' was not found: nothing is stored; send the whole input.")

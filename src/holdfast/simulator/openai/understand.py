@@ -1,4 +1,4 @@
-"""What a request means to OpenAI: whether it is taken, and what the model and the cache see of it."""
+"""Parses and validates a request as OpenAI does: what the model and the cache see of it."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,11 +23,11 @@ from holdfast.simulator.openai.diagnosing import fingerprint_of
 from holdfast.simulator.openai.options import cache_options
 
 PROVIDER = "openai"
-"""Whose rows the models are, whichever interface they are reached by."""
+"""The catalog provider of the models, for both APIs."""
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """In what OpenAI's two interfaces differ: the names of the prompt and of the options, and what they check."""
+    """The differences between OpenAI's two APIs: field names, cache options and checks."""
 
     adapter: Adapter
     prompt_name: str
@@ -38,7 +38,7 @@ class Interface(msgspec.Struct, frozen=True):
 
 
 def understand(wire: WireRequest, setting: Setting, interface: Interface, *, counting: bool = False) -> Understood:
-    """Raises `ProviderError` for what the provider refuses. Where tokens are only counted, none are asked for."""
+    """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = model_named(parameters.model, setting.models, provider=PROVIDER)
     messages = messages_of(wire.prompt.passages)
@@ -62,6 +62,7 @@ def understand(wire: WireRequest, setting: Setting, interface: Interface, *, cou
         call=call,
         conversations=conversations_of(setting.workspace, sent),
         prefix=conversation_so_far(sent),
+        # A prewarming request gets no output.
         prewarmed="end_turn" if options.prewarms else None,
         fingerprint=fingerprint_of(sent, parameters, model.cache),
         wish=None if options.comparison is None else Wish(options.comparison),

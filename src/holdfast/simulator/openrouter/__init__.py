@@ -1,3 +1,3 @@
-"""OpenRouter, as the simulator speaks it."""
+"""The simulated OpenRouter API."""
 
 from holdfast.simulator.openrouter.dialect import OpenRouterDialect as OpenRouterDialect

@@ -1,4 +1,4 @@
-"""What a reply says that it cost."""
+"""Adds the cost to the usage of OpenRouter's replies."""
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
@@ -15,7 +15,8 @@ _USAGE = "usage"
 
 
 def cost_of(usage: Usage, request: Understood) -> Decimal | None:
-    """None where no price is known."""
+    """None if the catalog has no price."""
+    # OpenRouter reports the price of a reply as `usage.cost`.
     if not request.model.prices:
         return None
     return cost_usd(usage, price_at(request.model, utc_date(request.call.at), usage.tokens_sent))
@@ -28,7 +29,7 @@ def with_cost(body: bytes, cost: Decimal) -> bytes:
 
 
 def stream_with_cost(chunks: Iterable[bytes], cost: Decimal) -> Iterator[bytes]:
-    """The chunk that tells the usage is the one that tells the cost."""
+    """Adds the cost to the chunk that contains the usage."""
     for chunk in chunks:
         event = chunk.removeprefix(_EVENT_START)
         if event.startswith(b"{") and _USAGE in take_apart(event):

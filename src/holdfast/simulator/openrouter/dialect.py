@@ -1,4 +1,4 @@
-"""OpenRouter's side of the simulator: chat completions under a path of their own, and the list of models."""
+"""OpenRouter's API in the simulator: chat completions under its own path, and the model list."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,31 +26,31 @@ class OpenRouterDialect:
     reply_id_prefix = "gen-sim"
     call_id_prefix = "call_"
 
-    def takes(self, asked: Asked) -> bool:
-        return (asked.method, asked.path) in (("POST", _COMPLETIONS), ("GET", _MODELS))
+    def takes(self, http_request: Asked) -> bool:
+        return (http_request.method, http_request.path) in (("POST", _COMPLETIONS), ("GET", _MODELS))
 
-    def understand(self, asked: Asked, setting: Setting) -> Understood | bytes:
-        if asked.path == _MODELS:
+    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+        if http_request.path == _MODELS:
             return plain_json(list_models(setting.models, at=setting.at))
-        return understand(openrouter.read_request(asked.body, asked.headers), setting)
+        return understand(openrouter.read_request(http_request.body, http_request.headers), setting)
 
     def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
-        """Thinking stands in front of everything else, because there it comes back."""
+        """Thinking is moved before all other blocks, because clients send it back there."""
         ordered = openrouter.lower(Passage("assistant", tuple(content)))
         blocks = ordered.content if ordered else ()
-        return sealed(blocks, model=request.parameters.model, prefix=request.prefix, spell=_spell_said)
+        return sealed(blocks, model=request.parameters.model, prefix=request.prefix, encode_block=_encode_block)
 
     def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
-        written = spelled(openrouter, reply, stream=request.parameters.stream)
+        encoded = spelled(openrouter, reply, stream=request.parameters.stream)
         cost = cost_of(reply.usage, request)
         if cost is None:
-            return written
-        return with_cost(written, cost) if isinstance(written, bytes) else stream_with_cost(written, cost)
+            return encoded
+        return with_cost(encoded, cost) if isinstance(encoded, bytes) else stream_with_cost(encoded, cost)
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
         return reported(openrouter, error)
 
 
-def _spell_said(block: Block) -> bytes:
-    said = Segment("reply", Stability.GROWING, "messages", passages=(Passage("assistant", (block,)),))
-    return b"".join(piece.data for piece in openrouter.spell(said))
+def _encode_block(block: Block) -> bytes:
+    segment = Segment("reply", Stability.GROWING, "messages", passages=(Passage("assistant", (block,)),))
+    return b"".join(encoded.data for encoded in openrouter.spell(segment))

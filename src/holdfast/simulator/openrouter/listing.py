@@ -1,4 +1,4 @@
-"""Which models OpenRouter lists, with their prices."""
+"""OpenRouter's model list with prices."""
 
 from decimal import Decimal
 
@@ -45,7 +45,7 @@ def describe(row: Model, *, at: float) -> dict[str, object]:
 
 
 def _pricing(row: Model, at: float) -> dict[str, str]:
-    """Dollars a token."""
+    """Dollars per token."""
     if not row.prices:
         return {"prompt": "0", "completion": "0"}
     price = price_at(row, utc_date(at), 0)

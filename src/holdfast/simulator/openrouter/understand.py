@@ -1,4 +1,4 @@
-"""What a request means to OpenRouter: it is handed on, so that the rules are those of whoever serves the model."""
+"""Parses and validates a request as OpenRouter does: it forwards, so the rules of the serving provider apply."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ _NAME_SHOWN_CHARS_MAX = 120
 
 
 def understand(wire: WireRequest, setting: Setting) -> Understood:
-    """Raises `ProviderError` for what OpenRouter, or whoever serves the model, refuses."""
+    """Raises `ProviderError` for what OpenRouter or the serving provider refuses."""
     parameters = wire.parameters
     model = model_named(parameters.model, setting.models)
     messages = messages_of(wire.prompt.passages)
@@ -36,7 +36,7 @@ def understand(wire: WireRequest, setting: Setting) -> Understood:
     check_chat_calls(messages)
     sent = sent_blocks(openrouter, wire)
     check_tools(sent, parameters)
-    placed = marked(sent, parameters, model.cache) if model.cache.kind == "marks" else _converted(sent, model)
+    placed = marked(sent, parameters, model.cache) if model.cache.kind == "marks" else _convert_breakpoints(sent, model)
     admitted = admit(placed, model=parameters.model, rules=model.cache)
     call = _cache_call(admitted.blocks, wire, model, setting)
     check_window(call.tokens, model)
@@ -58,10 +58,11 @@ def model_named(name: str, models: Models) -> Model:
         raise refuse(f"No endpoints found for {name[:_NAME_SHOWN_CHARS_MAX]}.", status=404) from error
 
 
-def _converted(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
-    """Marks in the words of whoever serves the model; where it knows none, they are left out."""
-    known = model.cache.ttls_seconds if model.cache.kind == "breakpoints" else {}
-    ttl = "30m" if "30m" in known else None
+def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
+    """Breakpoints converted to those of the serving provider; dropped if it has none."""
+    # OpenRouter converts `cache_control` and `prompt_cache_breakpoint` into each other, as the provider needs it.
+    ttls = model.cache.ttls_seconds if model.cache.kind == "breakpoints" else {}
+    ttl = "30m" if "30m" in ttls else None
     return tuple(msgspec.structs.replace(sent, ttl=ttl) if sent.ttl is not None else sent for sent in blocks)
 
 

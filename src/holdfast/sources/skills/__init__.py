@@ -1,1 +1,1 @@
-"""Which skills are on disk, what each says of itself, and what is wrong with those that cannot be used."""
+"""Finds, parses, validates and searches skills on disk."""

@@ -1,4 +1,4 @@
-"""Where skills are below a folder: bounded, in a fixed order, and without leaving a folder that is not trusted."""
+"""Finds skill files below a folder: bounded, in a fixed order, and without leaving an untrusted folder."""
 
 import os
 import stat
@@ -15,16 +15,17 @@ from holdfast.sources.skills.skill import SkillSource
 SKILL_FILE = "SKILL.md"
 OTHER_SKILL_FILE = "skill.md"
 
+# Limits against a huge root, such as a whole home folder.
 DEPTH_MAX = 4
 ENTRIES_MAX = 50_000
 SKILLS_MAX = 5_000
 FILE_BYTES_MAX = 1_000_000
 
-_PASSED_OVER = frozenset(("node_modules",))
+_SKIPPED_FOLDERS = frozenset(("node_modules",))
 
 
 class SkillRoot(msgspec.Struct, frozen=True):
-    """A folder with skills in it. Where it is a workspace's, links must not leave it, nor it the `within`."""
+    """A folder of skills. In a workspace root, symlinks must not leave it, and it must not leave `within`."""
 
     path: str
     source: SkillSource
@@ -32,7 +33,7 @@ class SkillRoot(msgspec.Struct, frozen=True):
 
 
 class SkillLimits(msgspec.Struct, frozen=True):
-    """How much of a root is looked at; `depth_max` counts the folders from the root down to a skill."""
+    """Limits on reading a root; `depth_max` counts the folders from the root down to a skill."""
 
     depth_max: int = DEPTH_MAX
     entries_max: int = ENTRIES_MAX
@@ -41,7 +42,7 @@ class SkillLimits(msgspec.Struct, frozen=True):
 
 
 class FoundFile(NamedTuple):
-    """A skill's file. Without `raw` it is unchanged since the stamp that was known of it, or the faults say why."""
+    """A skill file. Without `raw` it is unchanged since the known stamp, or the faults say why it was not read."""
 
     file: str
     stamp: Stamp | None = None
@@ -50,7 +51,7 @@ class FoundFile(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """By which path a folder was reached, and where it really is."""
+    """A folder: the path by which it was reached, and its real path."""
 
     path: str
     real: str
@@ -59,25 +60,25 @@ class _Folder(NamedTuple):
 
 
 def find_skills(
-    root: SkillRoot, known: Mapping[str, Stamp] | None = None, limits: SkillLimits | None = None
+    root: SkillRoot, known_stamps: Mapping[str, Stamp] | None = None, limits: SkillLimits | None = None
 ) -> Iterator[FoundFile]:
-    """Every skill's file below the root, and what was refused or cannot be read; a missing root holds none."""
-    return _Walk(root, known or {}, limits or SkillLimits()).files()
+    """Every skill file below the root, refused and unreadable ones included; empty if the root is missing."""
+    return _Walk(root, known_stamps or {}, limits or SkillLimits()).files()
 
 
 def find_skill(
-    folder: str, source: SkillSource, known: Mapping[str, Stamp] | None = None, limits: SkillLimits | None = None
+    folder: str, source: SkillSource, known_stamps: Mapping[str, Stamp] | None = None, limits: SkillLimits | None = None
 ) -> FoundFile | None:
-    """The file of the one skill that a folder is; None where it is none."""
+    """The skill file of a folder; None if the folder is not a skill."""
     path = os.path.abspath(folder)
-    walk = _Walk(SkillRoot(path, source), known or {}, limits or SkillLimits())
+    walk = _Walk(SkillRoot(path, source), known_stamps or {}, limits or SkillLimits())
     return walk.only(path)
 
 
 class _Walk:
-    def __init__(self, root: SkillRoot, known: Mapping[str, Stamp], limits: SkillLimits) -> None:
+    def __init__(self, root: SkillRoot, known_stamps: Mapping[str, Stamp], limits: SkillLimits) -> None:
         self._root = root
-        self._known = known
+        self._known_stamps = known_stamps
         self._limits = limits
         self._real_root = ""
         self._entries_left = limits.entries_max
@@ -93,8 +94,8 @@ class _Walk:
         except (OSError, ValueError):
             return None
         folder = _Folder(path, self._real_root, 0)
-        found = self._file(folder, SKILL_FILE)
-        return self._file(folder, OTHER_SKILL_FILE) if found is None else found
+        skill_file = self._find_file(folder, SKILL_FILE)
+        return self._find_file(folder, OTHER_SKILL_FILE) if skill_file is None else skill_file
 
     def files(self) -> Iterator[FoundFile]:
         path = os.path.abspath(self._root.path)
@@ -104,50 +105,50 @@ class _Walk:
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError) as error:
-            yield FoundFile(_inside(path), faults=(_unreadable(error),))
+            yield FoundFile(_skill_file_in(path), faults=(_unreadable_fault(error),))
             return
         if within and not _is_below(self._real_root, within):
-            yield FoundFile(_inside(path), faults=(_leaving("the workspace"),))
+            yield FoundFile(_skill_file_in(path), faults=(_link_refused("the workspace"),))
             return
         self._visited.add(self._real_root)
-        yield from self._below(_Folder(path, self._real_root, 0))
-        # Last, so that a skill with a path of its own is found there and not by the link.
+        yield from self._visit_children(_Folder(path, self._real_root, 0))
+        # Links come last, so that a skill inside the root is found at its own path and not through a link.
         while self._links and not self._is_full:
-            yield from self._at(self._links.pop(0))
+            yield from self._visit(self._links.pop(0))
         if self._is_full or self._has_more:
-            what = (
+            message = (
                 f"there are over {self._limits.skills_max} skills or {self._limits.entries_max} files and folders"
                 " here; the rest is not read"
             )
-            yield FoundFile(_inside(path), faults=(Fault("limit", what, "divide the library into several"),))
+            yield FoundFile(_skill_file_in(path), faults=(Fault("limit", message, "split the library"),))
 
-    def _at(self, folder: _Folder) -> Iterator[FoundFile]:
-        """The skill that the folder is; if it is none, those below it."""
+    def _visit(self, folder: _Folder) -> Iterator[FoundFile]:
+        """The skill in this folder; if it has none, the skills below it."""
         if folder.real in self._visited:
             return
         self._visited.add(folder.real)
-        found = self._file(folder, SKILL_FILE)
-        if found is None:
-            yield from self._below(folder)
+        skill_file = self._find_file(folder, SKILL_FILE)
+        if skill_file is None:
+            yield from self._visit_children(folder)
         else:
-            yield from self._counted(found)
+            yield from self._count_skill(skill_file)
 
-    def _counted(self, found: FoundFile) -> Iterator[FoundFile]:
+    def _count_skill(self, skill_file: FoundFile) -> Iterator[FoundFile]:
         self._is_full = self._is_full or self._skills_left <= 0
         self._skills_left -= 1
         if not self._is_full:
-            yield found
+            yield skill_file
 
-    def _below(self, folder: _Folder) -> Iterator[FoundFile]:
+    def _visit_children(self, folder: _Folder) -> Iterator[FoundFile]:
         try:
-            folders, has_other = self._listed(folder)
+            folders, has_other = self._list_folders(folder)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            yield FoundFile(_inside(folder.path), faults=(*folder.faults, _unreadable(error)))
+            yield FoundFile(_skill_file_in(folder.path), faults=(*folder.faults, _unreadable_fault(error)))
             return
-        if has_other and folder.depth and (found := self._file(folder, OTHER_SKILL_FILE)):
-            yield from self._counted(found)
+        if has_other and folder.depth and (skill_file := self._find_file(folder, OTHER_SKILL_FILE)):
+            yield from self._count_skill(skill_file)
             return
         for name, is_link in folders:
             if self._is_full:
@@ -158,11 +159,11 @@ class _Walk:
                 if refused:
                     yield refused
             else:
-                yield from self._at(_Folder(path, f"{folder.real}{os.sep}{name}", folder.depth + 1, folder.faults))
+                yield from self._visit(_Folder(path, f"{folder.real}{os.sep}{name}", folder.depth + 1, folder.faults))
 
-    def _listed(self, folder: _Folder) -> tuple[list[tuple[str, bool]], bool]:
-        """The folders in it to look into, by name, each with whether it is a link."""
-        found: list[tuple[str, bool]] = []
+    def _list_folders(self, folder: _Folder) -> tuple[list[tuple[str, bool]], bool]:
+        """The subfolders to visit, sorted by name, each with whether it is a symlink; and whether `skill.md` exists."""
+        folders: list[tuple[str, bool]] = []
         has_other = False
         with os.scandir(folder.path) as entries:
             for entry in entries:
@@ -173,16 +174,16 @@ class _Walk:
                 name = entry.name
                 if name == OTHER_SKILL_FILE:
                     has_other = True
-                elif folder.depth < self._limits.depth_max and name[0] != "." and name not in _PASSED_OVER:
+                elif folder.depth < self._limits.depth_max and name[0] != "." and name not in _SKIPPED_FOLDERS:
                     if entry.is_dir(follow_symlinks=False):
-                        found.append((name, False))
+                        folders.append((name, False))
                     elif entry.is_symlink():
-                        found.append((name, True))
-        found.sort()
-        return found, has_other
+                        folders.append((name, True))
+        folders.sort()
+        return folders, has_other
 
     def _follow(self, path: str, parent: _Folder) -> FoundFile | None:
-        """A link to a folder is kept for later; one that leads out of a workspace's root is refused."""
+        """Queue a symlink to a folder; one that leads out of a workspace root is refused."""
         try:
             real = os.path.realpath(path, strict=True)
             if not os.path.isdir(real):
@@ -192,55 +193,57 @@ class _Walk:
         faults = parent.faults
         if not _is_below(real, self._real_root):
             if self._root.source == "workspace":
-                return FoundFile(_inside(path), faults=(_leaving("the folder of skills"),))
-            faults = (_followed(),)
+                return FoundFile(_skill_file_in(path), faults=(_link_refused("the folder of skills"),))
+            faults = (_link_followed(),)
         self._links.append(_Folder(path, real, parent.depth + 1, faults))
         return None
 
-    def _file(self, folder: _Folder, name: str) -> FoundFile | None:
-        """None where there is no such file."""
+    def _find_file(self, folder: _Folder, name: str) -> FoundFile | None:
+        """None if there is no such file."""
         file = f"{folder.path}{os.sep}{name}"
         faults = folder.faults
         if name != SKILL_FILE:
             faults = (*faults, Fault("file-name", f"the file is called {name}", f"rename it to {SKILL_FILE}"))
-        known = self._known.get(file)
+        known_stamp = self._known_stamps.get(file)
         try:
-            status = os.lstat(file) if known is not None else None
-            if status is not None and stat.S_ISREG(status.st_mode) and stamp_of(status) == known:
-                return FoundFile(file, known)
+            status = os.lstat(file) if known_stamp is not None else None
+            if status is not None and stat.S_ISREG(status.st_mode) and stamp_of(status) == known_stamp:
+                return FoundFile(file, known_stamp)
             return self._read(file, faults)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             if not os.path.islink(file):
-                return FoundFile(file, faults=(*faults, _unreadable(error)))
-        return self._linked(file, folder, faults)
+                return FoundFile(file, faults=(*faults, _unreadable_fault(error)))
+        return self._read_linked(file, folder, faults)
 
     def _read(self, file: str, faults: tuple[Fault, ...], target: str | None = None) -> FoundFile:
         bytes_max = self._limits.file_bytes_max
-        read = read_regular(file if target is None else target, bytes_max + 1)
-        if read is None:
-            what = Fault("not-a-file", "it is no regular file", f"let {SKILL_FILE} be a file")
-            return FoundFile(file, faults=(*faults, what))
-        if len(read.raw) > bytes_max:
-            what = Fault("too-large", f"the file has more than {bytes_max} bytes", "move parts into files beside it")
-            return FoundFile(file, read.stamp, faults=(*faults, what))
-        return FoundFile(file, read.stamp, read.raw, faults)
+        content = read_regular(file if target is None else target, bytes_max + 1)
+        if content is None:
+            fault = Fault("not-a-file", "it is not a regular file", f"make {SKILL_FILE} a file")
+            return FoundFile(file, faults=(*faults, fault))
+        if len(content.raw) > bytes_max:
+            fault = Fault(
+                "too-large", f"the file has more than {bytes_max} bytes", "move parts of it into separate files"
+            )
+            return FoundFile(file, content.stamp, faults=(*faults, fault))
+        return FoundFile(file, content.stamp, content.raw, faults)
 
-    def _linked(self, file: str, folder: _Folder, faults: tuple[Fault, ...]) -> FoundFile:
-        """What a link in the place of the file leads to; it is read anew each time."""
+    def _read_linked(self, file: str, folder: _Folder, faults: tuple[Fault, ...]) -> FoundFile:
+        """The target of a symlink in place of the file; without a stamp, so that it is read again each time."""
         try:
             real = os.path.realpath(file, strict=True)
             if not _is_below(real, self._real_root) and not _is_below(real, folder.real):
                 if self._root.source == "workspace":
-                    return FoundFile(file, faults=(*faults, _leaving("the folder of skills")))
-                faults = (*faults, _followed())
+                    return FoundFile(file, faults=(*faults, _link_refused("the folder of skills")))
+                faults = (*faults, _link_followed())
             return self._read(file, faults, real)._replace(stamp=None)
         except (OSError, ValueError) as error:
-            return FoundFile(file, faults=(*faults, _unreadable(error)))
+            return FoundFile(file, faults=(*faults, _unreadable_fault(error)))
 
 
-def _inside(folder: str) -> str:
+def _skill_file_in(folder: str) -> str:
     return f"{folder}{os.sep}{SKILL_FILE}"
 
 
@@ -248,13 +251,15 @@ def _is_below(path: str, folder: str) -> bool:
     return Path(path).is_relative_to(folder)
 
 
-def _unreadable(error: OSError | ValueError) -> Fault:
+def _unreadable_fault(error: OSError | ValueError) -> Fault:
     return Fault("unreadable", f"it {cannot_read(error)}", "check that it exists and may be read")
 
 
-def _leaving(what: str) -> Fault:
-    return Fault("link-refused", f"it is a link that leads out of {what}", "copy what it leads to in its place")
+def _link_refused(boundary: str) -> Fault:
+    return Fault(
+        "link-refused", f"it is a link that leads out of {boundary}", "replace the link with a copy of its target"
+    )
 
 
-def _followed() -> Fault:
-    return Fault("link-followed", "it is a link that leads out of the folder of skills", "make sure that this is meant")
+def _link_followed() -> Fault:
+    return Fault("link-followed", "it is a link that leads out of the folder of skills", "check that this is intended")

@@ -1,6 +1,6 @@
-"""Which fields the front matter of a SKILL.md has, as text, whatever its bytes are.
+"""Parses the front matter of a SKILL.md into text fields, whatever its bytes are.
 
-Every scalar stays the text it was written as: `1.10` is no number and `2024-02-31` no date.
+Every scalar stays text as written: `1.10` is not a number and `2024-02-31` not a date.
 """
 
 import re
@@ -14,7 +14,7 @@ FRONT_MATTER_CHARS_MAX = 65_536
 NESTING_MAX = 8
 
 Value = str | None | list["Value"] | dict[str, "Value"]
-"""None is what YAML calls null: nothing, `~`, or the word."""
+"""None is YAML's null: an empty value, `~`, or the word."""
 
 
 class Fault(NamedTuple):
@@ -25,7 +25,7 @@ class Fault(NamedTuple):
 
 
 class Front(NamedTuple):
-    """The fields with the line of each; without fields it could not be read, and the faults say why."""
+    """The fields with the line of each; `fields` is None if parsing failed, and the faults say why."""
 
     fields: dict[str, Value] | None
     lines: dict[str, int]
@@ -33,7 +33,7 @@ class Front(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The two halves of a file; the front matter starts on its second line."""
+    """Front matter and body of a file; the front matter starts on the second line."""
 
     front: str
     body: str
@@ -45,47 +45,47 @@ _LOADER: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = getattr(yaml, "CSafeLo
 _OPENING = re.compile(r"---[ \t]*\n")
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 
-# Not in a plain line: controls, line breaks, what YAML cannot hold, and blanks other than the space.
-_ODD = r"\x00-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff"
+# Excluded from plain lines: control characters, line breaks, characters that YAML forbids, blanks other than space.
+_EXCLUDED = r"\x00-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff"
 _PLAIN_LINE = re.compile(
     rf"( {{0,8}})([A-Za-z][A-Za-z0-9_-]{{0,63}}):"
-    rf"(?: +(?:\"([^\"\\{_ODD}]*)\"|'([^'{_ODD}]*)'|([A-Za-z0-9\xa1-\u2027\u202a-\ud7ff][^{_ODD}]*)))? *"
+    rf"(?: +(?:\"([^\"\\{_EXCLUDED}]*)\"|'([^'{_EXCLUDED}]*)'|([A-Za-z0-9\xa1-\u2027\u202a-\ud7ff][^{_EXCLUDED}]*)))? *"
 )
 
 
 def split(text: str) -> Parts | Fault:
-    """A line of three hyphens opens the front matter, the next such line closes it."""
+    """Split at the lines of three hyphens that open and close the front matter."""
     faults: tuple[Fault, ...] = ()
     start = 4
     if not text.startswith("---\n"):
         opening = _OPENING.match(text)
         if opening is None:
-            return Fault("opening", "the file does not begin with front matter", "let the first line be ---", 1)
+            return Fault("opening", "the file does not start with front matter", "make --- the first line", 1)
         start = opening.end()
-        faults = (Fault("opening-blanks", "blanks follow the opening ---", "remove them", 1),)
-    at = text.find("\n---", start - 1)
-    while at >= 0:
-        end = text.find("\n", at + 4)
-        rest = text[at + 4 : end if end >= 0 else len(text)]
+        faults = (Fault("opening-blanks", "the opening --- has trailing blanks", "remove them", 1),)
+    closing_at = text.find("\n---", start - 1)
+    while closing_at >= 0:
+        end = text.find("\n", closing_at + 4)
+        rest = text[closing_at + 4 : end if end >= 0 else len(text)]
         if not rest.strip(" \t"):
             body = text[end + 1 :].lstrip("\n") if end >= 0 else ""
-            front = text[start : at + 1]
+            front = text[start : closing_at + 1]
             if len(front) > FRONT_MATTER_CHARS_MAX:
-                what = f"the front matter has more than {FRONT_MATTER_CHARS_MAX} characters"
-                return Fault("front-matter-size", what, "move what is long into the body", 1)
+                message = f"the front matter has more than {FRONT_MATTER_CHARS_MAX} characters"
+                return Fault("front-matter-size", message, "move long texts into the body", 1)
             return Parts(front, body, faults)
-        at = text.find("\n---", at + 4)
-    return Fault("closing", "the front matter is not closed", "add a line --- behind it", 1)
+        closing_at = text.find("\n---", closing_at + 4)
+    return Fault("closing", "the front matter is not closed", "add a line --- after it", 1)
 
 
 def read_front(text: str) -> Front:
-    """The fields of a front matter; what is written plainly is read without YAML, to the same result."""
+    """The fields of a front matter. Simple ones are parsed without YAML, which is faster and gives the same result."""
     plain = read_plain(text)
     return read_yaml(text) if plain is None else plain
 
 
 def read_plain(text: str) -> Front | None:
-    """Lines of `key: value`, with one level of such lines below a key; None for everything else."""
+    """Parse lines of `key: value` with at most one level of nesting; None for anything else."""
     fields: dict[str, Value] = {}
     lines: dict[str, int] = {}
     inner: dict[str, Value] | None = None
@@ -97,7 +97,7 @@ def read_plain(text: str) -> Front | None:
         blanks, key, double, single, plain = match.groups()
         value = plain.rstrip(" ") if plain is not None else double if double is not None else single
         if value is None:
-            # A key alone: only a top one, and only with something below it.
+            # A key without a value: only at the top level, and only with nested lines below it.
             if blanks or key in fields or inner == {}:
                 return None
             inner = fields[key] = {}
@@ -117,27 +117,27 @@ def read_plain(text: str) -> Front | None:
 
 
 def read_yaml(text: str) -> Front:
-    """The same from YAML's events: no tag is resolved, no alias followed, and no depth can overflow a stack."""
-    building = _Building()
+    """Parse YAML from its events: no tag is resolved, no alias followed, and deep nesting cannot overflow the stack."""
+    builder = _Builder()
     try:
         loader = _LOADER(text)
         try:
             while (event := loader.get_event()) is not None:
-                building.take(event)
+                builder.take(event)
         finally:
             loader.dispose()
     except _RefusedError as refused:
-        return Front(None, building.lines, (refused.fault,))
+        return Front(None, builder.lines, (refused.fault,))
     except (yaml.YAMLError, ValueError) as error:
-        return Front(None, building.lines, (_unreadable(error, text),))
-    if not isinstance(building.root, dict):
-        what = Fault("not-a-mapping", "the front matter is no list of fields", "write it as lines of key: value", 1)
-        return Front(None, building.lines, (what,))
-    return Front(building.root, building.lines, tuple(building.faults))
+        return Front(None, builder.lines, (_yaml_fault(error, text),))
+    if not isinstance(builder.root, dict):
+        fault = Fault("not-a-mapping", "the front matter is not a mapping", "write it as lines of key: value", 1)
+        return Front(None, builder.lines, (fault,))
+    return Front(builder.root, builder.lines, tuple(builder.faults))
 
 
 def mended(text: str) -> tuple[str, tuple[int, ...]]:
-    """The text with every line in quotes whose value YAML cannot read as it stands, and the numbers of these."""
+    """Quote the values that YAML cannot parse; returns the text and the numbers of the changed lines."""
     lines = text.split("\n")
     changed: list[int] = []
     for index, line in enumerate(lines):
@@ -157,8 +157,8 @@ class _RefusedError(Exception):
         self.fault = fault
 
 
-class _Building:
-    """One document in the making; `_open` are the containers around the next value, each with the key it waits for."""
+class _Builder:
+    """Builds one document; `_open` are the containers around the next value, each with its pending key."""
 
     def __init__(self) -> None:
         self.root: Value = None
@@ -190,11 +190,11 @@ class _Building:
             return
         if len(self._open) >= NESTING_MAX:
             raise _RefusedError(Fault("nesting", f"it is nested over {NESTING_MAX} deep", "make it flatter", line))
-        opened: list[Value] | dict[str, Value] = {} if isinstance(event, yaml.MappingStartEvent) else []
+        container: list[Value] | dict[str, Value] = {} if isinstance(event, yaml.MappingStartEvent) else []
         if getattr(event, "flow_style", False):
-            self._note(Fault("flow-style", "brackets or braces hold a value", "write it as lines", line))
-        self._put(opened, line)
-        self._open.append((opened, []))
+            self._add_fault(Fault("flow-style", "a value is written in brackets or braces", "write it as lines", line))
+        self._put(container, line)
+        self._open.append((container, []))
 
     def _put_scalar(self, event: yaml.ScalarEvent, line: int) -> None:
         if self._open:
@@ -210,14 +210,14 @@ class _Building:
         if key == "<<":
             raise _RefusedError(Fault("alias", "a merge key is used", "write the values out", line))
         if key in container:
-            what = f"the key {shown(key)} stands twice"
-            self._note(Fault("duplicate-key", what, "keep one of them; the last one counts", line))
+            message = f"the key {shown(key)} occurs twice"
+            self._add_fault(Fault("duplicate-key", message, "keep one of them; the last one counts", line))
         if len(self._open) == 1:
             self.lines[key] = line
 
-    def _note(self, fault: Fault) -> None:
-        """Once a rule: a file can break one in every line."""
-        if not any(one.rule == fault.rule for one in self.faults):
+    def _add_fault(self, fault: Fault) -> None:
+        """Add a fault once per rule, because a file can break a rule in every line."""
+        if not any(known.rule == fault.rule for known in self.faults):
             self.faults.append(fault)
 
     def _put(self, value: Value, line: int) -> None:
@@ -230,23 +230,23 @@ class _Building:
         elif key:
             container[key.pop()] = value
         else:
-            raise _RefusedError(Fault("yaml", "a key is no text", "let every key be a word", line))
+            raise _RefusedError(Fault("yaml", "a key is not a string", "make every key a word", line))
 
 
 def shown(text: str, chars_max: int = 80) -> str:
-    """Somebody's text in a message: quoted, on one line, not long."""
+    """External text for use in a message: quoted, on one line, shortened."""
     line = one_line(text.encode("utf-8", "replace"))
     return repr(line if len(line) <= chars_max else line[:chars_max] + "…")
 
 
-def _unreadable(error: yaml.YAMLError | ValueError, text: str) -> Fault:
+def _yaml_fault(error: yaml.YAMLError | ValueError, text: str) -> Fault:
     line, problem = 1, "it cannot be read"
     if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + FIRST_LINE if mark else 1
+        position = error.problem_mark or error.context_mark
+        line = position.line + FIRST_LINE if position else 1
         problem = error.problem or problem
     elif isinstance(error, yaml.reader.ReaderError):
         line = text.encode("utf-8", "replace").count(b"\n", 0, error.position) + FIRST_LINE
         problem = error.reason
-    mend = "put the value in quotes if it holds a colon or begins with a sign"
-    return Fault("yaml", f"not YAML: {one_line(problem.encode('utf-8', 'replace'))}", mend, line)
+    fix = "quote the value if it contains a colon or starts with a special character"
+    return Fault("yaml", f"not YAML: {one_line(problem.encode('utf-8', 'replace'))}", fix, line)

@@ -1,4 +1,4 @@
-"""Which skills there are in all roots together, read once and looked at again only where a file has changed."""
+"""The skills of all roots together; on reload only changed files are read again."""
 
 import logging
 import os
@@ -29,41 +29,41 @@ logger = logging.getLogger(__name__)
 
 OWN_FOLDER = ".holdfast/skills"
 OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", ".metis/skills")
-"""Where other programs keep theirs, below a home or a workspace; read only if they are asked for."""
+"""Skill folders of other programs, below a home or a workspace; read only on request."""
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _CachedReport(msgspec.Struct, frozen=True):
     stamp: Stamp
     report: SkillReport
 
 
 class SkillLibrary(msgspec.Struct, frozen=True):
-    """What one look at the roots has found. `reports` has every folder that was taken for a skill, by path."""
+    """The result of reading the roots. `reports` has every folder that looked like a skill, sorted by path."""
 
     roots: tuple[SkillRoot, ...]
     mode: SkillMode
     store: SkillStore
     reports: tuple[SkillReport, ...] = ()
     limits: SkillLimits = SkillLimits()
-    seen: dict[SkillRoot, dict[str, _Seen]] = {}
+    seen: dict[SkillRoot, dict[str, _CachedReport]] = {}
 
     def reloaded(self) -> "SkillLibrary":
-        """The same roots now: a file is read again if its time or its size is another."""
+        """Read the roots again; a file is parsed again only if its modification time, size or inode changed."""
         return read_library(self.roots, self.mode, limits=self.limits, before=self)
 
 
 def default_skills_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """The user's own skills: `skills` in HOLDFAST_HOME, which is `~/.holdfast` unless it is set."""
+    """The user's own skills: `skills` in HOLDFAST_HOME (default `~/.holdfast`)."""
     return holdfast_home(os.environ if environ is None else environ) / "skills"
 
 
 def skill_roots(
     global_dir: Path | str | None, workspace: Path | str | None, *, home: Path | None = None, also: Sequence[str] = ()
 ) -> tuple[SkillRoot, ...]:
-    """The folders to read, the one that has the last word last; `also` names some of `OPTIONAL_FOLDERS`."""
+    """The folders to read, in increasing precedence; `also` lists some of `OPTIONAL_FOLDERS`."""
     unknown = [folder for folder in also if folder not in OPTIONAL_FOLDERS]
     if unknown:
-        raise UserError(f"unknown folder of skills {unknown[0]!r}; known are {', '.join(OPTIONAL_FOLDERS)}")
+        raise UserError(f"unknown skill folder {unknown[0]!r}; known are {', '.join(OPTIONAL_FOLDERS)}")
     roots: list[SkillRoot] = []
     if home is not None:
         roots += (SkillRoot(str(home / folder), "global") for folder in reversed(also))
@@ -78,9 +78,9 @@ def skill_roots(
 def load_skills(
     *, global_dir: Path | str | None, workspace_dir: Path | str | None, mode: SkillMode = "seed"
 ) -> SkillStore:
-    """The skills of two roots, a workspace's in place of a global one of the same name; a missing root has none.
+    """The skills of two roots; a workspace skill replaces a global one of the same name. A missing root is empty.
 
-    Nothing in a root can make this fail: what cannot be used is logged and left out.
+    Nothing in a root can make this fail: skills that cannot be used are logged and left out.
     """
     roots = []
     if global_dir is not None:
@@ -91,19 +91,19 @@ def load_skills(
 
 
 def load_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mode: SkillMode = "seed") -> Skill:
-    """The one skill that a folder is; `SkillValidationError` says all that keeps it from being one."""
-    told = check_skill(skill_dir, source=source, mode=mode)
-    if told.skill is None:
-        raise SkillValidationError([str(one) for one in told.findings if one.severity == "error"])
-    return told.skill
+    """The skill in a folder; raises `SkillValidationError` with all errors if it is invalid."""
+    result = check_skill(skill_dir, source=source, mode=mode)
+    if result.skill is None:
+        raise SkillValidationError([str(finding) for finding in result.findings if finding.severity == "error"])
+    return result.skill
 
 
 def check_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mode: SkillMode = "strict") -> SkillReport:
-    """What is right and wrong with the one skill that a folder should be."""
+    """Validate the skill in a folder."""
     folder = os.path.abspath(skill_dir)
-    found = find_skill(folder, source)
-    if found is not None:
-        return _report(found, source, mode)
+    skill_file = find_skill(folder, source)
+    if skill_file is not None:
+        return _build_report(skill_file, source, mode)
     if not os.path.lexists(folder):
         fault = Fault("not-found", "the folder does not exist", "check its path")
     elif not os.path.isdir(folder):
@@ -114,13 +114,13 @@ def check_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mod
 
 
 def library_at(folder: Path | str, mode: SkillMode = "seed") -> SkillLibrary:
-    """What a folder holds that is one skill or a root of skills; where it holds none, the report says what it lacks."""
-    told = check_skill(folder, mode=mode)
-    if any(finding.rule == "missing-file" for finding in told.findings):
+    """The library of a folder that is a skill or a root of skills; if it is neither, the report says what is wrong."""
+    result = check_skill(folder, mode=mode)
+    if any(finding.rule == "missing-file" for finding in result.findings):
         root = read_library((SkillRoot(os.fspath(folder), "workspace"),), mode)
         if root.reports:
             return root
-    return SkillLibrary((), mode, SkillStore([told.skill] if told.skill else (), told.findings), (told,))
+    return SkillLibrary((), mode, SkillStore([result.skill] if result.skill else (), result.findings), (result,))
 
 
 def read_library(
@@ -130,94 +130,94 @@ def read_library(
     limits: SkillLimits | None = None,
     before: SkillLibrary | None = None,
 ) -> SkillLibrary:
-    """What the roots hold, the last one winning where names are the same. `before` spares what has not changed."""
+    """Read the roots; of skills with the same name the last root wins. Unchanged files are taken from `before`."""
     limits = SkillLimits() if limits is None else limits
     roots = tuple(roots)
-    known = before.seen if before is not None and before.mode == mode and before.limits == limits else {}
-    seen: dict[SkillRoot, dict[str, _Seen]] = {root: {} for root in roots}
+    cached = before.seen if before is not None and before.mode == mode and before.limits == limits else {}
+    cached_by_root: dict[SkillRoot, dict[str, _CachedReport]] = {root: {} for root in roots}
     reports: list[SkillReport] = []
     merged: dict[str, Skill] = {}
     for root in roots:
-        own: list[SkillReport] = []
-        unchanged = known.get(root, {})
-        for found in find_skills(root, {file: one.stamp for file, one in unchanged.items()}, limits):
-            if found.raw is None and not found.faults:
-                told = unchanged[found.file].report
+        root_reports: list[SkillReport] = []
+        unchanged = cached.get(root, {})
+        for skill_file in find_skills(root, {file: entry.stamp for file, entry in unchanged.items()}, limits):
+            if skill_file.raw is None and not skill_file.faults:
+                result = unchanged[skill_file.file].report
             else:
-                told = _report(found, root.source, mode)
-                _log(told)
-            if found.stamp is not None:
-                seen[root][found.file] = _Seen(found.stamp, told)
-            own.append(told)
-        own = _each_name_once(own, mode)
-        reports += own
-        _merge(merged, own)
+                result = _build_report(skill_file, root.source, mode)
+                _log_findings(result)
+            if skill_file.stamp is not None:
+                cached_by_root[root][skill_file.file] = _CachedReport(skill_file.stamp, result)
+            root_reports.append(result)
+        root_reports = _resolve_duplicates(root_reports, mode)
+        reports += root_reports
+        _merge_skills(merged, root_reports)
     if before is not None and before.roots == roots and before.reports == tuple(reports):
-        # The very same store, with what it has prepared for searches.
-        return msgspec.structs.replace(before, seen=seen)
-    findings = (finding for one in reports for finding in one.findings)
-    return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, seen)
+        # Keep the same store object, because it holds prepared search indexes.
+        return msgspec.structs.replace(before, seen=cached_by_root)
+    findings = (finding for skill_report in reports for finding in skill_report.findings)
+    return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, cached_by_root)
 
 
-def _report(found: FoundFile, source: SkillSource, mode: SkillMode) -> SkillReport:
-    if found.raw is None:
-        return report(found.file, found.faults, mode)
-    return read_skill(found.raw, found.file, source, mode, faults=found.faults)
+def _build_report(skill_file: FoundFile, source: SkillSource, mode: SkillMode) -> SkillReport:
+    if skill_file.raw is None:
+        return report(skill_file.file, skill_file.faults, mode)
+    return read_skill(skill_file.raw, skill_file.file, source, mode, faults=skill_file.faults)
 
 
-def _each_name_once(reports: list[SkillReport], mode: SkillMode) -> list[SkillReport]:
-    """By path; of two skills in one root with one name, the first by path keeps it.
+def _resolve_duplicates(reports: list[SkillReport], mode: SkillMode) -> list[SkillReport]:
+    """Sort by path; of two skills in one root with the same name, the first by path keeps it.
 
-    A lenient reader calls the other by the name of its folder, or by the next number behind its own if that is taken.
+    In lenient mode the other is renamed to its folder name, or gets a number appended if that is taken.
     """
-    reports.sort(key=lambda one: one.path)
-    first: dict[str, str] = {}
-    twice = [
+    reports.sort(key=lambda item: item.path)
+    path_by_name: dict[str, str] = {}
+    duplicates = [
         index
-        for index, one in enumerate(reports)
-        if one.skill is not None and first.setdefault(one.skill.name, one.path) != one.path
+        for index, item in enumerate(reports)
+        if item.skill is not None and path_by_name.setdefault(item.skill.name, item.path) != item.path
     ]
-    for index in twice:
-        one = reports[index]
-        assert one.skill is not None
-        what = f"the name {shown(one.skill.name)} is taken by {first[one.skill.name]}"
-        file, mend = f"{one.path}/SKILL.md", "rename one of them"
+    for index in duplicates:
+        item = reports[index]
+        assert item.skill is not None
+        message = f"the name {shown(item.skill.name)} is taken by {path_by_name[item.skill.name]}"
+        file, fix = f"{item.path}/SKILL.md", "rename one of them"
         if mode == "lenient":
-            name = _free_name(one.skill, first)
-            first[name] = one.path
-            mend += f"; until then this one is called {shown(name)}"
+            name = _free_name(item.skill, path_by_name)
+            path_by_name[name] = item.path
+            fix += f"; until then this one is named {shown(name)}"
             skill, finding = (
-                msgspec.structs.replace(one.skill, name=name),
-                SkillFinding(file, None, "duplicate-name", what, mend, "warning"),
+                msgspec.structs.replace(item.skill, name=name),
+                SkillFinding(file, None, "duplicate-name", message, fix, "warning"),
             )
         else:
-            skill, finding = None, SkillFinding(file, None, "duplicate-name", what, mend, "error")
+            skill, finding = None, SkillFinding(file, None, "duplicate-name", message, fix, "error")
             logger.warning("skill skipped: %s", finding)
-        reports[index] = SkillReport(one.path, one.name, skill, (*one.findings, finding))
+        reports[index] = SkillReport(item.path, item.name, skill, (*item.findings, finding))
     return reports
 
 
-def _free_name(skill: Skill, taken: Mapping[str, str]) -> str:
+def _free_name(skill: Skill, used_names: Mapping[str, str]) -> str:
     folder = skill.skill_dir.name
-    if usable_name(folder) and folder not in taken:
+    if usable_name(folder) and folder not in used_names:
         return folder
-    return next(name for number in count(2) if (name := f"{skill.name}-{number}") not in taken)
+    return next(name for number in count(2) if (name := f"{skill.name}-{number}") not in used_names)
 
 
-def _merge(merged: dict[str, Skill], reports: Iterable[SkillReport]) -> None:
-    for one in reports:
-        if one.skill is None:
+def _merge_skills(merged: dict[str, Skill], reports: Iterable[SkillReport]) -> None:
+    for item in reports:
+        if item.skill is None:
             continue
-        other = merged.get(one.skill.name)
-        if other is not None and other.source != one.skill.source:
-            logger.info("skill %r in workspace overrides global definition", one.skill.name)
-        elif other is not None:
-            logger.info("skill %r in %s overrides that in %s", other.name, one.path, path_text(other.skill_dir))
-        merged[one.skill.name] = one.skill
+        replaced = merged.get(item.skill.name)
+        if replaced is not None and replaced.source != item.skill.source:
+            logger.info("skill %r in workspace overrides global definition", item.skill.name)
+        elif replaced is not None:
+            logger.info("skill %r in %s overrides that in %s", replaced.name, item.path, path_text(replaced.skill_dir))
+        merged[item.skill.name] = item.skill
 
 
-def _log(told: SkillReport) -> None:
-    for finding in told.findings:
+def _log_findings(skill_report: SkillReport) -> None:
+    for finding in skill_report.findings:
         if finding.severity == "error":
             logger.warning("skill skipped: %s", finding)
         elif finding.rule == "body-length":

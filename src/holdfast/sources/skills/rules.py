@@ -1,7 +1,7 @@
-"""What the front matter of a skill must say, and how much each mode makes of it when it does not.
+"""Validation rules for the front matter of a skill, and their severity in each mode.
 
-`seed` is the rules of our own specification, `strict` the published standard as its reference validator reads it,
-`lenient` loads whatever can still be used.
+`seed` follows our own specification, `strict` the published standard as its reference validator implements it, and
+`lenient` loads everything that is still usable.
 """
 
 import re
@@ -48,15 +48,15 @@ _SEVERITIES: dict[str, tuple[Severity | None, Severity | None, Severity | None]]
     "allowed-tools-type": ("error", None, "warning"),
     "body-length": ("warning", "warning", "warning"),
 }
-"""What a broken rule is, in seed, strict and lenient mode; one that is not here is an error in all three."""
+"""The severity of a broken rule in seed, strict and lenient mode; a rule that is not listed is always an error."""
 
-_PLACE: dict[SkillMode, int] = {"seed": 0, "strict": 1, "lenient": 2}
+_COLUMN: dict[SkillMode, int] = {"seed": 0, "strict": 1, "lenient": 2}
 _SEED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
-_NOT_IN_A_NAME = re.compile(r"[\[\]<>`]|: ")
+_FORBIDDEN_IN_NAME = re.compile(r"[\[\]<>`]|: ")
 
 
 class Declared(NamedTuple):
-    """What a front matter says, in the form a skill keeps it."""
+    """The validated fields of a front matter."""
 
     name: str
     description: str
@@ -67,167 +67,171 @@ class Declared(NamedTuple):
 
 
 def severity(rule: str, mode: SkillMode) -> Severity | None:
-    """None where the mode does not mind."""
-    broken = _SEVERITIES.get(rule)
-    return "error" if broken is None else broken[_PLACE[mode]]
+    """None if the mode ignores the rule."""
+    severities = _SEVERITIES.get(rule)
+    return "error" if severities is None else severities[_COLUMN[mode]]
 
 
 def declared(
     fields: Mapping[str, Value], folder: str, mode: SkillMode, lines: Mapping[str, int]
 ) -> tuple[Declared, list[Fault]]:
-    """What the fields say, as far as it can be used, and every rule they break, those the mode does not mind too.
+    """The usable values of the fields, and every broken rule, including those that the mode ignores.
 
     `folder` is the name of the skill's folder.
     """
     faults: list[Fault] = []
-    name = _name(fields, folder, mode, faults)
-    description = _description(fields.get("description"), faults)
-    licence = _text("license", fields.get("license"), faults)
-    compatibility = _text("compatibility", fields.get("compatibility"), faults)
+    name = _read_name(fields, folder, mode, faults)
+    description = _read_description(fields.get("description"), faults)
+    licence = _read_text_field("license", fields.get("license"), faults)
+    compatibility = _read_text_field("compatibility", fields.get("compatibility"), faults)
     if compatibility is not None and len(compatibility) > COMPATIBILITY_CHARS_MAX:
-        what = f"compatibility has {len(compatibility)} characters, at most {COMPATIBILITY_CHARS_MAX} are allowed"
-        faults.append(Fault("compatibility-length", what, "shorten it"))
-    metadata = _metadata(fields.get("metadata"), faults)
-    tools = _tools(fields.get("allowed-tools"), faults)
+        message = f"compatibility has {len(compatibility)} characters, at most {COMPATIBILITY_CHARS_MAX} are allowed"
+        faults.append(Fault("compatibility-length", message, "shorten it"))
+    metadata = _read_metadata(fields.get("metadata"), faults)
+    tools = _read_tools(fields.get("allowed-tools"), faults)
     unknown = [shown(key) for key in fields if key not in FIELDS]
     if unknown:
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        what = f"unknown fields: {', '.join(unknown[:5])}{more}"
-        faults.append(Fault("unknown-field", what, f"known are {', '.join(FIELDS)}; the rest belongs into metadata"))
+        rest = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        message = f"unknown fields: {', '.join(unknown[:5])}{rest}"
+        faults.append(Fault("unknown-field", message, f"known are {', '.join(FIELDS)}; put others into metadata"))
     if faults:
-        faults = [_placed(fault, fields, lines) for fault in faults]
+        faults = [_add_line(fault, fields, lines) for fault in faults]
     return Declared(name, description, licence, compatibility, metadata, tools), faults
 
 
-def _placed(fault: Fault, fields: Mapping[str, Value], lines: Mapping[str, int]) -> Fault:
-    """With the line of the field that the rule is about; of what is missing, the line that opens the front matter."""
+def _add_line(fault: Fault, fields: Mapping[str, Value], lines: Mapping[str, int]) -> Fault:
+    """Add the line of the field that the rule is about; line 1 if the field is missing."""
     if fault.rule == "unknown-field":
         return fault._replace(line=min(lines.get(key, 1) for key in fields if key not in FIELDS))
     field = next((key for key in FIELDS if fault.rule.startswith(key)), "")
     return fault._replace(line=lines.get(field, 1))
 
 
-def _name(fields: Mapping[str, Value], folder: str, mode: SkillMode, faults: list[Fault]) -> str:
+def _read_name(fields: Mapping[str, Value], folder: str, mode: SkillMode, faults: list[Fault]) -> str:
     name = fields.get("name")
     if not isinstance(name, str) or not name.strip():
-        what = "there is no name" if name is None or isinstance(name, str) else "the name is no text"
-        faults.append(Fault("name-missing", what, f"add a line name: {one_word(folder)}"))
+        message = "there is no name" if name is None or isinstance(name, str) else "the name is not a string"
+        faults.append(Fault("name-missing", message, f"add a line name: {one_word(folder)}"))
         name = folder
     else:
-        faults += _seed_name(name) if mode == "seed" else _standard_name(name)
+        faults += _check_seed_name(name) if mode == "seed" else _check_standard_name(name)
     if mode != "seed":
         name, folder = unicodedata.normalize("NFKC", name.strip()), unicodedata.normalize("NFKC", folder)
     if name != folder:
-        what = f"the name {shown(name)} is not that of the folder, {shown(folder)}"
-        faults.append(Fault("name-folder", what, "rename one of them"))
+        message = f"the name {shown(name)} differs from the folder name {shown(folder)}"
+        faults.append(Fault("name-folder", message, "rename one of them"))
     if mode == "lenient" and not usable_name(name):
-        what = f"an agent could not spell the name {shown(name)}"
+        message = f"the name {shown(name)} cannot be used in the skill index"
         name = folder if usable_name(folder) else one_word(folder)
-        mend = f"use letters, digits and hyphens; until then this one is called {shown(name)}"
-        faults.append(Fault("name-unusable", what, mend))
+        fix = f"use letters, digits and hyphens; until then this one is named {shown(name)}"
+        faults.append(Fault("name-unusable", message, fix))
     return name
 
 
 def usable_name(name: str) -> bool:
-    """Whether it can stand in a line of the index without being taken for something else."""
-    plain = name.isprintable() and name == name.strip() and not _NOT_IN_A_NAME.search(name)
+    """Whether the name can appear in a line of the skill index without being misread."""
+    plain = name.isprintable() and name == name.strip() and not _FORBIDDEN_IN_NAME.search(name)
     return plain and 0 < len(name) <= USABLE_NAME_CHARS_MAX
 
 
 def one_word(folder: str) -> str:
-    """A folder's name as a skill's name could be."""
+    """Convert a folder name to a valid skill name."""
     return re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")[:NAME_CHARS_MAX] or "my-skill"
 
 
-def _seed_name(name: str) -> Iterator[Fault]:
+def _check_seed_name(name: str) -> Iterator[Fault]:
     if len(name) > NAME_CHARS_MAX:
-        yield _long_name(name)
+        yield _name_too_long(name)
     if not _SEED_NAME.fullmatch(name):
-        what = f"the name {shown(name)} is more than lower-case letters a-z, digits, and hyphens between them"
-        yield Fault("name-characters", what, f"call it {one_word(name)}")
+        message = f"the name {shown(name)} has characters other than a-z, 0-9 and hyphens between them"
+        yield Fault("name-characters", message, f"rename it to {one_word(name)}")
     if "--" in name:
-        yield _hyphens(name)
+        yield _bad_hyphens(name)
 
 
-def _standard_name(name: str) -> Iterator[Fault]:
+def _check_standard_name(name: str) -> Iterator[Fault]:
     name = unicodedata.normalize("NFKC", name.strip())
     if len(name) > NAME_CHARS_MAX:
-        yield _long_name(name)
+        yield _name_too_long(name)
     if name != name.lower() or not all(character.isalnum() or character == "-" for character in name):
-        what = f"the name {shown(name)} is more than lower-case letters, digits and hyphens"
-        yield Fault("name-characters", what, f"call it {one_word(name)}")
+        message = f"the name {shown(name)} has characters other than lower-case letters, digits and hyphens"
+        yield Fault("name-characters", message, f"rename it to {one_word(name)}")
     if "--" in name or name.startswith("-") or name.endswith("-"):
-        yield _hyphens(name)
+        yield _bad_hyphens(name)
 
 
-def _long_name(name: str) -> Fault:
-    return Fault("name-length", f"the name has {len(name)} characters, at most {NAME_CHARS_MAX} are allowed", "cut it")
+def _name_too_long(name: str) -> Fault:
+    return Fault(
+        "name-length", f"the name has {len(name)} characters, at most {NAME_CHARS_MAX} are allowed", "shorten it"
+    )
 
 
-def _hyphens(name: str) -> Fault:
-    what = f"the name {shown(name)} has a hyphen at an end or two in a row"
-    return Fault("name-hyphens", what, f"call it {one_word(name)}")
+def _bad_hyphens(name: str) -> Fault:
+    message = f"the name {shown(name)} has a hyphen at its start or end, or two in a row"
+    return Fault("name-hyphens", message, f"rename it to {one_word(name)}")
 
 
-def _description(value: Value, faults: list[Fault]) -> str:
+def _read_description(value: Value, faults: list[Fault]) -> str:
     if not isinstance(value, str) or not value.strip():
-        what = "there is no description" if value is None or isinstance(value, str) else "the description is no text"
-        mend = "say in a line what the skill does and when to use it"
-        faults.append(Fault("description-missing", what, mend))
+        message = (
+            "there is no description" if value is None or isinstance(value, str) else "the description is not a string"
+        )
+        fix = "describe in one line what the skill does and when to use it"
+        faults.append(Fault("description-missing", message, fix))
         return ""
     if len(value) > DESCRIPTION_CHARS_MAX:
-        what = f"the description has {len(value)} characters, at most {DESCRIPTION_CHARS_MAX} are allowed"
-        faults.append(Fault("description-length", what, "shorten it; details belong into the body"))
+        message = f"the description has {len(value)} characters, at most {DESCRIPTION_CHARS_MAX} are allowed"
+        faults.append(Fault("description-length", message, "shorten it; details belong in the body"))
     return value
 
 
-def _text(field: str, value: Value, faults: list[Fault]) -> str | None:
+def _read_text_field(field: str, value: Value, faults: list[Fault]) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    faults.append(Fault(f"{field}-type", f"{field} is no text", "write it as one text"))
+    faults.append(Fault(f"{field}-type", f"{field} is not a string", "write it as a string"))
     return _as_text(value)
 
 
-def _metadata(value: Value, faults: list[Fault]) -> dict[str, str] | None:
+def _read_metadata(value: Value, faults: list[Fault]) -> dict[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        faults.append(Fault("metadata-type", "metadata is no mapping", "write it as lines of key: value below it"))
+        faults.append(Fault("metadata-type", "metadata is not a mapping", "write it as indented lines of key: value"))
         return None
-    odd = [key for key, one in value.items() if not isinstance(one, str)]
-    if odd:
-        what = f"the value of {shown(odd[0])} in metadata is no text"
-        faults.append(Fault("metadata-type", what, "write it as one text, in quotes if need be"))
-    return {key: _as_text(one) for key, one in value.items()}
+    invalid_keys = [key for key, item in value.items() if not isinstance(item, str)]
+    if invalid_keys:
+        message = f"the value of {shown(invalid_keys[0])} in metadata is not a string"
+        faults.append(Fault("metadata-type", message, "write it as a string, in quotes if necessary"))
+    return {key: _as_text(item) for key, item in value.items()}
 
 
 def _as_text(value: Value) -> str:
-    """A value as text; of lists and mappings, their JSON."""
+    """A value as text; lists and mappings as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
 
 
-def _tools(value: Value, faults: list[Fault]) -> tuple[str, ...]:
+def _read_tools(value: Value, faults: list[Fault]) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
         return split_tools(value)
-    what = "allowed-tools is no text"
-    faults.append(Fault("allowed-tools-type", what, "write the names in one line, with blanks between"))
+    message = "allowed-tools is not a string"
+    faults.append(Fault("allowed-tools-type", message, "write the names on one line, separated by spaces"))
     names = value if isinstance(value, list) else list(value)
     return tuple(name.strip() for name in names if isinstance(name, str) and name.strip())
 
 
 def split_tools(text: str) -> tuple[str, ...]:
-    """Names parted by blanks or commas; what stands in brackets belongs to its name: `Bash(git add:*)`."""
+    """Names separated by blanks or commas; text in parentheses belongs to its name: `Bash(git add:*)`."""
     names: list[str] = []
     start, depth = 0, 0
-    for at, character in enumerate(text):
+    for index, character in enumerate(text):
         if character in "()":
             depth = max(0, depth + (1 if character == "(" else -1))
         elif not depth and (character == "," or character.isspace()):
-            names.append(text[start:at])
-            start = at + 1
+            names.append(text[start:index])
+            start = index + 1
     names.append(text[start:])
     return tuple(name for name in names if name)

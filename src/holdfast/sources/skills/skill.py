@@ -1,4 +1,4 @@
-"""What a skill is, and what is said of one that cannot be used as it is."""
+"""A skill, and the findings of its validation."""
 
 import hashlib
 from pathlib import Path
@@ -19,7 +19,7 @@ BODY_TOKENS_WARN = 5_000
 
 
 class Skill(msgspec.Struct, frozen=True):
-    """One skill as it was when it was read; `body` is the Markdown behind the front matter, leading newlines gone."""
+    """One skill as read from disk; `body` is the Markdown after the front matter, without leading newlines."""
 
     name: str
     description: str
@@ -33,11 +33,12 @@ class Skill(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """Of the body alone: what it tells an agent to do has changed exactly when this has."""
+        """A digest of the body alone: it changes exactly when the instructions for the agent change."""
         return hashlib.sha256(self.body.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @property
     def estimated_body_tokens(self) -> int:
+        # The rule of seed 001: four characters per token.
         return max(1, len(self.body) // 4)
 
     @property
@@ -46,9 +47,9 @@ class Skill(msgspec.Struct, frozen=True):
 
 
 class SkillFinding(msgspec.Struct, frozen=True):
-    """What is wrong, where, by which rule, and how to mend it; an error keeps the skill from loading.
+    """A broken rule, its location and how to fix it; an error keeps the skill from loading.
 
-    `line` counts from 1 and is None for what has no line: a folder, a file that cannot be opened.
+    `line` counts from 1; it is None for a folder or a file that cannot be opened.
     """
 
     file: str
@@ -59,14 +60,14 @@ class SkillFinding(msgspec.Struct, frozen=True):
     severity: Severity = "error"
 
     def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.message}; {self.mend} ({self.rule})"
+        location = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{location}: {self.message}; {self.mend} ({self.rule})"
 
 
 class SkillReport(msgspec.Struct, frozen=True):
-    """What became of one folder: a skill, or the reasons why there is none.
+    """The result of reading one folder: a skill, or the reasons why there is none.
 
-    `name` is that of the skill; if there is none, what the front matter gives, if it could be read that far.
+    `name` is the name of the skill; without a skill, the name in the front matter if that could be read.
     """
 
     path: str

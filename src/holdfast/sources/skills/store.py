@@ -1,4 +1,4 @@
-"""Which skills a session has, by name, and which of them a query means."""
+"""The skills of a session by name, and searching them."""
 
 import threading
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from holdfast.sources.skills.skill import Skill, SkillFinding
 
 SEARCH_LIMIT = 10
 BODY_CHARACTERS_RANKED_MAX = 4_000
-"""How much of a body is ranked by its meaning; what a skill is for stands at its beginning."""
+"""How much of a body is ranked by meaning; a skill describes its purpose at the beginning."""
 
 SkillRanking = Literal["lexical", "semantic"]
 SKILL_RANKINGS: tuple[SkillRanking, ...] = get_args(SkillRanking)
 
 
 class SkillStore:
-    """Skills as they were when they were loaded; nothing here changes, or looks at the disk again."""
+    """An immutable snapshot of loaded skills; it never reads the disk again."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class SkillStore:
             check_installed()
         by_name = {skill.name: skill for skill in skills}
         self._skills = {name: by_name[name] for name in sorted(by_name)}
-        self._words: tuple[tuple[str, str, Skill], ...] | None = None
+        self._lowercase: tuple[tuple[str, str, Skill], ...] | None = None
         self._index: Index | None = None
         self._lock = threading.Lock()
-        self._ranked_otherwise: SkillStore | None = None
+        self._other_ranking: SkillStore | None = None
         self.findings = tuple(findings)
         self.ranking: SkillRanking = ranking
 
@@ -46,50 +46,52 @@ class SkillStore:
         return cls()
 
     def with_ranking(self, ranking: SkillRanking) -> "SkillStore":
-        """The same skills, searched in this way; the same store each time, with what it has prepared."""
+        """The same skills with another ranking; returns the same store each time, so that its index is built once."""
         if ranking == self.ranking:
             return self
-        if self._ranked_otherwise is None or self._ranked_otherwise.ranking != ranking:
-            self._ranked_otherwise = SkillStore(self._skills.values(), self.findings, ranking=ranking)
-        return self._ranked_otherwise
+        if self._other_ranking is None or self._other_ranking.ranking != ranking:
+            self._other_ranking = SkillStore(self._skills.values(), self.findings, ranking=ranking)
+        return self._other_ranking
 
     def list_skills(self) -> list[Skill]:
-        """By name."""
+        """All skills, sorted by name."""
         return list(self._skills.values())
 
     def get(self, name: str) -> Skill | None:
         return self._skills.get(name)
 
     def search(self, query: str, *, limit: int = SEARCH_LIMIT) -> list[Skill]:
-        """Skills whose name holds the query, then those whose description does, each by name; all for a blank query.
+        """Skills whose name contains the query, then those whose description does, sorted by name; all if it is blank.
 
-        Where the ranking is semantic, those that fit the query, best first.
+        With the semantic ranking, the matching skills, best first.
         """
         limit = max(0, limit)
-        wanted = query.strip().lower()
-        if not wanted:
+        needle = query.strip().lower()
+        if not needle:
             return list(self._skills.values())[:limit]
         if self.ranking == "semantic":
-            return [self._skills[one.id] for one in self.ranked(query, limit=limit).found]
-        if self._words is None:
-            # Made once, when first asked for: most sessions never search.
-            self._words = tuple((one.name.lower(), one.description.lower(), one) for one in self._skills.values())
-        ranked: tuple[list[Skill], ...] = ([], [], [], [])
-        for name, description, skill in self._words:
-            score = 2 * (wanted in name) + (wanted in description)
+            return [self._skills[match.id] for match in self.ranked(query, limit=limit).found]
+        if self._lowercase is None:
+            # Built on first use, because most sessions never search.
+            self._lowercase = tuple(
+                (skill.name.lower(), skill.description.lower(), skill) for skill in self._skills.values()
+            )
+        by_rank: tuple[list[Skill], ...] = ([], [], [], [])
+        for name, description, skill in self._lowercase:
+            score = 2 * (needle in name) + (needle in description)
             if score:
-                ranked[3 - score].append(skill)
-        return [skill for rank in ranked for skill in rank][:limit]
+                by_rank[3 - score].append(skill)
+        return [skill for rank in by_rank for skill in rank][:limit]
 
     def ranked(self, query: str, *, limit: int = SEARCH_LIMIT) -> Answer:
-        """Which skills fit by words and meaning, and why; the first time takes as long as all skills take to read."""
+        """Skills ranked by words and meaning, with reasons; the first call is slow because it indexes all skills."""
         with self._lock:
             if self._index is None:
-                self._index = Index(map(_unit, self._skills.values()), meaning=meaning_stage())
+                self._index = Index(map(_search_unit, self._skills.values()), meaning=meaning_stage())
             return self._index.search(query, limit=limit)
 
     def discovery_index(self) -> list[tuple[str, str]]:
-        """Name and description of every skill, by name."""
+        """Name and description of every skill, sorted by name."""
         return [(skill.name, skill.description) for skill in self._skills.values()]
 
     def __len__(self) -> int:
@@ -102,5 +104,5 @@ class SkillStore:
         return isinstance(other, SkillStore) and self._skills == other._skills
 
 
-def _unit(skill: Skill) -> Unit:
+def _search_unit(skill: Skill) -> Unit:
     return Unit(skill.name, skill.name, skill.description, content=skill.body[:BODY_CHARACTERS_RANKED_MAX])
