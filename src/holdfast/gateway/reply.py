@@ -1,4 +1,4 @@
-"""What an upstream answers, read from its bytes as they come: head, body, and whether it is whole."""
+"""Incremental parser of upstream HTTP responses: head, body chunks, and whether the response is complete."""
 
 from collections import deque
 
@@ -16,15 +16,15 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class IncomingReply:
-    """Fed by a connection, emptied by whoever forwards. Interim answers are passed over."""
+    """Fed by a connection, consumed by the forwarder. Interim (1xx) responses are skipped."""
 
     def __init__(self, method: str) -> None:
-        self._bodiless = method == "HEAD"
+        self._has_no_body = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._header_bytes = 0
-        self._framed = False
-        self._stays = False
+        self._has_length = False
+        self._keeps_alive = False
         self.head: Head | None = None
         self.chunks: deque[bytes] = deque()
         self.waiting_bytes = 0
@@ -34,13 +34,13 @@ class IncomingReply:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more bytes are expected."""
         return self.complete or self.broken
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether another reply can come on the same connection."""
-        return self.complete and self._framed and not self.surplus and not self._bodiless and self._stays
+        """Whether the connection can be reused."""
+        return self.complete and self._has_length and not self.surplus and not self._has_no_body and self._keeps_alive
 
     def feed(self, received: bytes) -> None:
         if self.ended:
@@ -59,20 +59,20 @@ class IncomingReply:
                 self.broken = True
 
     def closed(self) -> None:
-        """The connection has ended: a body without a length is whole then, and every other is not."""
+        """The connection closed. That completes a body without declared length, and truncates any other."""
         if self.complete:
             return
-        if self.head is not None and not self._framed and not self.broken:
+        if self.head is not None and not self._has_length and not self.broken:
             self.complete = True
         else:
             self.broken = True
 
     def take(self) -> bytes:
-        """All of the body that has come since."""
-        taken = b"".join(self.chunks) if len(self.chunks) != 1 else self.chunks[0]
+        """Removes and returns the buffered body bytes."""
+        body = b"".join(self.chunks) if len(self.chunks) != 1 else self.chunks[0]
         self.chunks.clear()
         self.waiting_bytes = 0
-        return taken
+        return body
 
     # Called by the parser.
 
@@ -89,10 +89,10 @@ class IncomingReply:
         if self.complete or status < 200:
             return
         names = {name.lower() for name, _ in self._headers}
-        self._framed = status in (204, 304) or bool(names & {b"content-length", b"transfer-encoding"})
-        self._stays = self._parser.should_keep_alive()
+        self._has_length = status in (204, 304) or bool(names & {b"content-length", b"transfer-encoding"})
+        self._keeps_alive = self._parser.should_keep_alive()
         self.head = Head(status, self._headers)
-        self.complete = self._bodiless
+        self.complete = self._has_no_body
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:
