@@ -102,7 +102,7 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
     async with collecting(collector) as url:
         exporter = Exporter(hub, f"{url}/", headers={"x-tenant": "t1"}, content=content, pause_seconds=0.0)
         running = asyncio.ensure_future(exporter.run())
-        while not hub.is_looking:  # noqa: ASYNC110 - the store is looked at in another thread
+        while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
             await asyncio.sleep(0)
         session = Session.create(
             model="anthropic:claude-sonnet-5-5",
@@ -244,7 +244,7 @@ async def test_a_collector_that_is_not_there_harms_nobody(caplog: pytest.LogCapt
     hub = Hub(store.records, ManualClock(), poll_seconds=0.0)
     exporter = Exporter(hub, "http://user:canary@127.0.0.1:9", pause_seconds=0.0)
     running = asyncio.ensure_future(exporter.run())
-    while not hub.is_looking:  # noqa: ASYNC110 - the store is looked at in another thread
+    while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
         await asyncio.sleep(0)
     async with Session.create(
         model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=store, wire=SimulatedProvider()

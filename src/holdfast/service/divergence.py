@@ -1,4 +1,4 @@
-"""Where the bytes of a call leave those of the call before, as they were sent: made anew from the log."""
+"""Finds the first byte in which a call differs from the previous one, by rebuilding both requests from the log."""
 
 from collections.abc import Iterable
 
@@ -19,9 +19,9 @@ BYTES_AFTER = 240
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """`byte` is the first cacheable byte that differs; None where all bytes of the call before stand here too.
+    """`byte` is the first cacheable byte that differs; null if the call extends the previous one.
 
-    `shared` is what stands in front of it, `before` and `after` what follows there in the one call and the other.
+    `shared` is the text before that byte; `before` and `after` follow it in the previous and in this call.
     """
 
     byte: int | None
@@ -33,7 +33,7 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 def divergence(events: Iterable[Event], session_id: str, models: Models, *, ordinal: int) -> Divergence | None:
-    """Of the request with this number; None where there is none, or none before it that it could be compared with."""
+    """For request number `ordinal`; None if it does not exist or has no predecessor with the same model."""
     state, draft, number = State(session_id), None, 0
     before: bytes | None = None
     for event in events:

@@ -1,4 +1,4 @@
-"""Something to look at: a sample of good and bad habits, played on demand where the service simulates."""
+"""HTTP route that plays the sample sessions, if the service runs with a simulated provider."""
 
 import msgspec
 
