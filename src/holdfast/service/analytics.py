@@ -141,7 +141,7 @@ class SavingsRequest(InWindow, frozen=True):
 
 
 class Savings(msgspec.Struct, frozen=True):
-    """Savings against a baseline model at today's prices, and against the same calls without a cache at their prices."""
+    """Savings against a baseline model at today's prices, and against no cache at the prices paid."""
 
     baseline_model: str
     actual_repriced_usd: float
