@@ -1,4 +1,4 @@
-"""The Session view: prompt layers of all calls, the chosen one in full, by mouse and by keyboard, and fast for a thousand."""
+"""The Session view: prompt layers of all calls, one call in full, by mouse and keyboard, and fast for a thousand."""
 
 from decimal import Decimal
 

@@ -41,9 +41,9 @@ class Holder(msgspec.Struct, frozen=True):
 class KeyDoor:
     """Checks gateway keys and caches the result for REMEMBERED_SECONDS."""
 
-    def __init__(self, judge: Judge, grants: Grants, *, clock: Clock, salt: bytes, improve: bool = False) -> None:
-        self._find_holder = judge
-        self._grants = grants
+    def __init__(self, find_holder: Judge, limits: Grants, *, clock: Clock, salt: bytes, improve: bool = False) -> None:
+        self._find_holder = find_holder
+        self._limits = limits
         self._clock = clock
         self._salt = salt
         self._improve = improve
@@ -57,12 +57,12 @@ class KeyDoor:
             if key_header is not None:
                 raise TurnedAwayError(401, "unknown or revoked gateway key")
             return Admitted(Caller(self._account(credential)), headers, self._improve and not is_subscription(headers))
-        self._grants.check(holder.key_id, self._clock())
+        self._limits.check(holder.key_id, self._clock())
         if key_header is not None:
-            provider_key = self._grants.provider_key(holder.key_id, target.mount)
+            provider_key = self._limits.provider_key(holder.key_id, target.mount)
             headers = _with_provider_key(headers, key_header, provider_key)
             credential = provider_key
-        improve = self._improve or self._grants.row(holder.key_id).improve
+        improve = self._improve or self._limits.row(holder.key_id).improve
         caller = Caller(
             self._account(credential), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
         )

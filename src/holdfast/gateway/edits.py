@@ -22,19 +22,19 @@ VOLATILE = "volatile "
 
 
 class Edits:
-    """Collects the changes made to one request; anti-patterns in `left` are not fixed."""
+    """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are."""
 
-    def __init__(self, volatile: Volatile, left: frozenset[str] = frozenset()) -> None:
-        self._volatile = volatile.without(frozenset(name.removeprefix(VOLATILE) for name in left))
-        self._left = left
+    def __init__(self, volatile: Volatile, unfixed: frozenset[str] = frozenset()) -> None:
+        self._volatile = volatile.without(frozenset(name.removeprefix(VOLATILE) for name in unfixed))
+        self._unfixed = unfixed
         self.changes: list[Change] = []
         self.moved = ""
 
-    def mends(self, habit: str) -> bool:
-        return habit not in self._left
+    def mends(self, finding: str) -> bool:
+        return finding not in self._unfixed
 
-    def note(self, habit: str, place: str) -> None:
-        self.changes.append(Change(habit, place, done=True))
+    def note(self, finding: str, place: str) -> None:
+        self.changes.append(Change(finding, place, done=True))
 
     def move(self, extracted: Taken, place: str) -> None:
         """Records lines extracted from `place`, to be appended at the end of the conversation."""

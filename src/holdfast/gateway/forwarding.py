@@ -57,11 +57,11 @@ class Door(Protocol):
 
 
 class Gateway:
-    """ASGI application that forwards provider paths to their upstream and passes all others to `behind`."""
+    """ASGI application that forwards provider paths to their upstream and passes all others to the inner app."""
 
     def __init__(
         self,
-        behind: App,
+        inner_app: App,
         upstreams: Mapping[str, Upstream],
         *,
         door: Door,
@@ -71,7 +71,7 @@ class Gateway:
         keeper: Keeper | None = None,
         drain: bool = False,
     ) -> None:
-        self._behind = behind
+        self._inner_app = inner_app
         self._upstreams = upstreams
         self._door = door
         self._watcher = watcher
@@ -86,7 +86,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         target = target_of(_raw_path(scope)) if scope["type"] == "http" else None
         if target is None:
-            await self._behind(scope, receive, send)
+            await self._inner_app(scope, receive, send)
             return
         headers = scope["headers"]
         assert isinstance(headers, list)

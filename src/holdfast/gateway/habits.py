@@ -46,8 +46,8 @@ def habits_of(
     if improved.body is not None:
         variants[IMPROVED] = improved.wire
         for change in changes if len(body) <= PRICED_BYTES_MAX else ():
-            left = improver.improved(target.speaks or "", body, path=target.path, left=frozenset({change.habit}))
-            variants[change.habit] = left.wire
+            partial = improver.improved(target.speaks or "", body, path=target.path, unfixed=frozenset({change.habit}))
+            variants[change.habit] = partial.wire
     costs = shadow.priced(adapter, improved.row, at, tokens=tokens, ways=variants)
     if costs is None:
         return Habits(changes)
@@ -68,7 +68,7 @@ def with_diff(changes: tuple[Change, ...], before: bytes, after: bytes) -> tuple
         return changes
     old: Body = msgspec.json.decode(before)
     new: Body = msgspec.json.decode(after)
-    shown: set[str] = set()
+    shown_members: set[str] = set()
     annotated: list[Change] = []
     for change in changes:
         names = next(
@@ -76,8 +76,8 @@ def with_diff(changes: tuple[Change, ...], before: bytes, after: bytes) -> tuple
         )
         lines: list[str] = []
         for name in names:
-            if name not in shown and old.get(name) != new.get(name):
-                shown.add(name)
+            if name not in shown_members and old.get(name) != new.get(name):
+                shown_members.add(name)
                 differs = diff_lines(plain_json({name: old.get(name)}), plain_json({name: new.get(name)}), context=0)
                 lines += [masked(line) for line in differs if not line.startswith(("---", "+++", "@@"))]
         annotated.append(msgspec.structs.replace(change, diff=tuple(lines[:LINES_MAX])))

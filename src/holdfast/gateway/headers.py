@@ -37,7 +37,7 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]], authority: bytes) ->
         if name == b"host":
             sent.append((name, authority))
         elif name == b"cookie":
-            sent += [(name, left)] if (left := _without_our_cookie(value)) else []
+            sent += [(name, remaining)] if (remaining := _without_our_cookie(value)) else []
         elif name not in dropped and not _is_ours(name):
             sent.append((name, value))
     if any(name == b"transfer-encoding" for name, _ in received):

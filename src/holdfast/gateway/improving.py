@@ -55,8 +55,8 @@ class Improver:
         self._models = models
         self._volatile = volatile or Volatile()
 
-    def improved(self, speaks: str, body: bytes, *, path: str = "", left: frozenset[str] = frozenset()) -> Improved:
-        """Fixes all anti-patterns but those in `left`. `path` is the request's; Gemini names the model there.
+    def improved(self, speaks: str, body: bytes, *, path: str = "", unfixed: frozenset[str] = frozenset()) -> Improved:
+        """Fixes all anti-patterns but those in `unfixed`. `path` is the request's; Gemini names the model there.
 
         May raise anything for a body that we do not understand; the caller then forwards the original.
         """
@@ -66,7 +66,7 @@ class Improver:
         # Re-encode first: insignificant white space must not count as a difference.
         before = adapter.read_request(plain_json(members), headers)
         row = find_model(f"{adapter.name}:{before.parameters.model}", self._models)
-        edits = Edits(self._volatile, left)
+        edits = Edits(self._volatile, unfixed)
         rewritten = _REWRITERS[speaks](dict(members), row, edits, adapter) if speaks in _REWRITERS else members
         if not edits.changes:
             return Improved(None, before, row)

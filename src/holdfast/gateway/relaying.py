@@ -186,11 +186,11 @@ class Retold:
 
     def __init__(
         self,
-        asked: Callable[[Exchange], None],
-        ended: Callable[[Exchange], None],
-        pinged: Callable[[Exchange, Letter, bytes, float], None],
+        on_request: Callable[[Exchange], None],
+        on_end: Callable[[Exchange], None],
+        on_ping: Callable[[Exchange, Letter, bytes, float], None],
     ) -> None:
-        self._asked, self._ended, self._pinged = asked, ended, pinged
+        self._on_request, self._on_end, self._on_ping = on_request, on_end, on_ping
         self._exchanges: OrderedDict[int, Exchange] = OrderedDict()
 
     def hear(self, message: Told) -> None:
@@ -206,7 +206,7 @@ class Retold:
                 self._exchanges[message.number] = exchange
                 while len(self._exchanges) > REMEMBERED_MAX:
                     self._exchanges.popitem(last=False)
-                self._asked(exchange)
+                self._on_request(exchange)
             case Ended():
                 ended = self._exchanges.get(message.number)
                 if ended is not None:
@@ -214,10 +214,10 @@ class Retold:
                     ended.reply_headers = message.headers
                     if message.body is not None:
                         ended.answered(message.body)
-                    self._ended(ended)
+                    self._on_end(ended)
             case Pinged():
                 pinged = self._exchanges.get(message.number)
                 if pinged is not None:
-                    self._pinged(pinged, message.letter, message.answer, message.at)
+                    self._on_ping(pinged, message.letter, message.answer, message.at)
             case Setup() | Spent():
                 pass

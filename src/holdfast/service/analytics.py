@@ -167,14 +167,14 @@ class RegretReply(Told, frozen=True, kw_only=True):
 Result = TypeVar("Result")
 
 
-async def _query_window(service: Service, request: InWindow, make: Callable[[Scope], Result]) -> tuple[Window, Result]:
+async def _query_window(context: Service, request: InWindow, make: Callable[[Scope], Result]) -> tuple[Window, Result]:
     """Runs `make` for the requested window, in a thread because it queries the store."""
-    within = span(request.start, request.end, now=service.clock())
-    scope = Scope(since=within.start, until=within.end, simulated=service.simulated)
+    within = span(request.start, request.end, now=context.clock())
+    scope = Scope(since=within.start, until=within.end, simulated=context.simulated)
     return within.told, await asyncio.to_thread(make, scope)
 
 
-async def cost(service: Service, request: CostRequest) -> CostReply:
+async def cost(context: Service, request: CostRequest) -> CostReply:
     filters = Narrowed(
         model=request.model,
         provider=request.provider,
@@ -186,36 +186,36 @@ async def cost(service: Service, request: CostRequest) -> CostReply:
     )
 
     def make(scope: Scope) -> tuple[CostRow, ...]:
-        rows = cost_rows(request.group_by, service.log.figures().groups(request.group_by, scope, filters))
-        return named_keys(rows, service.records.key) if request.group_by == "gateway_key" else rows
+        rows = cost_rows(request.group_by, context.log.figures().groups(request.group_by, scope, filters))
+        return named_keys(rows, context.records.key) if request.group_by == "gateway_key" else rows
 
-    window, rows = await _query_window(service, request, make)
+    window, rows = await _query_window(context, request, make)
     data = rows[0] if request.group_by == "none" else rows
-    return CostReply(window=window, current_pricing_version=service.pricing_version, data=data)
+    return CostReply(window=window, current_pricing_version=context.pricing_version, data=data)
 
 
-async def cache_effectiveness(service: Service, request: InWindow) -> EffectReply:
+async def cache_effectiveness(context: Service, request: InWindow) -> EffectReply:
     window, rows = await _query_window(
-        service, request, lambda scope: effect_rows(service.log.figures().groups("model", scope))
+        context, request, lambda scope: effect_rows(context.log.figures().groups("model", scope))
     )
-    return EffectReply(window=window, current_pricing_version=service.pricing_version, data=rows)
+    return EffectReply(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
-async def breaks(service: Service, request: InWindow) -> BreaksReply:
-    window, rows = await _query_window(service, request, lambda scope: break_rows(service.log.tables().verdicts(scope)))
-    return BreaksReply(window=window, current_pricing_version=service.pricing_version, data=rows)
+async def breaks(context: Service, request: InWindow) -> BreaksReply:
+    window, rows = await _query_window(context, request, lambda scope: break_rows(context.log.tables().verdicts(scope)))
+    return BreaksReply(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
-async def skills(service: Service, request: InWindow) -> SkillsReply:
+async def skills(context: Service, request: InWindow) -> SkillsReply:
     window, rows = await _query_window(
-        service, request, lambda scope: skills_by_name(service.log.figures().skill_loads(scope))
+        context, request, lambda scope: skills_by_name(context.log.figures().skill_loads(scope))
     )
-    return SkillsReply(window=window, current_pricing_version=service.pricing_version, data=rows)
+    return SkillsReply(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
-async def reliability(service: Service, request: InWindow) -> ReliabilityReply:
+async def reliability(context: Service, request: InWindow) -> ReliabilityReply:
     def make(scope: Scope) -> Reliability:
-        figures = service.log.figures()
+        figures = context.log.figures()
         failures, latencies = figures.failures(scope), figures.latencies(scope)
         return Reliability(
             tuple(ErrorRow(kind, count) for kind, count in sorted(failures.items(), key=lambda row: (-row[1], row[0]))),
@@ -225,20 +225,20 @@ async def reliability(service: Service, request: InWindow) -> ReliabilityReply:
             ),
         )
 
-    window, reliability = await _query_window(service, request, make)
-    return ReliabilityReply(window=window, current_pricing_version=service.pricing_version, data=reliability)
+    window, reliability = await _query_window(context, request, make)
+    return ReliabilityReply(window=window, current_pricing_version=context.pricing_version, data=reliability)
 
 
-async def sessions(service: Service, request: SessionsRequest) -> SessionsReply:
+async def sessions(context: Service, request: SessionsRequest) -> SessionsReply:
     def make() -> tuple[SessionCost, ...]:
-        page = service.log.figures().session_costs(
-            order=request.order, limit=request.limit, skip=request.skip, simulated=service.simulated
+        page = context.log.figures().session_costs(
+            order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
         )
         return tuple(map(_session_cost, page))
 
     costs = await asyncio.to_thread(make)
     everything = Window(None, None)
-    return SessionsReply(window=everything, current_pricing_version=service.pricing_version, data=costs)
+    return SessionsReply(window=everything, current_pricing_version=context.pricing_version, data=costs)
 
 
 def _session_cost(session: figures.SessionCost) -> SessionCost:
@@ -255,23 +255,23 @@ def _session_cost(session: figures.SessionCost) -> SessionCost:
     )
 
 
-async def turn(service: Service, request: OneTurn) -> TurnReply:
-    events = await asyncio.to_thread(lambda: service.log.figures().turn(request.turn_id))
+async def turn(context: Service, request: OneTurn) -> TurnReply:
+    events = await asyncio.to_thread(lambda: context.log.figures().turn(request.turn_id))
     if not events:
         raise not_found("turn", request.turn_id)
     details = turn_of(request.turn_id, events[0].session_id, events)
     everything = Window(None, None)
-    return TurnReply(window=everything, current_pricing_version=service.pricing_version, data=details)
+    return TurnReply(window=everything, current_pricing_version=context.pricing_version, data=details)
 
 
-async def savings(service: Service, request: SavingsRequest) -> SavingsReply:
-    baseline = _baseline(service, request.baseline)
+async def savings(context: Service, request: SavingsRequest) -> SavingsReply:
+    baseline = _baseline(context, request.baseline)
 
     def make(scope: Scope) -> Savings:
         # Charges outside of calls, such as cache storage, are on both sides, as in the CLI report.
-        totals = service.log.tables().totals(scope)
-        sized = service.log.figures().sized(size_limits(service.models), scope)
-        repriced_usd = repriced(sized, baseline, service.models, at=service.clock())
+        totals = context.log.tables().totals(scope)
+        sized = context.log.figures().sized(size_limits(context.models), scope)
+        repriced_usd = repriced(sized, baseline, context.models, at=context.clock())
         saved = repriced_usd.baseline_usd - repriced_usd.actual_usd
         return Savings(
             baseline_model=baseline.id,
@@ -284,16 +284,16 @@ async def savings(service: Service, request: SavingsRequest) -> SavingsReply:
             rows_missing_from_price_table=repriced_usd.missing,
             uncached_usd=usd(totals.uncached_usd),
             saved_by_caching_usd=usd(totals.saved_usd),
-            rivals=rival_costs(service.log, service.models, scope) if request.rivals else None,
+            rivals=rival_costs(context.log, context.models, scope) if request.rivals else None,
         )
 
-    window, result = await _query_window(service, request, make)
-    return SavingsReply(window=window, current_pricing_version=service.pricing_version, data=result)
+    window, result = await _query_window(context, request, make)
+    return SavingsReply(window=window, current_pricing_version=context.pricing_version, data=result)
 
 
-def _baseline(service: Service, name: str) -> Model:
+def _baseline(context: Service, name: str) -> Model:
     try:
-        row = find_model(name if ":" in name else f"anthropic:{name}", service.models)
+        row = find_model(name if ":" in name else f"anthropic:{name}", context.models)
     except UserError as error:
         raise RefusedError(400, "unknown_baseline_model", str(error)) from error
     if not row.prices:
@@ -301,6 +301,6 @@ def _baseline(service: Service, name: str) -> Model:
     return row
 
 
-async def regret(service: Service, request: InWindow) -> RegretReply:
-    window, result = await _query_window(service, request, lambda scope: regret_of(service.log, service.models, scope))
-    return RegretReply(window=window, current_pricing_version=service.pricing_version, data=result)
+async def regret(context: Service, request: InWindow) -> RegretReply:
+    window, result = await _query_window(context, request, lambda scope: regret_of(context.log, context.models, scope))
+    return RegretReply(window=window, current_pricing_version=context.pricing_version, data=result)

@@ -44,7 +44,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def make_app(
-    service: Service,
+    context: Service,
     routes: Sequence[Route],
     *,
     allowed_hosts: Collection[str] = (),
@@ -68,7 +68,7 @@ def make_app(
             HttpRoute("/openapi.json", describe, methods=["GET"]),
             *page_routes(),
             *(
-                HttpRoute(path, _endpoint(service, by_method), methods=list(by_method))
+                HttpRoute(path, _endpoint(context, by_method), methods=list(by_method))
                 for path, by_method in by_path.items()
             ),
         ],
@@ -122,29 +122,29 @@ def _opens_page(scope: Scope, headers: Headers) -> bool:
     return bool(scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate")
 
 
-def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(context: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
         started = time.monotonic()
-        response = await _respond(service, route, request)
+        response = await _respond(context, route, request)
         seconds = time.monotonic() - started
-        service.counted.request(route.method, route.path, status=response.status_code, seconds=seconds)
+        context.counted.request(route.method, route.path, status=response.status_code, seconds=seconds)
         return response
 
     return endpoint
 
 
-async def _respond(service: Service, route: Route, request: Request) -> Response:
+async def _respond(context: Service, route: Route, request: Request) -> Response:
     try:
         if route.check_served is not None:
-            route.check_served(service)
+            route.check_served(context)
         # Authenticate before decoding, so that a caller without access learns nothing about what exists.
-        admitted = await _authenticate(service, route, request)
+        admitted = await _authenticate(context, route, request)
         try:
             fields = await fields_of(route, request)
         except RefusedError:
             if route.check_holder is not None and admitted.key is not None:
-                await route.check_holder(service, admitted.key, request.path_params)
+                await route.check_holder(context, admitted.key, request.path_params)
             raise
         call = Asked(
             fields,
@@ -154,7 +154,7 @@ async def _respond(service: Service, route: Route, request: Request) -> Response
             key=admitted.key,
             secret=admitted.secret,
         )
-        return _to_response(await _call_route(service, route, call))
+        return _to_response(await _call_route(context, route, call))
     except RefusedError as refused:
         return _refusal(refused)
     except StoreError:
@@ -169,9 +169,9 @@ async def _respond(service: Service, route: Route, request: Request) -> Response
         return _refusal(RefusedError(500, "internal_error", "the service failed; see its log"))
 
 
-async def _call_route(service: Service, route: Route, call: Asked) -> Answer:
+async def _call_route(context: Service, route: Route, call: Asked) -> Answer:
     try:
-        return await route.respond(service, call)
+        return await route.respond(context, call)
     except msgspec.ValidationError as error:
         raise unfit(error, route.request, is_text=call.is_text) from error
 
@@ -184,7 +184,7 @@ class _Admitted(msgspec.Struct, frozen=True):
     secret: str | None = None
 
 
-async def _authenticate(service: Service, route: Route, request: Request) -> _Admitted:
+async def _authenticate(context: Service, route: Route, request: Request) -> _Admitted:
     if route.rule == "open":
         return _Admitted()
     authorization = request.headers.getlist("authorization")
@@ -192,9 +192,9 @@ async def _authenticate(service: Service, route: Route, request: Request) -> _Ad
         raise RefusedError(400, "invalid_key", "a request must have at most one Authorization header")
     # An invalid key is refused even if none is required: a client that sends one relies on it.
     credential = carried(authorization[0] if authorization else None, request.cookies)
-    key = await asyncio.to_thread(holder_of, credential, service.records.key, service.clock())
+    key = await asyncio.to_thread(holder_of, credential, context.records.key, context.clock())
     scope = key.scope if key else None
-    if scope is None and route.keyless and not await service.needs_keys():
+    if scope is None and route.keyless and not await context.needs_keys():
         scope = "admin"
     check_allowed(route.rule, scope, request.path_params, denied=route.denied)
     return _Admitted(scope, key, None if credential is None else credential.partition(" ")[2].strip())

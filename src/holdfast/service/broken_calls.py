@@ -49,21 +49,21 @@ class BrokenReply(msgspec.Struct, frozen=True):
     more: bool
 
 
-async def broken_calls(service: Service, request: BrokenRequest) -> BrokenReply:
-    within = span(request.start, request.end, now=service.clock())
+async def broken_calls(context: Service, request: BrokenRequest) -> BrokenReply:
+    within = span(request.start, request.end, now=context.clock())
 
     def find() -> tuple[BrokenCall, ...]:
-        scope = Scope(since=within.start, until=within.end, simulated=service.simulated)
+        scope = Scope(since=within.start, until=within.end, simulated=context.simulated)
         kind = None if request.cause == "any" else request.cause
         # One extra row shows whether there is another page.
-        calls = service.log.figures().broken(
+        calls = context.log.figures().broken(
             scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
         )
         return tuple(map(_call_row, calls))
 
     calls = await asyncio.to_thread(find)
     more = len(calls) > request.limit
-    return BrokenReply(within.told, service.pricing_version, calls[: request.limit], more)
+    return BrokenReply(within.told, context.pricing_version, calls[: request.limit], more)
 
 
 def _call_row(call: figures.BrokenCall) -> BrokenCall:

@@ -88,43 +88,43 @@ class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
 
 
-async def list_states(service: Service, request: Listing) -> Discussions:
+async def list_states(context: Service, request: Listing) -> Discussions:
     def read() -> Discussions:
         # One extra row shows whether there is another page.
-        caches = service.cache_states.newest(limit=request.limit + 1, skip=request.skip)
+        caches = context.cache_states.newest(limit=request.limit + 1, skip=request.skip)
         page = caches[: request.limit]
-        controls, settings = service.records.session_controls(), service.records.settings()
+        controls, settings = context.records.session_controls(), context.records.settings()
         discussions = (
-            _discussion_view(service, cache, controls.get(cache.state.owner, SessionControl()), settings)
+            _discussion_view(context, cache, controls.get(cache.state.owner, SessionControl()), settings)
             for cache in page
             if cache.state.model
         )
-        providers = provider_summaries((cache.state for cache in page), service.clock())
+        providers = provider_summaries((cache.state for cache in page), context.clock())
         return Discussions(providers, tuple(discussions), len(caches) > len(page))
 
     return await asyncio.to_thread(read)
 
 
-async def show_state(service: Service, request: OneDiscussion) -> Discussion:
-    return await asyncio.to_thread(_discussion, service, request.discussion_id)
+async def show_state(context: Service, request: OneDiscussion) -> Discussion:
+    return await asyncio.to_thread(_discussion, context, request.discussion_id)
 
 
-async def enable(service: Service, request: OneDiscussion) -> Discussion:
-    return await asyncio.to_thread(_set_enabled, service, request.discussion_id, enabled=True)
+async def enable(context: Service, request: OneDiscussion) -> Discussion:
+    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=True)
 
 
-async def disable(service: Service, request: OneDiscussion) -> Discussion:
-    return await asyncio.to_thread(_set_enabled, service, request.discussion_id, enabled=False)
+async def disable(context: Service, request: OneDiscussion) -> Discussion:
+    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=False)
 
 
-async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
+async def invalidate(context: Service, request: OneDiscussion) -> Invalidated:
     def change() -> Invalidated:
-        state = _state(service, request.discussion_id)
+        state = _state(context, request.discussion_id)
         if state.heeds != "all":
             raise unheeded("invalidate its cache")
-        at = service.clock()
-        control = service.records.invalidate(state.owner, at=at)
-        changed = what_changes(service, state)
+        at = context.clock()
+        control = context.records.invalidate(state.owner, at=at)
+        changed = what_changes(context, state)
         invalidated_at = maybe_moment(control.invalidated_at)
         assert invalidated_at is not None
         return Invalidated(state.session_id, invalidated_at, control.generation, changed, _effect(changed))
@@ -132,13 +132,13 @@ async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
     return await asyncio.to_thread(change)
 
 
-async def show_settings(service: Service, request: Nothing) -> Settings:
-    stored = await asyncio.to_thread(service.records.settings)
+async def show_settings(context: Service, request: Nothing) -> Settings:
+    stored = await asyncio.to_thread(context.records.settings)
     providers = {name: stored.providers[name] for name in get_args(ProviderName) if name in stored.providers}
     return Settings(providers, stored.ttl, stored.gemini_ttl_seconds, stored.allow_gemini_over_an_hour)
 
 
-async def set_settings(service: Service, request: Settings) -> Settings:
+async def set_settings(context: Service, request: Settings) -> Settings:
     seconds = request.gemini_ttl_seconds
     if seconds is not None and seconds > HOUR_SECONDS and not request.allow_gemini_over_an_hour:
         raise RefusedError(
@@ -148,18 +148,18 @@ async def set_settings(service: Service, request: Settings) -> Settings:
         )
     providers = {str(name): enabled for name, enabled in request.providers.items()}
     settings = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
-    await asyncio.to_thread(service.records.set_settings, settings)
+    await asyncio.to_thread(context.records.set_settings, settings)
     return request
 
 
-def what_changes(service: Service, state: CacheState) -> tuple[Changed, ...]:
+def what_changes(context: Service, state: CacheState) -> tuple[Changed, ...]:
     """How the session's next call will differ, so that it finds no cached prefix."""
     try:
-        ways = ways_to_give_up(find_model(state.model, service.models))
+        ways = ways_to_give_up(find_model(state.model, context.models))
     except UserError:
         ways = ()
     explicit_cache: tuple[Changed, ...] = (
-        ("named_cache",) if state.kept_until and state.kept_until > service.clock() else ()
+        ("named_cache",) if state.kept_until and state.kept_until > context.clock() else ()
     )
     return (*ways, *explicit_cache)
 
@@ -173,12 +173,12 @@ def _effect(changed: tuple[Changed, ...]) -> str:
     return "; ".join(effects[change] for change in changed) or "nothing of this session is cached there"
 
 
-def _set_enabled(service: Service, session_id: str, *, enabled: bool) -> Discussion:
-    state = _state(service, session_id)
+def _set_enabled(context: Service, session_id: str, *, enabled: bool) -> Discussion:
+    state = _state(context, session_id)
     if state.heeds == "nothing":
         raise unheeded("switch caching on or off")
-    service.records.enable(state.owner, enabled=enabled)
-    return _discussion(service, session_id)
+    context.records.enable(state.owner, enabled=enabled)
+    return _discussion(context, session_id)
 
 
 def unheeded(what: str) -> RefusedError:
@@ -186,24 +186,24 @@ def unheeded(what: str) -> RefusedError:
     return RefusedError(409, "not_heeded", message)
 
 
-def _discussion(service: Service, session_id: str) -> Discussion:
-    cache = service.cache_states.known(_state(service, session_id).session_id)
-    controls = service.records.controls(cache.state.owner)
-    return _discussion_view(service, cache, controls.session, controls.settings)
+def _discussion(context: Service, session_id: str) -> Discussion:
+    cache = context.cache_states.known(_state(context, session_id).session_id)
+    controls = context.records.controls(cache.state.owner)
+    return _discussion_view(context, cache, controls.session, controls.settings)
 
 
-def _state(service: Service, session_id: str) -> CacheState:
-    state = service.cache_states.of(session_id)
+def _state(context: Service, session_id: str) -> CacheState:
+    state = context.cache_states.of(session_id)
     if not state.model:
         raise not_found("discussion", session_id)
     return state
 
 
 def _discussion_view(
-    service: Service, cache: KnownCache, control: SessionControl, settings: CacheSettings
+    context: Service, cache: KnownCache, control: SessionControl, settings: CacheSettings
 ) -> Discussion:
     state, verdict = cache.state, cache.verdict
-    cached = state.is_cached(service.clock())
+    cached = state.is_cached(context.clock())
     return Discussion(
         discussion_id=state.session_id,
         name=state.name,

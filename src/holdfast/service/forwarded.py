@@ -46,10 +46,10 @@ class ForwardedCalls(msgspec.Struct, frozen=True):
     more: bool
 
 
-async def show_costs(service: Service, request: OneSession) -> Counterfactual:
+async def show_costs(context: Service, request: OneSession) -> Counterfactual:
     def read() -> Counterfactual:
-        _check_exists(service, request.session_id)
-        costs = counterfactual(service.log.read(request.session_id), service.models)
+        _check_exists(context, request.session_id)
+        costs = counterfactual(context.log.read(request.session_id), context.models)
         if costs is None:
             raise RefusedError(404, "costs_not_found", "this session has no priced calls through the gateway")
         return costs
@@ -57,26 +57,26 @@ async def show_costs(service: Service, request: OneSession) -> Counterfactual:
     return await asyncio.to_thread(read)
 
 
-async def show_changes(service: Service, request: ChangesRequest) -> ForwardedCalls:
+async def show_changes(context: Service, request: ChangesRequest) -> ForwardedCalls:
     def read() -> ForwardedCalls:
-        _check_exists(service, request.session_id)
-        calls = list(islice(_calls(service, request), request.limit + 1))
+        _check_exists(context, request.session_id)
+        calls = list(islice(_calls(context, request), request.limit + 1))
         return ForwardedCalls(request.session_id, tuple(calls[: request.limit]), len(calls) > request.limit)
 
     return await asyncio.to_thread(read)
 
 
-def _calls(service: Service, request: ChangesRequest) -> Iterator[ForwardedCall]:
-    events = service.log.read(request.session_id)
+def _calls(context: Service, request: ChangesRequest) -> Iterator[ForwardedCall]:
+    events = context.log.read(request.session_id)
     forwarded = (event.payload for event in events if isinstance(event.payload, GatewayForwarded))
     for number, payload in enumerate(forwarded, 1):
         if number > request.after:
             yield ForwardedCall(number, payload.because, payload.confidence, payload.improved, payload.changes)
 
 
-def _check_exists(service: Service, session_id: str) -> None:
+def _check_exists(context: Service, session_id: str) -> None:
     """Raises RefusedError if the session does not exist."""
-    if next(service.log.read(session_id), None) is None:
+    if next(context.log.read(session_id), None) is None:
         raise not_found("session", session_id)
 
 

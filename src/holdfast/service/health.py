@@ -21,22 +21,22 @@ class Health(msgspec.Struct, frozen=True):
     version: str
 
 
-async def healthy(service: Service, request: Nothing) -> Health:
+async def healthy(context: Service, request: Nothing) -> Health:
     return Health("ok", __version__)
 
 
-async def ready(service: Service, request: Nothing) -> Health:
+async def ready(context: Service, request: Nothing) -> Health:
     try:
-        await asyncio.to_thread(service.records.newest_place)
+        await asyncio.to_thread(context.records.newest_place)
     except StoreError as error:
         raise RefusedError(503, "store_unavailable", "the store cannot be read") from error
     return Health("ready", __version__)
 
 
-async def metrics(service: Service, request: Nothing, last_event_id: str | None) -> Answer:
-    scope = Scope(simulated=service.simulated)
-    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(service.log.tables(), scope)))
-    lines = [*service.counted.lines(), *call_lines]
+async def metrics(context: Service, request: Nothing, last_event_id: str | None) -> Answer:
+    scope = Scope(simulated=context.simulated)
+    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.tables(), scope)))
+    lines = [*context.counted.lines(), *call_lines]
     return Answer(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
 
 

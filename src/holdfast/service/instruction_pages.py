@@ -280,18 +280,18 @@ def page_route(
     `otherwise` is the response if the service runs without instructions.
     """
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        if asked.key is None and service.library is not None and not service.keeps_sample_only:
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        if incoming.key is None and context.library is not None and not context.keeps_sample_only:
             raise key_required()
-        query = convert(asked, request)
-        if service.library is None:
+        query = convert(incoming, request)
+        if context.library is None:
             if otherwise is None:
                 raise RefusedError(
                     404, "instructions_disabled", "start the service with `holdfast serve --instructions`"
                 )
             return Answer(_encode(otherwise))
         try:
-            return Answer(_encode(await asyncio.to_thread(run, service.library, query)))
+            return Answer(_encode(await asyncio.to_thread(run, context.library, query)))
         except InstructionError as error:
             raise refused(error) from error
 

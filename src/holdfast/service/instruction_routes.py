@@ -70,14 +70,14 @@ def instruction_route(
 
     check_holder = _access_check(rule, who)
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        library = _enabled_library(service)
-        assert asked.key is not None, "instruction routes are never keyless"
-        caller = _caller(asked.key)
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        library = _enabled_library(context)
+        assert incoming.key is not None, "instruction routes are never keyless"
+        caller = _caller(incoming.key)
         try:
-            body = convert(asked, request)
+            body = convert(incoming, request)
         except msgspec.ValidationError as error:
-            await check_holder(service, asked.key, asked.fields)
+            await check_holder(context, incoming.key, incoming.fields)
             raise _unfit(error, unfit) from error
         try:
             result = await asyncio.to_thread(run, library, caller, body)
@@ -109,8 +109,8 @@ def instruction_route(
 
 
 def _access_check(rule: Rule, who: Who) -> Callable[[Service, KeyRow, Mapping[str, object]], Awaitable[None]]:
-    async def check(service: Service, key: KeyRow, path: Mapping[str, object]) -> None:
-        library = _enabled_library(service)
+    async def check(context: Service, key: KeyRow, path: Mapping[str, object]) -> None:
+        library = _enabled_library(context)
         if rule == "caller":
             try:
                 await asyncio.to_thread(_check_access, library, _caller(key), str(path.get("agent_id", "")), who)
@@ -120,14 +120,14 @@ def _access_check(rule: Rule, who: Who) -> Callable[[Service, KeyRow, Mapping[st
     return check
 
 
-def _enabled_library(service: Service) -> Library:
-    if service.library is None:
+def _enabled_library(context: Service) -> Library:
+    if context.library is None:
         raise RefusedError(
             404,
             "instructions_disabled",
             "instructions are not enabled; start the service with `holdfast serve --instructions`",
         )
-    return service.library
+    return context.library
 
 
 def _caller(key: KeyRow) -> Caller:

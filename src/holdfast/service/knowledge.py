@@ -151,21 +151,21 @@ class DigestQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_id: str | None = None
 
 
-async def list_items(service: Service, request: ItemListing) -> KnowledgeReply:
+async def list_items(context: Service, request: ItemListing) -> KnowledgeReply:
     def read(folder: KnowledgeFolder) -> KnowledgeReply:
         items = items_in(folder)
         selected = [item for item in items if request.category in (None, item.category)]
         page = selected[request.skip : request.skip + request.limit]
         return KnowledgeReply(_is_on(folder), _counts(items), tuple(map(_item_view, page)), len(selected))
 
-    return await _run_in_folder(service, read)
+    return await _run_in_folder(context, read)
 
 
-async def show_item(service: Service, request: OneItem) -> KnowledgeItem:
-    return await _run_in_folder(service, lambda folder: _item_view(_require_item(folder, request.item_id)))
+async def show_item(context: Service, request: OneItem) -> KnowledgeItem:
+    return await _run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
 
 
-async def edit_item(service: Service, request: ItemEdit) -> KnowledgeItem:
+async def edit_item(context: Service, request: ItemEdit) -> KnowledgeItem:
     def edit(folder: KnowledgeFolder) -> KnowledgeItem:
         before = _require_item(folder, request.item_id)
         fields = ("text", "done", "approved", "status", "superseded_by")
@@ -175,38 +175,38 @@ async def edit_item(service: Service, request: ItemEdit) -> KnowledgeItem:
         replace_item(folder, msgspec.structs.replace(before, **changes))
         return _item_view(_require_item(folder, request.item_id))
 
-    return await _run_in_folder(service, edit)
+    return await _run_in_folder(context, edit)
 
 
-async def delete_item(service: Service, request: OneItem) -> Removed:
+async def delete_item(context: Service, request: OneItem) -> Removed:
     def remove(folder: KnowledgeFolder) -> Removed:
         _require_item(folder, request.item_id)
         remove_item(folder, request.item_id)
         return Removed(request.item_id)
 
-    return await _run_in_folder(service, remove)
+    return await _run_in_folder(context, remove)
 
 
-async def harvest(service: Service, request: HarvestOrder) -> HarvestReply:
+async def harvest(context: Service, request: HarvestOrder) -> HarvestReply:
     def run(folder: KnowledgeFolder) -> HarvestReply:
         sessions = list(
             spoken_in(
-                service.log,
-                at=service.clock(),
-                workspace=service.workspace,
-                simulated=service.simulated,
+                context.log,
+                at=context.clock(),
+                workspace=context.workspace,
+                simulated=context.simulated,
                 quiet_seconds=request.quiet_hours * HOUR_SECONDS,
                 known=read_journal(folder).seen,
             )
         )
         plan = plan_harvest(folder, sessions)
-        outcome = apply_harvest(folder, sessions, project=project_files(service.workspace)) if request.apply else None
+        outcome = apply_harvest(folder, sessions, project=project_files(context.workspace)) if request.apply else None
         return _harvest_reply(plan, outcome)
 
-    return await _run_in_folder(service, run)
+    return await _run_in_folder(context, run)
 
 
-async def show_digest(service: Service, request: DigestQuestion) -> DigestReply:
+async def show_digest(context: Service, request: DigestQuestion) -> DigestReply:
     def read(folder: KnowledgeFolder) -> DigestReply:
         on = _is_on(folder)
         text = read_text(folder.read(DIGEST) or b"") if on else ""
@@ -214,7 +214,7 @@ async def show_digest(service: Service, request: DigestQuestion) -> DigestReply:
             current = make_digest(all_items(read_pages(folder))) if on else Digest("")
             pending = change(text, current.text).items
         else:
-            pending = change(_pinned_digest(service, request.session_id), text).items
+            pending = change(_pinned_digest(context, request.session_id), text).items
         raw = text.encode()
         digest = Digest(text, sum(line.startswith("- ") for line in text.split("\n")))
         return DigestReply(
@@ -229,13 +229,13 @@ async def show_digest(service: Service, request: DigestQuestion) -> DigestReply:
             pending=pending_words(pending),
         )
 
-    return await _run_in_folder(service, read)
+    return await _run_in_folder(context, read)
 
 
-async def _run_in_folder(service: Service, work: Callable[[KnowledgeFolder], Result]) -> Result:
-    if service.workspace is None:
+async def _run_in_folder(context: Service, work: Callable[[KnowledgeFolder], Result]) -> Result:
+    if context.workspace is None:
         raise RefusedError(409, "no_workspace", "the service was not started in a project folder")
-    folder = knowledge_folder(service.workspace, service.workspace)
+    folder = knowledge_folder(context.workspace, context.workspace)
     try:
         return await asyncio.to_thread(work, folder)
     except UserError as error:
@@ -262,9 +262,9 @@ def _is_on(folder: KnowledgeFolder) -> bool:
     return folder.read(DISABLED) is None
 
 
-def _pinned_digest(service: Service, session_id: str) -> str:
+def _pinned_digest(context: Service, session_id: str) -> str:
     text: str | None = None
-    for event in service.log.read(session_id):
+    for event in context.log.read(session_id):
         if isinstance(event.payload, EpochOpened):
             text = next((part.text for part in event.payload.system if part.layer == LAYER), "")
     if text is None:

@@ -51,10 +51,10 @@ class AdoptionOrdered(msgspec.Struct, frozen=True):
     effect: str = "the session uses the newest digest from its next turn on and rewrites everything after it"
 
 
-async def show_pending(service: Service, request: Nothing) -> KnowledgePending:
-    next_text, current_text = await asyncio.to_thread(_texts, service)
+async def show_pending(context: Service, request: Nothing) -> KnowledgePending:
+    next_text, current_text = await asyncio.to_thread(_texts, context)
     diff = change(current_text, next_text)
-    sessions = [await _pending_session(service, row.id) for row in service.log.sessions(limit=SESSIONS_MAX)]
+    sessions = [await _pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
     return KnowledgePending(
         next_text,
         DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, diff.bytes_changed // 4)
@@ -64,30 +64,30 @@ async def show_pending(service: Service, request: Nothing) -> KnowledgePending:
     )
 
 
-def _texts(service: Service) -> tuple[str, str]:
+def _texts(context: Service) -> tuple[str, str]:
     """The digest built from the current pages, and the one in use."""
-    if service.workspace is None:
+    if context.workspace is None:
         raise RefusedError(409, "no_workspace", "the service was not started in a project folder")
-    folder = knowledge_folder(service.workspace, service.workspace)
+    folder = knowledge_folder(context.workspace, context.workspace)
     try:
         return make_digest(all_items(read_pages(folder))).text, read_text(folder.read(DIGEST) or b"")
     except UserError as error:
         raise RefusedError(409, "knowledge_in_use", str(error)) from error
 
 
-async def _pending_session(service: Service, session_id: str) -> PendingSession | None:
+async def _pending_session(context: Service, session_id: str) -> PendingSession | None:
     """None if the session has no digest in its prompt, or already the newest one."""
     try:
-        calls = await list_calls(service, CallsRequest(session_id, limit=1))
+        calls = await list_calls(context, CallsRequest(session_id, limit=1))
         tokens = _tokens_from_digest(calls)
         if not tokens:
             return None
-        digest = await show_digest(service, DigestQuestion(session_id))
+        digest = await show_digest(context, DigestQuestion(session_id))
     except RefusedError:
         return None
     if not digest.pending_items:
         return None
-    extra = extra_usd(calls.model, tokens, service.models, on=moment(service.clock()).date())
+    extra = extra_usd(calls.model, tokens, context.models, on=moment(context.clock()).date())
     return PendingSession(session_id, calls.name, calls.model, digest.pending_items, tokens, extra)
 
 
@@ -108,16 +108,16 @@ def extra_usd(model: str, tokens: int, models: Models, *, on: datetime.date) -> 
     return usd(tokens * max(Decimal(0), price.cache_write_5m - price.cache_read) / 1_000_000)
 
 
-async def adopt(service: Service, request: OneSession) -> AdoptionOrdered:
+async def adopt(context: Service, request: OneSession) -> AdoptionOrdered:
     """Stores the order only: the session may run in any process, and picks it up itself."""
 
     def order() -> AdoptionOrdered:
-        state = service.cache_states.of(request.session_id)
+        state = context.cache_states.of(request.session_id)
         if not state.model:
             raise not_found("session", request.session_id)
         if state.heeds != "all":
             raise unheeded("refresh its digest")
-        service.records.adopt(state.owner)
+        context.records.adopt(state.owner)
         return AdoptionOrdered(state.session_id)
 
     return await asyncio.to_thread(order)

@@ -11,8 +11,8 @@ from holdfast.service.service import Service
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 Rule = Literal["open", "read", "admin", "agent", "caller"]
-"""Who may call a route: anyone; keys with read access; admins; admins and the agent named in the path; or whoever
-the route itself allows."""
+"""Who may call a route: anyone; keys with read access; admins; admins and the agent named in the path; or
+callers that the route itself allows."""
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -122,8 +122,8 @@ def route(
 ) -> Route:
     """A route with a JSON response."""
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        return Answer(_encode(await run(service, convert(asked, request))))
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        return Answer(_encode(await run(context, convert(incoming, request))))
 
     return Route(method, path, rule, summary, request, reply, respond, keyless=keyless, refusals=refusals)
 
@@ -140,12 +140,12 @@ def raw_route(
 ) -> Route:
     """A GET route with a non-JSON response; `run` also gets the Last-Event-ID header."""
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        return await run(service, convert(asked, request), asked.last_event_id)
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        return await run(context, convert(incoming, request), incoming.last_event_id)
 
     return Route("GET", path, rule, summary, request, NoReply, respond, content_type=content_type, refusals=refusals)
 
 
-def convert(asked: Asked, request: type[Request]) -> Request:
+def convert(incoming: Asked, request: type[Request]) -> Request:
     """Raises msgspec.ValidationError, which names the field."""
-    return msgspec.convert(asked.fields, request, strict=not asked.is_text)
+    return msgspec.convert(incoming.fields, request, strict=not incoming.is_text)

@@ -54,7 +54,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp, service: Service, bound: socket.socket, *, stop: asyncio.Event, exporter: Exporter | None = None
+    app: ASGIApp, context: Service, bound: socket.socket, *, stop: asyncio.Event, exporter: Exporter | None = None
 ) -> None:
     """Serves until `stop` is set; then ends the live feeds and completes the requests in progress."""
     config = uvicorn.Config(
@@ -73,10 +73,10 @@ async def serve(
     running = asyncio.ensure_future(server.serve(sockets=[bound]))
     stopping = asyncio.ensure_future(stop.wait())
     exporting = asyncio.ensure_future(exporter.run()) if exporter else None
-    measuring = asyncio.ensure_future(measure_when_due(service.library, stop)) if service.library else None
+    measuring = asyncio.ensure_future(measure_when_due(context.library, stop)) if context.library else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        await service.hub.close()
+        await context.hub.close()
         server.should_exit = True
         await running
         if exporting is not None:
@@ -88,15 +88,15 @@ async def serve(
         stopping.cancel()
 
 
-def run_until_told(app: ASGIApp, service: Service, bound: socket.socket, *, exporter: Exporter | None = None) -> None:
+def run_until_told(app: ASGIApp, context: Service, bound: socket.socket, *, exporter: Exporter | None = None) -> None:
     """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-        runner.run(_serve_until_signal(app, service, bound, exporter))
+        runner.run(_serve_until_signal(app, context, bound, exporter))
 
 
-async def _serve_until_signal(app: ASGIApp, service: Service, bound: socket.socket, exporter: Exporter | None) -> None:
+async def _serve_until_signal(app: ASGIApp, context: Service, bound: socket.socket, exporter: Exporter | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Shells start background jobs with SIGINT ignored; the handler overrides that.
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(app, service, bound, stop=stop, exporter=exporter)
+    await serve(app, context, bound, stop=stop, exporter=exporter)

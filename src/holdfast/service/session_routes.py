@@ -141,7 +141,7 @@ class OneCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
-async def list_calls(service: Service, request: CallsRequest) -> Calls:
+async def list_calls(context: Service, request: CallsRequest) -> Calls:
     def make(session: Strata) -> Calls:
         total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
@@ -160,25 +160,25 @@ async def list_calls(service: Service, request: CallsRequest) -> Calls:
             ),
         )
 
-    return await asyncio.to_thread(_view_session, service, request.session_id, make)
+    return await asyncio.to_thread(_view_session, context, request.session_id, make)
 
 
-async def show_call(service: Service, request: OneCall) -> CallDetail:
+async def show_call(context: Service, request: OneCall) -> CallDetail:
     def read() -> CallDetail:
-        call = _find_call(service, request)
-        certificate = _certificate(service, request.session_id, call.sent) if call.sent else None
+        call = _find_call(context, request)
+        certificate = _certificate(context, request.session_id, call.sent) if call.sent else None
         return _detail(call, certificate)
 
     return await asyncio.to_thread(read)
 
 
-async def show_bytes(service: Service, request: OneCall) -> Divergence:
+async def show_bytes(context: Service, request: OneCall) -> Divergence:
     def read() -> Divergence:
-        sent_request = _find_call(service, request).sent
-        events = service.log.read(request.session_id)
+        sent_request = _find_call(context, request).sent
+        events = context.log.read(request.session_id)
         try:
             result = sent_request and divergence(
-                events, request.session_id, service.models, ordinal=sent_request.ordinal
+                events, request.session_id, context.models, ordinal=sent_request.ordinal
             )
         except UserError as error:
             raise RefusedError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
@@ -189,25 +189,25 @@ async def show_bytes(service: Service, request: OneCall) -> Divergence:
     return await asyncio.to_thread(read)
 
 
-def _view_session(service: Service, session_id: str, make: Callable[[Strata], Calls]) -> Calls:
-    calls = service.watched.of(session_id, lambda session: make(session) if session.model else None)
+def _view_session(context: Service, session_id: str, make: Callable[[Strata], Calls]) -> Calls:
+    calls = context.watched.of(session_id, lambda session: make(session) if session.model else None)
     if calls is None:
         raise not_found("session", session_id)
     return calls
 
 
-def _find_call(service: Service, request: OneCall) -> Stratum:
+def _find_call(context: Service, request: OneCall) -> Stratum:
     def pick(session: Strata) -> Stratum | None:
         return session.calls[request.number - 1] if request.number <= len(session.calls) else None
 
-    call = service.watched.of(request.session_id, pick)
+    call = context.watched.of(request.session_id, pick)
     if call is None:
         raise not_found("call", f"{request.number} of {request.session_id}")
     return call
 
 
-def _certificate(service: Service, session_id: str, request: Sent) -> Certificate | None:
-    certificates = certify(service.log.read(session_id), session_id, service.models)
+def _certificate(context: Service, session_id: str, request: Sent) -> Certificate | None:
+    certificates = certify(context.log.read(session_id), session_id, context.models)
     try:
         return next(islice(certificates, request.ordinal - 1, request.ordinal), None)
     except UserError:

@@ -28,35 +28,36 @@ def carried(authorization: str | None, cookies: Mapping[str, str]) -> str | None
     return f"Bearer {cookies[COOKIE]}"
 
 
-async def who(service: Service, asked: Asked) -> Answer:
-    convert(asked, Nothing)
-    return Answer(_encode(_visitor(service, asked)))
+async def who(context: Service, incoming: Asked) -> Answer:
+    convert(incoming, Nothing)
+    return Answer(_encode(_visitor(context, incoming)))
 
 
-async def sign_in(service: Service, asked: Asked) -> Answer:
-    convert(asked, Nothing)
-    if asked.secret is None:
+async def sign_in(context: Service, incoming: Asked) -> Answer:
+    convert(incoming, Nothing)
+    if incoming.secret is None:
         # There is no key to store: the service does not require one yet.
-        return Answer(_encode(_visitor(service, asked)))
+        return Answer(_encode(_visitor(context, incoming)))
     return Answer(
-        _encode(_visitor(service, asked)), headers={"set-cookie": f"{COOKIE}={asked.secret}; {_COOKIE_ATTRIBUTES}"}
+        _encode(_visitor(context, incoming)),
+        headers={"set-cookie": f"{COOKIE}={incoming.secret}; {_COOKIE_ATTRIBUTES}"},
     )
 
 
-async def sign_out(service: Service, asked: Asked) -> Answer:
-    convert(asked, Nothing)
+async def sign_out(context: Service, incoming: Asked) -> Answer:
+    convert(incoming, Nothing)
     expired_cookie = f"{COOKIE}=; {_COOKIE_ATTRIBUTES}; Max-Age=0"
-    return Answer(_encode(Visitor("", False, _sample(service))), headers={"set-cookie": expired_cookie})
+    return Answer(_encode(Visitor("", False, _sample(context))), headers={"set-cookie": expired_cookie})
 
 
-def _visitor(service: Service, asked: Asked) -> Visitor:
-    return Visitor(asked.scope or "", asked.key is not None, _sample(service))
+def _visitor(context: Service, incoming: Asked) -> Visitor:
+    return Visitor(incoming.scope or "", incoming.key is not None, _sample(context))
 
 
-def _sample(service: Service) -> str:
-    if service.sample is None:
+def _sample(context: Service) -> str:
+    if context.sample is None:
         return "off"
-    return "playing" if service.sample.playing else "ready"
+    return "playing" if context.sample.playing else "ready"
 
 
 ROUTES: tuple[Route, ...] = (

@@ -37,9 +37,9 @@ class SkillLibraryReply(msgspec.Struct, frozen=True):
     skills_total: int
 
 
-async def list_skills(service: Service, request: Nothing) -> SkillLibraryReply:
+async def list_skills(context: Service, request: Nothing) -> SkillLibraryReply:
     def read() -> SkillLibraryReply:
-        reports = read_library(service.skill_roots).reports
+        reports = read_library(context.skill_roots).reports
         return SkillLibraryReply(tuple(map(_skill_row, reports[:SKILLS_MAX])), len(reports))
 
     return await asyncio.to_thread(read)

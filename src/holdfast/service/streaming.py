@@ -61,13 +61,13 @@ class StreamedEvent(msgspec.Struct, frozen=True):
     payload: dict[str, object] | None
 
 
-async def stream(service: Service, request: Listening, last_event_id: str | None) -> Answer:
+async def stream(context: Service, request: Listening, last_event_id: str | None) -> Answer:
     after = request.after
     if last_event_id:
         if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= PLACE_DIGITS_MAX):
             raise RefusedError(400, "invalid_last_event_id", "Last-Event-ID must be an event number of this feed")
         after = int(last_event_id)
-    return Answer(frames(service.hub, after=after, session_id=request.session), EVENT_STREAM)
+    return Answer(frames(context.hub, after=after, session_id=request.session), EVENT_STREAM)
 
 
 async def frames(hub: Hub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
