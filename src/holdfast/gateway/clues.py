@@ -13,6 +13,7 @@ CACHE_KEY = "prompt_cache_key"
 OWN_IDS = "holdfast-"
 """Prefix of the session ids that a rewrite adds. They are derived from the first message, so they are no hint."""
 
+# Session headers of known clients, such as Claude Code, Codex and Helicone.
 _HEADERS = (
     b"x-claude-code-session-id",
     b"x-session-id",

@@ -13,6 +13,7 @@ import msgspec
 from holdfast.gateway.clues import Clues
 
 CONVERSATIONS_MAX = 1_000
+# Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
 CANDIDATES_MAX = 8
 
@@ -120,6 +121,7 @@ class Conversations(Generic[T]):
         conversation.open_requests -= 1
         if reply_id:
             self._replies[conversation.request.scope, reply_id] = key
+            # Sixteen responses per conversation on average; older ones are found by history instead.
             while len(self._replies) > 16 * self._max:
                 del self._replies[next(iter(self._replies))]
 
@@ -136,6 +138,7 @@ class Conversations(Generic[T]):
             confidence = 1.0 if clues.session else 0.6 if equal == 1 else 0.95
             # A single shared block, such as a common first message, is weak evidence.
             return Found(conversation.key, False, confidence, "it extends the previous request")
+        # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
         grows = conversation is not None and len(request.blocks) > len(conversation.request.blocks)
         if conversation is not None and grows and 2 * equal >= len(conversation.request.blocks):
             return Found(conversation.key, False, 0.8, "it shares most blocks with the previous request")

@@ -15,6 +15,7 @@ try:
 except ImportError:  # pragma: no cover - an extra
     zstandard = None  # type: ignore[assignment]  # Optional module; _DECODERS is built accordingly.
 
+# Limits against decompression bombs: a small body can expand to gigabytes.
 PLAIN_BYTES_MAX = 64 * 1024 * 1024
 WINDOW_BYTES_MAX = 128 * 1024 * 1024
 
@@ -35,6 +36,7 @@ def plain_body(body: bytes, encoding: str) -> bytes:
 
 
 def _decode_gzip(body: bytes) -> bytes:
+    # 16 + 15: gzip header and trailer, maximum window (zlib's wbits).
     return _inflate(body, 31)
 
 

@@ -76,6 +76,7 @@ class KeyDoor:
         try:
             holder = await asyncio.to_thread(self._find_holder, None if key is None else key.decode("latin-1"))
         except TurnedAwayError:
+            # Never cache a refusal: a key that was just created must work at once.
             self._cache.pop(key, None)
             raise
         except Exception:  # noqa: BLE001 - a failing key store must not fail the client's call
@@ -83,6 +84,7 @@ class KeyDoor:
             if cached is not None or has_own_credential:
                 return cached[1] if cached is not None else None
             raise TurnedAwayError(503, "the gateway cannot look up keys right now", retry_after_seconds=5) from None
+        # Invalid keys are not cached, so only many valid keys can fill it; clearing is simple and rare.
         if len(self._cache) >= REMEMBERED_MAX:
             self._cache.clear()
         self._cache[key] = (now, holder)

@@ -70,6 +70,7 @@ class Edits:
             return None
         named = [(name_of(tool), tool) for tool in tools if isinstance(tool, dict)]
         names = [name for name, _ in named if isinstance(name, str)]
+        # A breakpoint on a tool covers the tools before it, so sorting would change what it caches.
         if len(set(names)) != len(tools) or any(tool.get(MARK) for _, tool in named):
             return None
         ordered: list[Json] = [tool for _, tool in sorted(named, key=lambda pair: str(pair[0]))]

@@ -9,6 +9,7 @@ from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX, header
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
 
+# Larger bodies are forwarded but not recorded.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 
 End = Literal["whole", "cut", "cancelled", "unreachable"]

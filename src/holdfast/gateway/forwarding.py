@@ -122,6 +122,7 @@ class Gateway:
             return
         if self._keeper is not None:
             self._keeper.went_on(request.reading.digests)
+        # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
         async with self._gate.crossing(request.reading.claim, self._clock) as slot:
             await self._forward(exchange, request, scope, send, on_response_started=slot.begun)
 
@@ -166,6 +167,7 @@ class Gateway:
                     continue
                 body = message.get("body", b"")
                 assert isinstance(body, bytes)
+                # Send first, then buffer for the recorder: recording must not delay the call.
                 await active.connection.say(body)
                 exchange.asked(body)
                 body_incomplete = bool(message.get("more_body", False))
@@ -226,6 +228,7 @@ async def _relay_response(
         return
     exchange.status, exchange.reply_headers = head.status, head.headers
     if head.status == 200:
+        # Providers make a written prefix readable once the response begins; waiting requests may go now.
         on_started()
     if not active.client_left:
         await send({"type": "http.response.start", "status": head.status, "headers": reply_headers(head.headers)})

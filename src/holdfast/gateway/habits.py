@@ -16,6 +16,7 @@ from holdfast.gateway.routing import Target
 from holdfast.gateway.shadow import AS_SENT, IMPROVED, Shadow
 from holdfast.providers.adapter import Adapter, WireRequest
 
+# Pricing each finding needs one more rewrite of the request; for larger bodies only the total is priced.
 PRICED_BYTES_MAX = 1024 * 1024
 LINES_MAX = 12
 LINE_CHARS_MAX = 160

@@ -77,6 +77,8 @@ class Improver:
 
 
 def _rewrite_anthropic(body: Body, row: Model, edits: Edits, adapter: Adapter) -> Body:
+    # Moved text is appended to the last message, which must be the user's: after an assistant prefill it would be
+    # taken for the model's own words.
     if _ends_with_user(body):
         system, volatile = edits.without_volatile(body.get("system"))
         if volatile:
@@ -88,6 +90,7 @@ def _rewrite_anthropic(body: Body, row: Model, edits: Edits, adapter: Adapter) -
     if ordered is not None:
         body["tools"] = ordered
     body["messages"] = in_parts(body["messages"], "text", ("user", "assistant"))
+    # Before placing breakpoints: Anthropic answers 400 if a 1h breakpoint comes after a 5m one.
     if edits.mends(LIFETIMES) and in_order(body):
         edits.note(LIFETIMES, "marks")
     if edits.mends(MARKS):
@@ -98,6 +101,7 @@ def _rewrite_anthropic(body: Body, row: Model, edits: Edits, adapter: Adapter) -
             edits.note(MARKS, f"{added} placed")
         body = _merge_extra_body(rewritten)
     if edits.moved:
+        # After the last breakpoint, so that it is neither cached nor part of a later request's prefix.
         _append_to_last_message(body, {"type": "text", "text": edits.moved})
     return body
 
@@ -139,6 +143,7 @@ def _rewrite_openrouter(body: Body, row: Model, edits: Edits, adapter: Adapter) 
             body, added = openrouter.with_marks(body, missing, adapter)
             if added:
                 edits.note(MARKS, f"{added} placed")
+    # OpenRouter routes requests with the same session_id to the same provider, whose cache they share.
     if row.cache.kind != "none" and edits.mends(KEY) and body.get(openrouter.SESSION) is None:
         body[openrouter.SESSION] = openrouter.session_in(body)
         edits.note(KEY, openrouter.SESSION)

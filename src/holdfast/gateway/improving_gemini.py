@@ -11,6 +11,7 @@ def mend_gemini(body: Body, edits: Edits) -> Body:
     if body.get("cachedContent") is not None:
         return body
     tools = objects_in(body.get("tools"))
+    # Only the plain case: built-in tools, such as code execution, have no name to sort by.
     if len(tools) == 1 and tools[0].keys() == {_DECLARATIONS}:
         ordered = edits.sorted_tools(tools[0][_DECLARATIONS], lambda tool: tool.get("name"))
         if ordered is not None:
@@ -30,4 +31,5 @@ def mend_gemini(body: Body, edits: Edits) -> Body:
 
 def _ends_with_user(contents: list[Json]) -> bool:
     last = contents[-1] if contents else None
+    # Gemini treats a missing role as "user".
     return isinstance(last, dict) and last.get("role", "user") == "user"

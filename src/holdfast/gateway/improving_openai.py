@@ -51,6 +51,7 @@ def told_at_end(messages: Json, last: Body, *, breakpoint_in: str | None) -> Jso
     *before, newest = messages
     parts = newest.get("content") if isinstance(newest, dict) else None
     final = parts[-1] if isinstance(parts, list) and parts else None
+    # OpenAI matches only at breakpoints (GPT-5.6 and later), and its implicit one would be on the volatile text.
     if breakpoint_in is None or not isinstance(newest, dict) or not isinstance(parts, list):
         return [*messages, last]
     if not isinstance(final, dict) or final.get("type") != breakpoint_in or final.get(MARK) is not None:

@@ -37,6 +37,7 @@ def session_in(body: Body) -> str:
     """An id that is equal for all requests of one conversation, regardless of breakpoints in it."""
     messages = objects_in(body.get("messages"))
     first = next((message for message in messages if message.get("role") == "user"), {})
+    # Without breakpoints: they move from request to request and must not change the id.
     parts = [{name: value for name, value in part.items() if name != MARK} for part in objects_in(first.get("content"))]
     return session_of({"messages": [{"role": "user", "content": [*parts]}], "tools": body.get("tools")}, "messages")
 
@@ -59,6 +60,7 @@ def _can_carry_breakpoint(message: Body) -> bool:
 def _with_breakpoint(body: Body, index: int, ttl: Ttl) -> Body:
     messages = objects_in(body["messages"])
     parts = objects_in(messages[index]["content"])
+    # 5m is the default TTL.
     cache_control: Json = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
     content: Json = [*parts[:-1], {**parts[-1], MARK: cache_control}]
     return {**body, "messages": [*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]]}

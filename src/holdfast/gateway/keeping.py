@@ -16,6 +16,7 @@ from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Upstream
 from holdfast.planning.pings import MARGIN_SECONDS
 
+# Each idle conversation holds its last request body, up to 4 MiB, in memory.
 CONVERSATIONS_MAX = 64
 LOOK_SECONDS = 5.0
 ANSWER_BYTES_MAX = 1_000_000
@@ -88,10 +89,12 @@ class Keeper:
             due = idle.used_at + idle.ping.ttl_seconds - MARGIN_SECONDS
             if now < due:
                 continue
+            # After expiry a ping would be a cache write, which is the cost it was meant to avoid.
             expired = now >= idle.used_at + idle.ping.ttl_seconds
             if expired or idle.pings_sent >= idle.ping.times_max or not self._may_spend(idle.ping.cost_usd, now):
                 del self._idle[tail]
                 continue
+            # The TTL restarts when a request starts, not when it ends (Anthropic prompt caching).
             idle.pings_sent += 1
             idle.used_at = now
             sent += 1
@@ -100,6 +103,7 @@ class Keeper:
         return sent
 
     def _may_spend(self, cost_usd: Decimal, now: float) -> bool:
+        # Reserve the cost before sending: if the response is lost, the ping may still have been billed.
         day, spent = self._spent
         if day != utc_date(now):
             day, spent = utc_date(now), Decimal(0)

@@ -21,6 +21,7 @@ from holdfast.providers.automatic import automatic_mark
 from holdfast.providers.emptying import AsksForNothing
 from holdfast.providers.registry import adapter_for
 
+# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
 BYTES_A_TOKEN = 4
 LETTER_BYTES_MAX = 4 * 1024 * 1024
 
@@ -82,6 +83,7 @@ def read_once(improver: Improver, speaks: str, body: bytes, *, path: str, accoun
 
 def _scope(adapter: Adapter, improved: Improved, account: str) -> str:
     """Digest of account, model and those request parameters that the provider's cache key depends on."""
+    # These parameters do not change the prefix, so requests that differ only in them share a cache entry.
     parameters = msgspec.structs.replace(
         improved.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
@@ -106,6 +108,7 @@ def _make_ping(
     if adapter.conflict_with_empty(parameters) is not None:
         return None
     members: Body = msgspec.json.decode(sent)
+    # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
     members["max_tokens"] = parameters.output_tokens_max
     members.pop("stream", None)
     price = price_at(improved.row, utc_date(at), tokens)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from holdfast.canonical.blocks import Json
 from holdfast.providers.anthropic.blocks import MARK
 
+# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
 HOUR = "1h"
 
 

@@ -10,8 +10,11 @@ from holdfast.gateway.reply import Head, Headers, IncomingReply
 from holdfast.gateway.routing import Upstream
 
 CONNECT_SECONDS_MAX = 10.0
+# Short, so that a request rarely meets a connection that the upstream is just closing: requests are never sent twice,
+# because a proxy cannot know whether a request without a response was billed (docs/decisions/0029).
 IDLE_SECONDS_MAX = 15.0
 IDLE_LINES_MAX = 128
+# Back-pressure: beyond this, stop reading from the upstream until the client has taken some.
 WAITING_BYTES_MAX = 256 * 1024
 
 
@@ -44,6 +47,7 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reply = self._reply
         if reply is None:
+            # Unsolicited data would be taken for the next request's response.
             self.abort()
             return
         reply.feed(data)
@@ -91,6 +95,7 @@ class Line(asyncio.Protocol):
         lines += [b"%s: %s\r\n" % header for header in headers]
         self._unsent = b"".join((*lines, b"\r\n"))
         loop = asyncio.get_running_loop()
+        # Nested call_soon runs after the iteration in which the first body message is delivered.
         loop.call_soon(loop.call_soon, self._flush)
 
     async def say(self, body: bytes) -> None:
@@ -179,6 +184,7 @@ class Lines:
         loop = asyncio.get_running_loop()
         idle = self._idle.get(_pool_key(upstream), deque())
         while idle:
+            # The most recently used one is the least likely to have been closed by the upstream.
             connection = idle.pop()
             if not connection.closed and loop.time() - connection.idle_since < IDLE_SECONDS_MAX:
                 return connection

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from threading import Condition, Event, Thread
 from typing import Generic, TypeVar
 
+# Both limits are needed: many small records, or few with bodies of megabytes.
 NOTES_MAX = 10_000
 BYTES_MAX = 256 * 1024 * 1024
 CLOSING_SECONDS_MAX = 5.0

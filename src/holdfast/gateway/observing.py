@@ -32,6 +32,7 @@ from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
 
 _NOT_RECORDED = "a call was not recorded"
+# Only the start of the system text: volatile lines usually come later.
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
 BUSY_NOTES = 64
@@ -218,6 +219,7 @@ class Observer:
         if reply is not None and is_complete:
             recorder.complete(call, reply)
             tokens_sent = reply.answering.tokens_sent
+            # Calibrates later estimates with the provider's count.
             if tokens_sent and call.prepared.tokens:
                 active.shadow.tokens_factor = tokens_sent / call.prepared.tokens
         elif failure is not None:
@@ -228,6 +230,7 @@ class Observer:
             recorder.fail(call, "other", "the response could not be decoded", reply)
         else:
             recorder.fail(call, "network", "the upstream closed the connection before its response was complete", reply)
+        # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if reply is None or reply.usage == Usage():
             active.shadow.take_back(active.priced_number)
         if exchange.caller.key_id is not None and reply is not None:

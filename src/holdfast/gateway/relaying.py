@@ -19,6 +19,8 @@ from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
 from holdfast.gateway.routing import Target
 
+# Recording takes several times the processor time of forwarding, and as a thread it added 3 to 8 ms of processor time
+# per stream (docs/decisions/0029); hence a separate process.
 CLOSING_SECONDS_MAX = 10.0
 REMEMBERED_MAX = 1_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
@@ -98,6 +100,8 @@ class Relay:
 
     def __init__(self, arguments: Sequence[str], setup: Setup, *, spent: Callable[[str, float, float], None]) -> None:
         self._process = subprocess.Popen(
+            # -P: do not import modules from the working directory. A new session: Ctrl-C must not end the recorder
+            # before it has recorded the last exchanges.
             [sys.executable, "-P", "-m", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -145,6 +149,7 @@ class Relay:
 
     def pinged(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
         if isinstance(exchange.record, int):
+            # Without the body, which the recorder does not need and which may have megabytes.
             self._put(Pinged(exchange.record, msgspec.structs.replace(letter, body=b""), answer, at))
 
     def close(self) -> None:

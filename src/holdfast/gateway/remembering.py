@@ -25,6 +25,7 @@ from holdfast.gateway.conversations import Said
 from holdfast.gateway.grants import Grants
 
 SESSIONS_MAX = 200
+# A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
 OPENING_EVENTS = 2
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 Headers = list[tuple[bytes, bytes]]
 
+# httptools has no limit of its own, so an endless head would fill the memory.
 HEADER_BYTES_MAX = 256 * 1024
 
 
@@ -86,8 +87,10 @@ class IncomingReply:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        # 1xx heads (100 Continue, 103 Early Hints) are followed by the real response.
         if self.complete or status < 200:
             return
+        # Without a declared length the body ends with the connection, which can then not be reused (RFC 9112, 6.3).
         names = {name.lower() for name, _ in self._headers}
         self._has_length = status in (204, 304) or bool(names & {b"content-length", b"transfer-encoding"})
         self._keeps_alive = self._parser.should_keep_alive()

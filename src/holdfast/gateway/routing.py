@@ -27,6 +27,7 @@ _VERSION = r"/v1(?:beta)?"
 _GEMINI = (
     rf"{_VERSION}/(?:models/[^/:]+:(?:generateContent|streamGenerateContent|countTokens)|cachedContents(?:/[^/]+)?)"
 )
+# At the root, only paths that no route of our own service uses.
 _ROOT_PATHS = (
     ("anthropic", re.compile(r"/v1/messages(?:/count_tokens)?")),
     ("openai", re.compile(r"/v1/(?:chat/completions|responses(?:/compact|/input_tokens)?)")),
@@ -73,6 +74,7 @@ def target_of(path: str) -> Target | None:
     mount, _, rest = path[1:].partition("/")
     if mount in MOUNTS and path.startswith("/"):
         provider_path = f"/{rest}"
+        # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
         if mount == "openrouter" and provider_path.startswith("/api/"):
             provider_path = provider_path.removeprefix("/api")
         return _target(mount, provider_path)

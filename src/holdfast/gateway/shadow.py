@@ -21,6 +21,7 @@ AS_SENT = ""
 IMPROVED = "improved"
 
 PIECES_MAX = 4_000
+# Encoded blocks begin with their type, so the prefix is enough and nothing has to be decoded.
 _KINDS: Mapping[bytes, BlockKind] = {b'{"type":"tool_use"': "tool_use", b'{"type":"tool_result"': "tool_result"}
 
 
@@ -76,6 +77,7 @@ class Shadow:
         digests = sent_variant.draft.scroll.links
         if not digests or len(digests) > PIECES_MAX:
             return None
+        # tokens: estimate for the whole prompt; tokens_factor: provider's count / estimate; end: its length in bytes.
         tokens_per_byte = tokens * self.tokens_factor / digests[-1].end
         self._undo = {name: (variant.entries, variant.links) for name, variant in self._variants.items()}
         self.priced_count += 1

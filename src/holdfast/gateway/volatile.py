@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.errors import UserError
 
+# Rules come from the command line and run on every request, so pattern and text are bounded.
 PATTERN_CHARS_MAX = 500
 TEXT_CHARS_MAX = 2_000_000
 
@@ -18,6 +19,7 @@ class Rule(msgspec.Struct, frozen=True):
     pattern: str
 
 
+# A line that mentions a date or time and contains an ISO date; bounded repetitions keep matching linear.
 DATES = Rule(
     "date",
     r"^[^\n]{0,80}\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}\b\d{4}-\d{2}-\d{2}\b[^\n]{0,80}$\n?",

@@ -13,8 +13,10 @@ from holdfast.events.access import KeyRow
 from holdfast.service.failures import RefusedError
 from holdfast.service.routes import Rule
 
+# 256 random bits; the id is public and only has to be unique.
 SECRET_BYTES = 32
 ID_BYTES = 8
+# Bounds the input to the pattern; a real key has 84 characters.
 KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
 

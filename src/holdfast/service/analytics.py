@@ -37,6 +37,7 @@ from holdfast.service.turns import Turn, turn_of
 
 BASELINE = "anthropic:claude-sonnet-4-6"
 LISTED_MAX = 500
+# Bounds the offset that the store has to skip over.
 SKIPPED_MAX = 1_000_000
 
 

@@ -93,6 +93,7 @@ class _RequestGuard:
             return
         headers = Headers(scope=scope)
         try:
+            # Proxies may pick another one of several Host headers than we do, so the check would be void.
             if len(headers.getlist("host")) > 1:
                 raise RefusedError(400, "invalid_host", "a request must have exactly one Host header")
             check_origin(
@@ -143,6 +144,7 @@ async def _respond(context: Service, route: Route, request: Request) -> Response
         try:
             fields = await fields_of(route, request)
         except RefusedError:
+            # A caller without access gets 403, not a hint at what is wrong with the request.
             if route.check_holder is not None and admitted.key is not None:
                 await route.check_holder(context, admitted.key, request.path_params)
             raise
@@ -162,6 +164,7 @@ async def _respond(context: Service, route: Route, request: Request) -> Response
         code = route.retry_code or "store_unavailable"
         return _refusal(RefusedError(503, code, "the store is unavailable", details=details))
     except ClientDisconnect:
+        # nginx's code for "client closed request"; it only appears in the metrics.
         return Response(status_code=499)
     except Exception as error:  # noqa: BLE001 - every failure must reach the client in our error format
         # Log the type only: the message could quote a prompt.
@@ -224,6 +227,7 @@ def _choices(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
 def _to_response(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
         return _response(answer.status, answer.body, content_type=answer.content_type, headers_extra=answer.headers)
+    # x-accel-buffering: nginx would otherwise hold back server-sent events.
     headers = {**_headers(), "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 

@@ -45,6 +45,7 @@ class CacheStates:
 
     def known(self, session_id: str) -> KnownCache:
         with self._lock:
+            # Pop and reinsert: the dict's order is the order of use.
             before = self._caches.pop(session_id, KnownCache(CacheState(session_id)))
             try:
                 cache = self._advance(before, self._log.read(session_id, after=before.state.last_event_id))

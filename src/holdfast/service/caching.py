@@ -146,6 +146,7 @@ async def set_settings(context: Service, request: Settings) -> Settings:
             "over_an_hour",
             "Gemini bills explicit caches per hour; to allow a TTL over one hour, set allow_gemini_over_an_hour",
         )
+    # Gemini bills explicit caches for storage per hour, so a long TTL needs the user's explicit consent (above).
     providers = {str(name): enabled for name, enabled in request.providers.items()}
     settings = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
     await asyncio.to_thread(context.records.set_settings, settings)
@@ -203,6 +204,7 @@ def _discussion_view(
     context: Service, cache: KnownCache, control: SessionControl, settings: CacheSettings
 ) -> Discussion:
     state, verdict = cache.state, cache.verdict
+    # Tokens of an expired entry are reported as 0: the next call cannot read them.
     cached = state.is_cached(context.clock())
     return Discussion(
         discussion_id=state.session_id,

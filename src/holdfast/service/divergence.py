@@ -14,6 +14,7 @@ from holdfast.events.payloads import ModelSwitched, RequestPrepared
 from holdfast.layers.assemble import assemble
 from holdfast.providers.registry import adapter_for
 
+# Enough context to recognize the place, for a view of one line each.
 BYTES_BEFORE = 120
 BYTES_AFTER = 240
 
@@ -46,6 +47,7 @@ def divergence(events: Iterable[Event], session_id: str, models: Models, *, ordi
                     return None if before is None else compared(before, draft.scroll.cacheable_bytes())
                 if number == ordinal - 1:
                     before = draft.scroll.cacheable_bytes()
+            # Another model has its own cache, and maybe another encoding: nothing to compare with.
             case ModelSwitched():
                 draft, before = None, None
             case _:

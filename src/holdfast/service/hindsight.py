@@ -21,6 +21,7 @@ from holdfast.replay.recording import Transcript, counted_once
 from holdfast.replay.stored import stored_transcript
 from holdfast.replay.totals import Totals
 
+# Computing the optimum takes time per session; this bounds one request to the route.
 SESSIONS_MAX = 200
 RIVAL_SESSIONS_MAX = 20
 """How many sessions are replayed, newest first: each takes a while."""
@@ -104,6 +105,7 @@ def rival_costs(log: Booked, models: Models, scope: Scope) -> Rivals:
         except UserError:
             continue
         if transcript.spelled and takes_marks(row):
+            # Our policy learns from session to session, as it does in production; the other policies have no memory.
             ours = OurPolicy(ours.learned())
             policies: tuple[Policy, ...] = (ours, *compared().values())
             totals.add(compare(transcript.recording, policies, setting_for(row, ttl_upgrade=False)), None, 0)

@@ -21,6 +21,7 @@ def check_origin(
         raise RefusedError(421, "unknown_host", "unknown host name; allow it with --allow-host")
     if origin is not None and not _is_same(origin, host or ""):
         raise RefusedError(403, "cross_origin", "cross-origin requests are not allowed")
+    # Browsers send no Origin with cross-site GETs of images and scripts, but they do send Sec-Fetch-Site.
     if origin is None and fetch_site is not None and fetch_site not in ("same-origin", "none"):
         raise RefusedError(403, "cross_origin", "cross-origin requests are not allowed")
 

@@ -16,6 +16,7 @@ from holdfast.errors import StoreError
 from holdfast.events.records import Feed, Placed
 
 POLL_SECONDS = 0.2
+# Proxies close idle connections, commonly after 30 to 60 seconds; a comment line keeps the feed open.
 QUIET_SECONDS_MAX = 15.0
 RING_EVENTS_MAX = 1_000
 LAG_PLACES_MAX = 10_000
@@ -77,6 +78,7 @@ class Hub:
         self.listeners += 1
         try:
             place = await self._start() if after is None else after
+            # Also with a place given; the poll may not be running yet.
             await self._start()
             while not self._closed or (to_the_end and place < (self._newest or 0)):
                 newest = self._newest or 0
@@ -145,6 +147,7 @@ class Hub:
                 self._floor = self._ring[0].place
             self._ring.append(placed)
             place = placed.place
+        # Advance only to here: after a gap, a listener would miss the event that fills it.
         self._newest = place
         if place > before:
             self._notify()

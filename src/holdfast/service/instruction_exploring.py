@@ -121,6 +121,7 @@ def show_days(library: Library, request: DaysQuery) -> DaysTold:
     """Every day of the requested period, including days without a recall."""
     agent = known_agent(library, request.agent_id)
     manifest = library.records.manifest(agent.id)
+    # Whole UTC days, so that the figures of past days do not change with the time of the request.
     today = datetime.fromtimestamp(library.now() / 1000, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=request.days - 1)
     records = library.records.audits(agent.id, since=int(first.timestamp() * 1000))

@@ -218,6 +218,7 @@ def _version_lines(library: Library, newest: Manifest) -> tuple[VersionLine, ...
     current: Manifest | None = newest
     while current is not None and len(manifests) < VERSIONS_MAX:
         manifests.append(current)
+        # Times are milliseconds: the manifest in force just before this one was published.
         current = library.records.manifest_at(current.agent_id, current.created_at - 1)
     return tuple(
         VersionLine(

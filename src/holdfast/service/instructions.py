@@ -90,6 +90,7 @@ def put_unit(library: Library, caller: Caller, request: UnitWrite) -> Answer:
     view = UnitTold(
         written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_for
     )
+    # Writing the same version with the same content again is allowed, so that clients can retry.
     return Answer(_encode(view), status=201 if written.is_new else 200)
 
 
@@ -158,6 +159,7 @@ def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> Reca
     check_has_instructions(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
+    # Both instruction:{deployment}/{agent} and instruction:{deployment}/agent/{agent} are in use.
     if len(parts) == 3 and parts[1] == "agent":
         del parts[1]
     if scheme != "instruction" or len(parts) != 2 or not all(parts):

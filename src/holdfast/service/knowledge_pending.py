@@ -54,6 +54,7 @@ class AdoptionOrdered(msgspec.Struct, frozen=True):
 async def show_pending(context: Service, request: Nothing) -> KnowledgePending:
     next_text, current_text = await asyncio.to_thread(_texts, context)
     diff = change(current_text, next_text)
+    # Each check reads a session's events, hence the small limit.
     sessions = [await _pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
     return KnowledgePending(
         next_text,

@@ -13,6 +13,7 @@ from holdfast.instructions.library import Library
 from holdfast.instructions.resting import Rest, Turns, no_rest
 
 LOOK_SECONDS = 3_600.0
+# Below LOOK_SECONDS, so that after a crash another replica takes over at its next run.
 LEASE_MS = 30 * 60_000
 LEASE = "coverage"
 

@@ -11,6 +11,7 @@ TRACES, METRICS = "/v1/traces", "/v1/metrics"
 
 Json = dict[str, object]
 
+# AGGREGATION_TEMPORALITY_DELTA of the OTLP metrics protocol.
 _DELTA = 1
 
 _COUNTERS = {

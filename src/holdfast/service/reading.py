@@ -55,6 +55,7 @@ async def _body_fields(route: Route, request: Request) -> dict[str, object]:
 
 
 async def _body(request: Request) -> bytes:
+    # Refuse by the declared length first, before anything is read; a chunked body is counted below.
     length = request.headers.get("content-length", "0")
     if not _LENGTH.fullmatch(length) or int(length) > BODY_BYTES_MAX:
         raise _too_large()

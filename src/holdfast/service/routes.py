@@ -148,4 +148,5 @@ def raw_route(
 
 def convert(incoming: Asked, request: type[Request]) -> Request:
     """Raises msgspec.ValidationError, which names the field."""
+    # Query fields are text, so "3" must convert to int; in a JSON body it must not.
     return msgspec.convert(incoming.fields, request, strict=not incoming.is_text)

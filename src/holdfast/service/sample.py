@@ -28,6 +28,7 @@ from holdfast.service.sample_instructions import furnish_sample
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import ScriptedReply
 
+# Simulated dollars; the sample stays far below.
 SPEND_MAX_USD = Decimal(5)
 PAUSE_SECONDS = 0.05
 """Real time between two turns, so that a viewer sees them arrive."""
@@ -172,6 +173,7 @@ class SamplePlayer:
             await asyncio.to_thread(apply_harvest, folder, sessions)
 
     async def _play(self, habit: Habit, skills: Path) -> None:
+        # Start in the past so that the session ends now.
         clock = ManualClock(self._clock() - sum(habit.pauses_seconds))
         async with Session.create(**self._options(habit, clock, skills)) as session:
             for number, question in enumerate(ASKS):
@@ -243,6 +245,7 @@ def _long_prompt(habit: Habit, models: Models) -> str:
     """Repeats the guidance until the prompt exceeds the cache minimum of every model of the session."""
     rows = [find_model(name, models) for name in (habit.model, habit.switches_to) if name]
     guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
+    # Three times the minimum, because count_tokens is only an estimate.
     tokens_wanted = max(3 * row.cache.tokens_min for row in rows)
     times = max(1, -(-tokens_wanted // max(1, count_tokens(guidance, rows[0].tokens_factor))))
     return "\n\n".join(f"# Part {number}\n\n{guidance}" for number in range(1, times + 1))

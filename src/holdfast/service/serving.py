@@ -61,6 +61,7 @@ async def serve(
         app,
         log_level="warning",
         access_log=False,
+        # Forwarded responses must keep the provider's own Server and Date headers.
         server_header=False,
         date_header=False,
         proxy_headers=False,
@@ -76,6 +77,7 @@ async def serve(
     measuring = asyncio.ensure_future(measure_when_due(context.library, stop)) if context.library else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        # Live feeds never end by themselves and would use up the graceful shutdown time.
         await context.hub.close()
         server.should_exit = True
         await running

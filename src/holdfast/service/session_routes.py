@@ -207,6 +207,7 @@ def _find_call(context: Service, request: OneCall) -> Stratum:
 
 
 def _certificate(context: Service, session_id: str, request: Sent) -> Certificate | None:
+    # Certificates come in request order; the one of this call is number `ordinal`.
     certificates = certify(context.log.read(session_id), session_id, context.models)
     try:
         return next(islice(certificates, request.ordinal - 1, request.ordinal), None)

@@ -72,6 +72,7 @@ async def stream(context: Service, request: Listening, last_event_id: str | None
 
 async def frames(hub: Hub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
     """Server-sent events. A `dropped` event names the range of places that was skipped."""
+    # A comment at once, so that proxies and EventSource see the response start.
     yield b": listening\n\n"
     async with aclosing(hub.listen(after)) as items:
         async for item in items:

@@ -15,6 +15,7 @@ from holdfast.ledger.groups import Group, GroupBy
 from holdfast.ledger.tables import Amounts, Cause
 from holdfast.ledger.verdicts import UNEXPECTED, VerdictKind
 
+# A micro-dollar; fine enough for a single cached token.
 _PLACES = 6
 
 

@@ -30,9 +30,11 @@ OPEN_MAX = 10_000
 
 SAID_CHARS_MAX = 20_000
 
+# SpanKind and StatusCode values of OTLP.
 INTERNAL, CLIENT = 1, 3
 FAILED = 2
 
+# Values of gen_ai.provider.name in the GenAI conventions; other providers keep our name.
 _PROVIDER_NAMES = {"gemini": "gcp.gemini", "openai-chat": "openai", "claude-code": "anthropic"}
 
 Value = str | int | float | tuple[str, ...]
@@ -181,6 +183,7 @@ def _usage(usage: Usage) -> dict[str, Value]:
         "gen_ai.usage.input_tokens": usage.tokens_sent,
         "gen_ai.usage.output_tokens": usage.output,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read,
+        # The conventions have not settled on one of these two names.
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
         "gen_ai.usage.cache_write.input_tokens": usage.cache_write,
     }
