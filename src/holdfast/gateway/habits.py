@@ -49,7 +49,7 @@ def habits_of(
         for change in changes if len(body) <= PRICED_BYTES_MAX else ():
             partial = improver.improved(target.speaks or "", body, path=target.path, unfixed=frozenset({change.habit}))
             variants[change.habit] = partial.wire
-    costs = shadow.priced(adapter, improved.row, at, tokens=tokens, ways=variants)
+    costs = shadow.priced(adapter, improved.row, at, tokens=tokens, variants=variants)
     if costs is None:
         return Habits(changes)
     priced, extra_usd = costs
@@ -59,7 +59,7 @@ def habits_of(
 def as_sent(adapter: Adapter, row: Model | None, shadow: Shadow, call: tuple[WireRequest, float, int]) -> Priced | None:
     """The cost of a request as sent, for requests that were already rewritten."""
     wire, at, tokens = call
-    costs = None if row is None else shadow.priced(adapter, row, at, tokens=tokens, ways={AS_SENT: wire})
+    costs = None if row is None else shadow.priced(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
     return None if costs is None else costs[0]
 
 
@@ -87,7 +87,7 @@ def with_diff(changes: tuple[Change, ...], before: bytes, after: bytes) -> tuple
 
 def diff_lines(before: bytes, after: bytes, *, context: int = 2) -> Iterator[str]:
     """Unified diff of two request bodies, one line per scalar; texts are split at their line breaks."""
-    for line in difflib.unified_diff(_lines(before), _lines(after), "as it came", "as it is sent", "", "", context, ""):
+    for line in difflib.unified_diff(_lines(before), _lines(after), "as received", "as sent", "", "", context, ""):
         yield line[:LINE_CHARS_MAX]
 
 

@@ -49,7 +49,7 @@ class Improved(msgspec.Struct, frozen=True):
 
 
 class Improver:
-    """Pure, and safe to use from several threads."""
+    """Stateless and thread-safe."""
 
     def __init__(self, models: Models, volatile: Volatile | None = None) -> None:
         self._models = models

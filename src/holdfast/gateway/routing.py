@@ -98,11 +98,15 @@ def upstream_of(url: str) -> Upstream:
     except ValueError:
         is_valid, host, port = False, None, None
     if not is_valid or host is None or parts.username is not None or parts.query or parts.fragment:
-        raise UserError("an upstream is a URL such as https://host or http://host:port; check it for typing errors")
+        raise UserError(
+            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
+        )
     tls = parts.scheme == "https"
     prefix = re.sub(rf"{_VERSION}$", "", parts.path.rstrip("/"))
     if not re.fullmatch(r"[!-~]*", prefix):
-        raise UserError("an upstream is a URL such as https://host or http://host:port; check it for typing errors")
+        raise UserError(
+            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
+        )
     return Upstream(host, port or (443 if tls else 80), tls, prefix)
 
 

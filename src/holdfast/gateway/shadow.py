@@ -31,7 +31,7 @@ class _Variant:
     def __init__(self, adapter: Adapter) -> None:
         self.draft = Draft(adapter, len)
         self.entries = Entries()
-        self.links: tuple[Link, ...] = ()
+        self.digests: tuple[Link, ...] = ()
 
     def price(self, wire: WireRequest, row: Model, at: float, tokens_per_byte: float) -> tuple[Decimal, int, int]:
         """The cost in dollars, the tokens of the prompt, and how many of them its predecessor shares as a prefix."""
@@ -46,8 +46,8 @@ class _Variant:
         breakpoints = (*explicit, *automatic_mark(wire.parameters, blocks, explicit, row.cache))
         call = Call(Scope("", row.name), prefixes, breakpoints, at)
         outcome, self.entries = step(row.cache, self.entries, call)
-        shared = shared_links(self.links, digests)
-        self.links = tuple(digests)
+        shared = shared_links(self.digests, digests)
+        self.digests = tuple(digests)
         price = price_at(row, utc_date(at), outcome.usage.tokens_sent)
         return cost_usd(outcome.usage, price), call.tokens, prefixes[shared - 1].tokens if shared else 0
 
@@ -63,7 +63,7 @@ class Shadow:
         """Number of requests priced so far, which is also the number of the newest."""
 
     def priced(
-        self, adapter: Adapter, row: Model, at: float, *, tokens: int, ways: Mapping[str, WireRequest]
+        self, adapter: Adapter, row: Model, at: float, *, tokens: int, variants: Mapping[str, WireRequest]
     ) -> tuple[Priced, dict[str, float]] | None:
         """The figures of one call, and the extra cost of leaving each anti-pattern in instead of fixing all.
 
@@ -73,17 +73,17 @@ class Shadow:
         if not row.prices or not tokens:
             return None
         sent_variant = self._variant(adapter, AS_SENT)
-        sent_variant.draft.update(ways[AS_SENT].prompt)
+        sent_variant.draft.update(variants[AS_SENT].prompt)
         digests = sent_variant.draft.scroll.links
         if not digests or len(digests) > PIECES_MAX:
             return None
         # tokens: estimate for the whole prompt; tokens_factor: provider's count / estimate; end: its length in bytes.
         tokens_per_byte = tokens * self.tokens_factor / digests[-1].end
-        self._undo = {name: (variant.entries, variant.links) for name, variant in self._variants.items()}
+        self._undo = {name: (variant.entries, variant.digests) for name, variant in self._variants.items()}
         self.priced_count += 1
         # Every variant uses the same tokens per byte, so that a shorter variant also counts as fewer tokens.
         costs = {
-            name: self._variant(adapter, name).price(wire, row, at, tokens_per_byte) for name, wire in ways.items()
+            name: self._variant(adapter, name).price(wire, row, at, tokens_per_byte) for name, wire in variants.items()
         }
         sent_usd, sent_tokens, sent_shared = costs[AS_SENT]
         usd, size, shared = costs.get(IMPROVED, (sent_usd, sent_tokens, sent_shared))
@@ -97,7 +97,7 @@ class Shadow:
         """
         if number == self.priced_count:
             for key, variant in self._variants.items():
-                variant.entries, variant.links = self._undo.get(key, (Entries(), ()))
+                variant.entries, variant.digests = self._undo.get(key, (Entries(), ()))
 
     def _variant(self, adapter: Adapter, name: str) -> _Variant:
         return self._variants.setdefault((adapter.name, name), _Variant(adapter))

@@ -47,7 +47,7 @@ def openapi(routes: Sequence[Route]) -> Json:
     wanted = {_name(ErrorReply), *map(_name, replies), *bodies}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Holdfast", "version": __version__, "description": "Cache state, controls and figures."},
+        "info": {"title": "Holdfast", "version": __version__, "description": "Cache state, controls and analytics."},
         "paths": paths,
         "components": {
             "schemas": _reachable(wanted, schemas),
