@@ -73,14 +73,14 @@ class Gateway:
     ) -> None:
         self._inner_app = inner_app
         self._upstreams = upstreams
-        self._door = door
+        self._authenticator = door
         self._watcher = watcher
         self._clock = clock
-        self._improver = improver
-        self._keeper = keeper
+        self._rewriter = improver
+        self._keep_alive = keeper
         self._drain = drain
-        self._gate = Gate()
-        self._lines = Lines()
+        self._single_flight = Gate()
+        self._connections = Lines()
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +91,7 @@ class Gateway:
         headers = scope["headers"]
         assert isinstance(headers, list)
         try:
-            admitted = await self._door.admit(target, headers)
+            admitted = await self._authenticator.admit(target, headers)
         except TurnedAwayError as error:
             await _refuse(target, error, send)
             return
@@ -105,25 +105,25 @@ class Gateway:
             self.under_way -= 1
 
     def close(self) -> None:
-        self._lines.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        self._connections.close()
+        if self._keep_alive is not None:
+            self._keep_alive.close()
 
     async def _handle(
         self, exchange: Exchange, admitted: Admitted, scope: Scope, channels: tuple[Receive, Send]
     ) -> None:
         receive, send = channels
         request = Ready(admitted.headers, receive)
-        if admitted.improve and self._improver is not None and exchange.target.speaks is not None:
-            request = await made_ready(self._improver, exchange, admitted.headers, receive)
+        if admitted.improve and self._rewriter is not None and exchange.target.speaks is not None:
+            request = await made_ready(self._rewriter, exchange, admitted.headers, receive)
             exchange.changes = request.changes
         if request.reading is None:
             await self._forward(exchange, request, scope, send)
             return
-        if self._keeper is not None:
-            self._keeper.went_on(request.reading.digests)
+        if self._keep_alive is not None:
+            self._keep_alive.went_on(request.reading.digests)
         # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
-        async with self._gate.crossing(request.reading.claim, self._clock) as slot:
+        async with self._single_flight.crossing(request.reading.claim, self._clock) as slot:
             await self._forward(exchange, request, scope, send, on_response_started=slot.begun)
 
     async def _forward(
@@ -137,13 +137,13 @@ class Gateway:
     ) -> None:
         upstream = self._upstreams[exchange.target.mount]
         try:
-            connection = await self._lines.take(upstream)
+            connection = await self._connections.take(upstream)
         except CutError:
             await _unreachable(exchange, send)
             return
         path = _upstream_path(upstream, exchange.target, scope)
         connection.ask(str(scope["method"]), path, request_headers(request.headers, upstream.authority))
-        active = _ActiveConnection(self._lines, upstream, connection, drain=self._drain)
+        active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
         sending = asyncio.ensure_future(self._send_request(exchange, active, request.receive))
         try:
             await _relay_response(exchange, active, send, on_response_started)
@@ -151,8 +151,8 @@ class Gateway:
             sending.cancel()
             active.release()
         ping = request.reading.letter if request.reading else None
-        if self._keeper is not None and ping is not None and exchange.status == 200 and exchange.end == "whole":
-            self._keeper.keep(ping, exchange, upstream, (path, request.headers))
+        if self._keep_alive is not None and ping is not None and exchange.status == 200 and exchange.end == "whole":
+            self._keep_alive.keep(ping, exchange, upstream, (path, request.headers))
 
     async def _send_request(self, exchange: Exchange, active: "_ActiveConnection", receive: Receive) -> None:
         """Forwards the request body as it arrives; returns when the client disconnects."""

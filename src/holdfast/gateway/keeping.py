@@ -47,7 +47,7 @@ class Keeper:
         self._clock = clock
         self._usd_a_day_max = usd_a_day_max
         self._pinged = pinged
-        self._lines = Lines()
+        self._connections = Lines()
         self._idle: OrderedDict[str, _IdleConversation] = OrderedDict()
         self._spent: tuple[date, Decimal] = utc_date(0.0), Decimal(0)
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Keeper:
         self._idle.clear()
         if self._task is not None:
             self._task.cancel()
-        self._lines.close()
+        self._connections.close()
 
     async def _run(self) -> None:
         while self._idle:
@@ -125,7 +125,7 @@ class Keeper:
         return True
 
     async def _exchange(self, idle: _IdleConversation) -> tuple[int, bytes]:
-        connection = await self._lines.take(idle.upstream)
+        connection = await self._connections.take(idle.upstream)
         try:
             connection.ask("POST", idle.path, _ping_headers(idle.headers, idle.upstream, len(idle.ping.body)))
             await connection.say(idle.ping.body)
@@ -137,7 +137,7 @@ class Keeper:
                 size += len(chunks[-1])
             return head.status, b"".join(chunks)
         finally:
-            self._lines.give_back(idle.upstream, connection)
+            self._connections.give_back(idle.upstream, connection)
 
 
 def _ping_headers(headers: Headers, upstream: Upstream, size_bytes: int) -> Headers:

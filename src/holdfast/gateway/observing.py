@@ -77,18 +77,18 @@ class Observer:
         self._models = models
         self._new_id = new_id
         self._simulated = simulated
-        self._improver = improver or Improver(models)
+        self._rewriter = improver or Improver(models)
         self._on_spent = spent
         self._warnings = Warnings("holdfast.gateway")
         self._conversations: Conversations[_Tracked] = Conversations()
         self._now = 0.0
         self._is_restored = False
-        self._notes = notes(self._process)
+        self._queue = notes(self._process)
 
     @property
     def dropped(self) -> int:
         """How many exchanges were dropped because recording could not keep up."""
-        return self._notes.dropped
+        return self._queue.dropped
 
     def asked(self, exchange: Exchange) -> None:
         if exchange.target.speaks is not None:
@@ -103,10 +103,10 @@ class Observer:
         self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
 
     def close(self) -> None:
-        self._notes.close()
+        self._queue.close()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
-        if not self._notes.put(work, exchange.kept_bytes):
+        if not self._queue.put(work, exchange.kept_bytes):
             self._warnings.once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
 
     def _process(self, work: Callable[[], None]) -> None:
@@ -166,10 +166,10 @@ class Observer:
         self, exchange: Exchange, body: bytes, shadow: Shadow, call: tuple[Adapter, WireRequest, float, int]
     ) -> Habits:
         """What `--improve` would have changed; empty while the recorder is behind."""
-        if max(self._notes.waiting, exchange.waiting) > BUSY_NOTES:
+        if max(self._queue.waiting, exchange.waiting) > BUSY_NOTES:
             return Habits()
         try:
-            return habits_of(self._improver, exchange.target, body, shadow=shadow, call=call)
+            return habits_of(self._rewriter, exchange.target, body, shadow=shadow, call=call)
         except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
             return Habits()
 

@@ -110,14 +110,14 @@ class Relay:
         self._on_spent = spent
         self._lock = Lock()
         self._last_number = 0
-        self._notes: Notes[bytes] = Notes(self._write, bytes_max=WAITING_BYTES_MAX)
+        self._queue: Notes[bytes] = Notes(self._write, bytes_max=WAITING_BYTES_MAX)
         self._reader_thread = Thread(target=self._read_messages, name="holdfast-gateway-reader", daemon=True)
         self._reader_thread.start()
         self._put(setup)
 
     @property
     def dropped(self) -> int:
-        return self._notes.dropped
+        return self._queue.dropped
 
     def asked(self, exchange: Exchange) -> None:
         body = exchange.request_body
@@ -136,7 +136,7 @@ class Relay:
                 body=body,
                 original=exchange.original,
                 changes=exchange.changes,
-                waiting=self._notes.waiting,
+                waiting=self._queue.waiting,
             )
         )
         exchange.request_was_read()
@@ -154,7 +154,7 @@ class Relay:
 
     def close(self) -> None:
         """Waits for queued exchanges to be recorded, for up to CLOSING_SECONDS_MAX."""
-        self._notes.close()
+        self._queue.close()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -169,7 +169,7 @@ class Relay:
 
     def _put(self, message: Told) -> None:
         encoded = _encode(message)
-        self._notes.put(encoded, len(encoded))
+        self._queue.put(encoded, len(encoded))
 
     def _write(self, encoded: bytes) -> None:
         pipe = self._process.stdin
@@ -177,7 +177,7 @@ class Relay:
             if pipe is not None:
                 write_frame(pipe, encoded)
         except (OSError, ValueError):
-            self._notes.dropped += 1
+            self._queue.dropped += 1
 
     def _read_messages(self) -> None:
         if self._process.stdout is not None:
