@@ -1,6 +1,6 @@
-// HTTP client for the service. All paths are same-origin; an error response throws Refused.
+// HTTP client for the service. All paths are same-origin; an error response throws ApiError.
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(status, code, message) {
     super(message);
     this.status = status;
@@ -23,14 +23,14 @@ async function request(method, path, { body, headers } = {}) {
       credentials: "same-origin",
     });
   } catch {
-    throw new Refused(0, "unreachable", "The service does not respond. Is `holdfast serve` still running?");
+    throw new ApiError(0, "unreachable", "The service does not respond. Is `holdfast serve` still running?");
   }
   const date = Date.parse(response.headers.get("date") ?? "");
   // The Date header has whole seconds, so a difference below two seconds means equal clocks.
   if (date) clockOffset = Math.abs(date - Date.now()) > 2000 ? date - Date.now() : 0;
   const reply = await response.json().catch(() => null);
   if (response.ok) return reply;
-  throw new Refused(response.status, reply?.error?.code ?? "failed", reply?.error?.message ?? `status ${response.status}`);
+  throw new ApiError(response.status, reply?.error?.code ?? "failed", reply?.error?.message ?? `status ${response.status}`);
 }
 
 export const get = (path, query = {}) => {

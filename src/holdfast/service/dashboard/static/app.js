@@ -120,8 +120,8 @@ function signInForm(error) {
     try {
       await signIn(key.value.trim());
       await show();
-    } catch (refused) {
-      notice(refused.message, "bad");
+    } catch (failure) {
+      notice(failure.message, "bad");
     }
   };
   return h("form", { class: "empty", submit: enter },
